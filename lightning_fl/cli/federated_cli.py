@@ -300,8 +300,9 @@ class FederatedCLI(LightningCLI):
             given.get("ckpt_path") is None,
             f"--dry_run plans a run from its first round, but ckpt_path is {given.get('ckpt_path')}: leave it out.",
         )
-        plan = self.trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
-        if self.trainer.is_global_zero:
+        trainer: Any = self.trainer
+        plan = trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
+        if trainer.is_global_zero:
             print(plan)
 
     def _parse_ckpt_path(self) -> None:

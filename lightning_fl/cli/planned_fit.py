@@ -58,7 +58,9 @@ def plan(arguments: Sequence[str]) -> Plan:
     with _sentences(), _quiet():
         cli = _made(arguments)
         given = cli._prepare_subcommand_kwargs("fit")
-        return cli.trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
+        trainer: Any = cli.trainer
+        found: Plan = trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
+        return found
 
 
 def _made(arguments: Sequence[str]) -> _PlannedFit:

@@ -350,9 +350,9 @@ class Federation:
 
     def broadcast_pruning(self, plan: Plan) -> None:
         """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""
-        run = self.run
         if not self.algorithm.exchange.uses_link:
             return
+        run = self.run
         link = Link(self.context, Dense(), Dense())
         cohort = self.population.select(run)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.context, cohort, run.params, run.buffers))

@@ -45,6 +45,7 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.plan import Plan, duration
 from lightning_fl.outputs.units import in_bytes
+from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer import checkpointing
@@ -167,7 +168,8 @@ class _Rehearsal(Callback):
         self._steps_before = done
         self._loop.run(None)
         found.rows = self._loop.rows
-        durations = trainer.profiler.recorded_durations
+        profiler: Any = trainer.profiler
+        durations = profiler.recorded_durations
         found.evaluation_seconds = {name: durations[name][-1] for name in ("validate", "test") if durations.get(name)}
         pairs = zip(durations["train_round"], self._runner.seconds_of_rounds, strict=True) if found.rows else ()
         found.beside_seconds = [max(0.0, whole - inside) for whole, inside in pairs]
@@ -182,7 +184,8 @@ class _Rehearsal(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps of the round, and stop when the time is over."""
         found, runner, run = self._found, self._runner, self.federation.run
-        of_server = run.num_steps - self._steps_before - runner.num_steps
+        of_clients = sum(gather_objects(trainer.fabric, runner.num_steps))
+        of_server = run.num_steps - self._steps_before - of_clients
         self._steps_before = run.num_steps
         found.steps.append(self._planned + max(0, of_server))
         if len(found.steps) == 1:
@@ -259,7 +262,7 @@ class _ShortTraining:
         factors: these differences, by shape and dtype.
         whole_seconds: seconds of their training.
         whole_clients: these clients.
-        num_steps: optimiser steps made in the present round.
+        num_steps: optimiser steps made in the present round, in this process.
         seconds_of_rounds: seconds that clients have trained in each round.
     """
 
@@ -394,7 +397,7 @@ def _disturb(run: Run) -> None:
 
 def _continued(counts: Sequence[int], rounds: int) -> list[int]:
     """Return the counts of all rounds, given those of the first ones, the last of which the others repeat."""
-    return [*counts, *counts[-1:] * (rounds - len(counts))]
+    return [*counts, *[*counts[-1:]] * (rounds - len(counts))]
 
 
 def _bytes(bits: int) -> float:

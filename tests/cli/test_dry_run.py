@@ -1,7 +1,10 @@
 """Test `fit --dry_run`: what the run would cost, and nothing written or kept."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from command_line import Command
 
 SHORT = ("fit", "--config=quickstart", "--trainer.max_rounds=2", "--model.network=linear", "--data.image_size=8")
@@ -25,3 +28,16 @@ def test_a_dry_run_begins_with_the_first_round(lightning_fl: Command) -> None:
     ended = lightning_fl(*SHORT, "--dry_run", "--ckpt_path=last")
     assert ended.code == 2
     assert "--dry_run plans a run from its first round, but ckpt_path is last: leave it out." in ended.err
+
+
+@pytest.mark.process
+def test_processes_plan_the_same_bytes_and_steps(tmp_path: Path, lightning_fl: Command) -> None:
+    command = [Path(sys.executable).with_name("lightning-fl"), *SHORT, "--trainer.accelerator=cpu", "--dry_run"]
+    two = subprocess.run(
+        [*command, "--trainer.devices=2"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    one = lightning_fl(*SHORT, "--trainer.accelerator=cpu", "--dry_run").out
+    kept = ("uplink", "downlink", "steps", "MACs")
+    assert [line for line in two.splitlines() if line.startswith(kept)] == [
+        line for line in one.splitlines() if line.startswith(kept)
+    ]
