@@ -88,7 +88,7 @@ class Federation:
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, context = self.run, self.algorithm, self.context
-        cohort, work = self.cohort, self._work
+        cohort, work = self.cohort, self.work
         server = self._server_side(context)
         guard = self.guard.in_round(run, server)
         link = self._open_link(cohort, context)
@@ -294,14 +294,14 @@ class Federation:
     def num_batches(self) -> int:
         """Batches of the next round, over all answering clients that this process trains, and their own models after them."""
         num_trainings = 1 + sum(len(part.rules()) for part in self.algorithm.personal)
-        return self._work.num_batches(self.cohort.mine) * num_trainings
+        return self.work.num_batches(self.cohort.mine) * num_trainings
 
     def num_client_steps(self) -> int:
         """Optimiser steps of the next round, over all answering clients of all processes."""
-        return self._work.num_steps(self.cohort.answering)
+        return self.work.num_steps(self.cohort.answering)
 
     @property
-    def _work(self) -> LocalWork:
+    def work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
         schedule = self.schedule.in_round(self.algorithm.rule, self.context)
         return LocalWork(schedule, self.run, self.data.client_sizes)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -72,7 +73,7 @@ class Rehearsed:
         setup_steps: optimiser steps before the first round.
         setup_seconds: seconds of the set-up, with the steps that were left out.
         beside_seconds: seconds of each round without the clients' training.
-        training_seconds: estimate of the seconds of the clients' training in the first round.
+        training_seconds: estimate of the seconds of the clients' training in a round.
         evaluation_seconds: seconds of one validation, and of one test.
         peak: bytes of host memory of this process after the first round; None if unknown.
         accelerator_peak: bytes of the accelerator's memory that the first round took; None on a CPU.
@@ -152,7 +153,7 @@ class _Rehearsal(Callback):
         if times:
             num_whole = federation.runner.clients_at_once if isinstance(federation.runner, Stacked) else 1
         self._runner = federation.runner = _ShortTraining(federation.runner, num_whole, seed=int(times))
-        self._found = Rehearsed()
+        self._found, self._batches = Rehearsed(), list[int]()
         trainer.callbacks.append(self)
 
     def run(self) -> Rehearsed:
@@ -171,6 +172,9 @@ class _Rehearsal(Callback):
         profiler: Any = trainer.profiler
         durations = profiler.recorded_durations
         found.evaluation_seconds = {name: durations[name][-1] for name in ("validate", "test") if durations.get(name)}
+        if self._runner.whole_clients:
+            of_batch = self._runner.whole_seconds / max(1, self._batches_of(self._runner.whole_clients))
+            found.training_seconds = of_batch * fmean(self._batches)
         pairs = zip(durations["train_round"], self._runner.seconds_of_rounds, strict=True) if found.rows else ()
         found.beside_seconds = [max(0.0, whole - inside) for whole, inside in pairs]
         return found
@@ -178,7 +182,7 @@ class _Rehearsal(Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps that the round's clients would make."""
         self._planned = self.federation.num_client_steps()
-        self._batches = self.federation.num_batches()
+        self._batches.append(self.federation.num_batches())
         self._runner.begin_round()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -189,9 +193,6 @@ class _Rehearsal(Callback):
         self._steps_before = run.num_steps
         found.steps.append(self._planned + max(0, of_server))
         if len(found.steps) == 1:
-            found.training_seconds = (
-                runner.whole_seconds * self._batches / max(1, self._batches_of(runner.whole_clients))
-            )
             found.peak, found.accelerator_peak = peak_bytes(), _accelerator_peak(self.federation.flat_module)
             self._begun = perf_counter()
         elif trainer.fabric.broadcast(perf_counter() - self._begun > MOST_SECONDS):
@@ -201,8 +202,8 @@ class _Rehearsal(Callback):
         """Return the batches of whole trainings of these clients, as `Federation.num_batches` counts them."""
         federation = self.federation
         trainings = 1 + sum(len(part.rules()) for part in federation.algorithm.personal)
-        sizes = federation.data.client_sizes
-        return trainings * sum(federation.schedule.num_batches(int(sizes[client])) for client in clients)
+        schedule, sizes = federation.work.schedule, federation.data.client_sizes
+        return trainings * sum(schedule.num_batches(int(sizes[client])) for client in clients)
 
     def plan(self, found: Rehearsed, trainer: TrainerInterface) -> Plan:
         """Return the plan, in the session, given what was found; `trainer` has the user's flags."""
@@ -257,7 +258,7 @@ class _ShortTraining:
 
     Attributes:
         inner: runner of the run.
-        num_whole: clients of the first round to train whole.
+        num_whole: clients to train whole in the first round that has some.
         seed: seed of the differences between the others' messages.
         factors: these differences, by shape and dtype.
         whole_seconds: seconds of their training.
@@ -277,7 +278,7 @@ class _ShortTraining:
 
     def begin_round(self) -> None:
         """Count anew."""
-        if self.seconds_of_rounds:
+        if self.whole_clients:
             self.num_whole = 0
         self.num_steps = 0
         self.seconds_of_rounds.append(0.0)
