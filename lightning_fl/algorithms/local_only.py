@@ -7,7 +7,8 @@ server:    nothing: no byte crosses, and its model stays the initial one        
 A round trains the clients of the round as FedAvg does with the same seed: as many optimiser steps on the same minibatches,
 with the optimiser begun anew. All begin at the same initial model, with which a client predicts that has not taken part.
 `val/accuracy` is the mean over the clients' models on the common samples, `val/accuracy_local` that on each client's own
-held-out samples. These are the second models of Ditto with λ = 0, in half the time; `val/…_server` measures the initial model.
+held-out samples, `val/…_server` that of the initial model. If all clients take part in the first round, the models are the
+second ones of Ditto with λ = 0, in half the time.
 """
 
 from __future__ import annotations
