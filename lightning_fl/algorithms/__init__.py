@@ -2,6 +2,7 @@
 
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.apfl import APFL
+from lightning_fl.algorithms.centralised import Centralised
 from lightning_fl.algorithms.data_sharing import DataSharing
 from lightning_fl.algorithms.ditto import Ditto
 from lightning_fl.algorithms.efficient_adam import EfficientAdam
@@ -23,6 +24,7 @@ from lightning_fl.algorithms.fedrep import FedRep
 from lightning_fl.algorithms.hrank import HRank
 from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.imc import IMC
+from lightning_fl.algorithms.local_only import LocalOnly
 from lightning_fl.algorithms.method import Method as Method
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
@@ -36,6 +38,7 @@ __all__ = [
     "IMC",
     "SCAFFOLD",
     "Algorithm",
+    "Centralised",
     "DataSharing",
     "DeviceM",
     "Ditto",
@@ -68,6 +71,7 @@ __all__ = [
     "FedRep",
     "HRank",
     "HybridFL",
+    "LocalOnly",
     "OneBitAdam",
     "PFedMe",
     "PruneFL",

@@ -50,6 +50,8 @@ class Algorithm(Remembering):
 
     trains_in_rounds = True
     """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
+    pools_clients = False
+    """True if `arrange_data` gives all clients' samples to one, which makes the steps of a round's clients together."""
     validation_clients: int | None = None
     """Number of clients to validate, as of the trainer's flag, which decides if this is None."""
     changeable = frozenset[str]()

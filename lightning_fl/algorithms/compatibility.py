@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from lightning_fl import aggregators, rules, steps
-from lightning_fl.exchanges import GradientTurn
+from lightning_fl.exchanges import GradientTurn, NoUploads
 from lightning_fl.slots import PROPOSAL, SENT, UPLOADS, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
 
 
@@ -79,6 +79,8 @@ def _personal(slots: Slots) -> Iterator[str]:
     keepers = [name_of(part) for part in slots.personal if part.keeps_model]
     if len(keepers) > 1:
         yield f"{' and '.join(keepers)} each let a client predict with a model of its own: leave one out"
+    if isinstance(slots.exchange, NoUploads) and not any(part.continues for part in slots.personal):
+        yield "NoUploads leaves every change with its client, so no model would ever learn: add TrainedAlone() to personal"
     phased = [name_of(part) for part in slots.personal if part.has_phases]
     if len(phased) > 1:
         yield f"{' and '.join(phased)} each divide a client's training: leave one out"

@@ -115,7 +115,7 @@ class Wrapper(Method):
         base = Algorithm() if base is None else base
         keeper = model_keeper(own)
         is_itself = isinstance(base, Algorithm) and _is_or_wraps(base, type(self))
-        fits = isinstance(base, Algorithm) and not is_itself and base.trains_in_rounds
+        fits = isinstance(base, Algorithm) and not is_itself and base.trains_in_rounds and base.exchange.uses_link
         require(
             fits and (keeper is None or base.model_keeper is None),
             f"base must be a method that trains {'clients' if keeper is None else 'one model of each client'} in rounds, such as "

@@ -24,6 +24,7 @@ from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import fail, file_error_of, sentence_of
 from lightning_fl.cli.first_config import init
 from lightning_fl.errors import nearest, require
+from lightning_fl.outputs.plan import Plan
 
 COMMANDS = ("init", "fit", "validate", "test", "predict", "study", "report", "list")
 FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completion")
@@ -153,6 +154,13 @@ def _resolve(given: Sequence[str]) -> Mapping[str, Any]:
     return resolve(given)
 
 
+def _plan(given: Sequence[str]) -> Plan:
+    """Return what a fit would cost."""
+    from lightning_fl.cli.planned_fit import plan
+
+    return plan(given)
+
+
 def _report_on_study(arguments: list[str]) -> None:
     from lightning_fl.study import report_on_study
 
@@ -162,7 +170,7 @@ def _report_on_study(arguments: list[str]) -> None:
 def _study(arguments: list[str]) -> None:
     from lightning_fl.study import study
 
-    text, is_complete = study(arguments, _resolve, shipped_configs.find_study)
+    text, is_complete = study(arguments, _resolve, shipped_configs.find_study, _plan)
     print(text)
     if not is_complete:
         sys.exit(1)

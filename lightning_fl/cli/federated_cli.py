@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
@@ -50,6 +51,7 @@ SEED_TRUE = (
     "seed_everything true would be the seed 0, because Lightning draws none: give a whole number, such as $RANDOM in a shell, or "
     "false for an initial model without a seed."
 )
+DRY_RUN = "Print what the run would cost, bytes, steps, time, memory and disk; train and write nothing."
 LINKED = OFFERED
 """Parameters of the model that are taken from the data, if the data define them."""
 
@@ -212,7 +214,11 @@ class FederatedCLI(LightningCLI):
         """Return the parser of a command, without its flags if the command line begins with another: they take long to add."""
         if self._named in self.subcommands() and self._named != subcommand:
             return self.init_parser(**options)
-        return super()._prepare_subcommand_parser(klass, subcommand, **options)
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **options)
+        if subcommand == "fit":
+            # Without a value in configurations that lack it, which are compared and kept.
+            parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
+        return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse invalid values that the parser accepts."""
@@ -283,6 +289,21 @@ class FederatedCLI(LightningCLI):
     def _known_or_given(self, name: str, known: int | None) -> int | None:
         """Return the value from the data, or else the configuration's value for the model."""
         return self._given(name) if known is None else known
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run a method of the trainer; with --dry_run print what the fit would cost."""
+        if not self.config[subcommand].get("dry_run"):
+            super()._run_subcommand(subcommand)
+            return
+        given = self._prepare_subcommand_kwargs(subcommand)
+        require(
+            given.get("ckpt_path") is None,
+            f"--dry_run plans a run from its first round, but ckpt_path is {given.get('ckpt_path')}: leave it out.",
+        )
+        trainer: Any = self.trainer
+        plan = trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
+        if trainer.is_global_zero:
+            print(plan)
 
     def _parse_ckpt_path(self) -> None:
         """Take over a checkpoint's hyper-parameters for an evaluation; a resumed run has those of its configuration."""

@@ -14,6 +14,7 @@ from lightning_fl.cli.error_messages import explain
 from lightning_fl.cli.failures import sentence_of
 from lightning_fl.cli.federated_cli import FederatedArgumentParser, FederatedCLI
 from lightning_fl.errors import UserError
+from lightning_fl.outputs.plan import Plan
 
 
 class _PlannedParser(FederatedArgumentParser):
@@ -40,16 +41,45 @@ def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
     Raises:
         UserError: an argument, or a value in a file, is not allowed.
     """
+    with _sentences(), _quiet():
+        cli = _made(arguments)
+    return yaml.safe_load(cli._parser("fit").dump(cli.config.fit, skip_link_targets=False))
+
+
+def plan(arguments: Sequence[str]) -> Plan:
+    """Return what a fit would cost.
+
+    Args:
+        arguments: command line after `fit`.
+
+    Raises:
+        UserError: an argument, or a value in a file, is not allowed, or the data are missing.
+    """
+    with _sentences(), _quiet():
+        cli = _made(arguments)
+        given = cli._prepare_subcommand_kwargs("fit")
+        trainer: Any = cli.trainer
+        found: Plan = trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
+        return found
+
+
+def _made(arguments: Sequence[str]) -> _PlannedFit:
+    """Return the command whose classes are made."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LightningCLI's args parameter")
+        return _PlannedFit(args=["fit", *arguments], parser_class=_PlannedParser)
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Raise the sentence that the command line would print for an error."""
     try:
-        with _quiet(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-            cli = _PlannedFit(args=["fit", *arguments], parser_class=_PlannedParser)
+        yield
     except Exception as error:
         sentence = sentence_of(error)
         if sentence is None:
             raise
         raise UserError(sentence) from error
-    return yaml.safe_load(cli._parser("fit").dump(cli.config.fit, skip_link_targets=False))
 
 
 @contextmanager

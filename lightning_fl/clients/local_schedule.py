@@ -74,6 +74,22 @@ class LocalSchedule:
     skips_single_samples: bool = False
     drop_last: bool = False
 
+    def of_cohort(self, cohort_size: int, num_clients: int, batches_per_epoch: int) -> LocalSchedule:
+        """Return the schedule of one client that holds all samples and makes the steps of a cohort.
+
+        Args:
+            cohort_size: clients of a round, K.
+            num_clients: clients with samples, N.
+            batches_per_epoch: batches of one pass over all samples.
+        """
+        if self.epochs is None:
+            return replace(self, steps=(self.steps or 0) * cohort_size)
+        epochs, rest = divmod(self.epochs * cohort_size, num_clients)
+        if not rest:
+            return replace(self, epochs=epochs)
+        steps = round(self.num_steps(batches_per_epoch) * cohort_size / num_clients)
+        return replace(self, epochs=None, steps=max(1, steps))
+
     def in_round(self, rule: Rule, context: RoundContext) -> LocalSchedule:
         """Return the schedule with the batches that a rule uses in the current round."""
         full_batch, repeat = rule.takes_full_batches(context), rule.repeats

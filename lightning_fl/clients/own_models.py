@@ -80,6 +80,13 @@ class OwnModelTraining:
         if part.steps_beside:
             self._treat = gradient_treatment(flat_module, job)
 
+    def starting(self, job: ClientJob) -> ClientJob:
+        """Return the job of the model that the client uploads, which begins at the own model if the part continues it."""
+        if not self._part.continues:
+            return job
+        first = self._first
+        return replace(job, start={"model": first.params, "buffers": first.buffers}, initial_counters=first.counters)
+
     @property
     def own(self) -> OwnModel:
         """The client's own model; copied when a part asks for it, because the received and the earlier one must not change."""

@@ -38,7 +38,8 @@ def serial(
         own_training = None if part is None else OwnModelTraining(flat_module, job, part, kept, work)
         beside = own_training.beside if own_training is not None and own_training.steps_beside else None
         with noting(lambda: f"Client {client} was training in round {run.round}."):  # noqa: B023  (called inside)
-            local = train_locally(flat_module, job, work, state, beside)
+            starting = job if own_training is None else own_training.starting(job)
+            local = train_locally(flat_module, starting, work, state, beside)
         message = finish(flat_module, job, local)
         owned = flat_module.read_personal()
         result = Result(

@@ -222,6 +222,15 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         changed._count_clients()
         return changed
 
+    def pooled(self) -> FederatedDataModule:
+        """Return a copy with one client, which holds the samples of all; it shares everything else with this one."""
+        changed = copy.copy(self)
+        changed.num_clients, changed.groups_of_clients = 1, None
+        for name in ("client_indices", "client_val_indices", "client_test_indices"):
+            setattr(changed, name, ClientIndices.of([getattr(self, name).joined]))
+        changed._count_clients()
+        return changed
+
     def share(self, count: int) -> FederatedDataModule:
         """Return a copy in which every client also trains on `count` random samples of the server.
 

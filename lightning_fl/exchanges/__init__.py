@@ -8,12 +8,15 @@ from lightning_fl.exchanges.one_shot import OneShot
 from lightning_fl.exchanges.power_sgd import TwoTurns
 from lightning_fl.exchanges.pruned_units import PrunedUnits
 from lightning_fl.exchanges.with_sample_count import WithSampleCount
+from lightning_fl.exchanges.without_link import InPlace, NoUploads
 
 __all__ = [
     "DrawnClients",
     "DrawnLayers",
     "GradientTurn",
+    "InPlace",
     "LayerDivergence",
+    "NoUploads",
     "OneShot",
     "PrunedUnits",
     "TwoTurns",

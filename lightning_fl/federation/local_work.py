@@ -29,6 +29,10 @@ class LocalWork:
         """Return the number of batches of these clients' training."""
         return sum(self.schedule.num_batches(int(self.sizes[k]), self._steps_done(k)) for k in clients)
 
+    def num_steps(self, clients: Iterable[int]) -> int:
+        """Return the number of optimiser steps of these clients' training."""
+        return sum(self.schedule.steps_done(self._in_pass(k), self.run, k) for k in clients)
+
     def num_samples(self, clients: Iterable[int]) -> int:
         """Return the number of samples in these batches."""
         return sum(self.schedule.num_samples(int(self.sizes[k]), self._steps_done(k)) for k in clients)

@@ -59,6 +59,8 @@ class Federation:
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
+        most_setup_steps: optimiser steps of each training of clients before the first round at most; None for all.
+        setup_steps_left_out: steps that `most_setup_steps` has left out.
     """
 
     algorithm: Algorithm
@@ -75,6 +77,8 @@ class Federation:
     accuracy: str | None = None
     runner: Runner = serial
     prunings: int = 0
+    most_setup_steps: int | None = None
+    setup_steps_left_out: int = field(default=0, init=False)
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
@@ -84,7 +88,7 @@ class Federation:
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, context = self.run, self.algorithm, self.context
-        cohort, work = self.cohort, self._work
+        cohort, work = self.cohort, self.work
         server = self._server_side(context)
         guard = self.guard.in_round(run, server)
         link = self._open_link(cohort, context)
@@ -239,7 +243,8 @@ class Federation:
         run = self.run
         if run.round or proposal is None or proposal.is_undone or not outcome.num_steps:
             return
-        if torch.equal(proposal.params, run.params) and not run.personal_layout.names:
+        trains_own = run.personal_layout.names or any(part.continues for part in self.algorithm.personal)
+        if torch.equal(proposal.params, run.params) and not trains_own:
             rate = self.flat_module.optimizer.largest_rate
             why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
             rank_zero_warn(
@@ -289,10 +294,14 @@ class Federation:
     def num_batches(self) -> int:
         """Batches of the next round, over all answering clients that this process trains, and their own models after them."""
         num_trainings = 1 + sum(len(part.rules()) for part in self.algorithm.personal)
-        return self._work.num_batches(self.cohort.mine) * num_trainings
+        return self.work.num_batches(self.cohort.mine) * num_trainings
+
+    def num_client_steps(self) -> int:
+        """Optimiser steps of the next round, over all answering clients of all processes."""
+        return self.work.num_steps(self.cohort.answering)
 
     @property
-    def _work(self) -> LocalWork:
+    def work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
         schedule = self.schedule.in_round(self.algorithm.rule, self.context)
         return LocalWork(schedule, self.run, self.data.client_sizes)
@@ -311,9 +320,17 @@ class Federation:
         """Take the turn before the first round, whose transfers count as set-up."""
         run = self.run
         link = Link(self.context, Dense(), Dense(), random=partial(run.random, SETUP))
-        learner = ModuleLearner(self.flat_module, self.data, run.counters, link.ledger, self.observer.on_prepared)
+        learner = ModuleLearner(
+            self.flat_module,
+            self.data,
+            run.counters,
+            link.ledger,
+            self.observer.on_prepared,
+            self.most_setup_steps,
+        )
         turn = SetupTurn(self.context, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
+        self.setup_steps_left_out = learner.num_left_out
         run.finish_setup(
             of_rank_zero(self.flat_module.fabric, turn.params),
             of_rank_zero(self.flat_module.fabric, turn.buffers),
@@ -333,6 +350,8 @@ class Federation:
 
     def broadcast_pruning(self, plan: Plan) -> None:
         """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""
+        if not self.algorithm.exchange.uses_link:
+            return
         run = self.run
         link = Link(self.context, Dense(), Dense())
         cohort = self.population.select(run)
@@ -345,6 +364,8 @@ class Federation:
 
     def sources(self) -> list[Source]:
         """Return the holders of training samples, for callbacks that query them about the model; see `charge_queries`."""
+        if not self.algorithm.exchange.uses_link:
+            return self.data.sources()
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:

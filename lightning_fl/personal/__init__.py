@@ -7,6 +7,7 @@ from lightning_fl.personal.personal_gates import PersonalGates
 from lightning_fl.personal.personal_layers import PersonalLayers
 from lightning_fl.personal.personal_model import PersonalModel
 from lightning_fl.personal.personal_norms import PersonalNorms
+from lightning_fl.personal.trained_alone import TrainedAlone
 
 __all__ = [
     "HeadThenBody",
@@ -16,4 +17,5 @@ __all__ = [
     "PersonalLayers",
     "PersonalModel",
     "PersonalNorms",
+    "TrainedAlone",
 ]

@@ -149,8 +149,11 @@ def _plain_ticks(axis: Axis, few: bool = False) -> None:
 
 
 def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any]) -> None:
-    """Draw the raw values, the mean of the smoothed curves, and their deviation."""
+    """Draw the raw values, the mean of the smoothed curves, and their deviation; over bytes, the end of runs that send none."""
     pale = {"color": style["color"], "zorder": BEHIND}
+    if axis == "uplink" and all((curve.axis(axis) == 0).all() for curve in group.curves):
+        _draw_bound(axes, group, style, pale)
+        return
     for curve in group.curves:
         if curve.is_smoothed or len(group.curves) > 1:
             axes.plot(curve.axis(axis) / unit, curve.raw, linewidth=0.9, alpha=0.4, **pale)
@@ -162,11 +165,23 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
     spent, mean, spread = spent[known] / unit, mean[known], spread[known]
     if not len(spent):
         return
-    number = f" ({len(measured.curves)} seeds)" if len(measured.curves) > 1 else ""
-    label = in_picture(group.label + number)
-    axes.plot(spent, mean, label=label, linewidth=1.8, marker="o" * (len(spent) == 1), **style)
+    axes.plot(spent, mean, label=_label(measured), linewidth=1.8, marker="o" * (len(spent) == 1), **style)
     if spread.any():
         axes.fill_between(spent, mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
+
+
+def _draw_bound(axes: Axes, group: Group, style: dict[str, Any], pale: dict[str, Any]) -> None:
+    """Draw a line across the axes at the end of the curves of runs that send nothing, such as those of centralised training."""
+    mean, spread, _ = group.spread("final")
+    assert mean is not None
+    axes.axhline(mean, label=_label(group), linewidth=1.8, **{**style, "linestyle": (0, (6, 2))})
+    if spread:
+        axes.axhspan(mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
+
+
+def _label(group: Group) -> str:
+    """Return the name of a line in the legend."""
+    return in_picture(group.label + (f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""))
 
 
 def draw_bits(groups: Sequence[Group], look: Look = Look()) -> Figure | None:  # noqa: B008

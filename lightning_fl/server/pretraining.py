@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,9 @@ class ModuleLearner:
         counters: initial integer buffers of every model, by name.
         ledger: counts the bits of the set-up, for the clients of all processes.
         on_client: called after each client of this process with its index, its position from 1, and the number of these clients.
+        most_steps: optimiser steps of each training at most; None for all.
         num_steps: optimiser steps made so far, in all processes.
+        num_left_out: steps that `most_steps` has left out, in this process.
     """
 
     flat_module: FlatModule
@@ -48,7 +52,9 @@ class ModuleLearner:
     counters: Mapping[str, Tensor]
     ledger: Ledger
     on_client: Callable[[int, int, int], None]
+    most_steps: int | None = None
     num_steps: int = 0
+    num_left_out: int = 0
 
     def train(
         self,
@@ -77,15 +83,17 @@ class ModuleLearner:
         adam.param_groups[0]["lr"] = learning_rate
         labels = labels.to(flat_module.fabric.device)
         generator = torch.Generator().manual_seed(order)
-        for _ in range(epochs):
-            for inputs, classes in self._labelled(samples, labels, batch_size, generator):
-                self._gradient.zero()
-                with flat_module.fabric.autocast():
-                    loss = F.cross_entropy(flat_module.module(inputs), classes)
-                flat_module.fabric.backward(loss)
-                flat_module.bind_replaced()
-                adam.step()
-                self.num_steps += 1
+        planned = epochs * ceil(len(samples) / batch_size)
+        passes = (self._labelled(samples, labels, batch_size, generator) for _ in range(epochs))
+        for inputs, classes in islice(chain.from_iterable(passes), self.most_steps):
+            self._gradient.zero()
+            with flat_module.fabric.autocast():
+                loss = F.cross_entropy(flat_module.module(inputs), classes)
+            flat_module.fabric.backward(loss)
+            flat_module.bind_replaced()
+            adam.step()
+            self.num_steps += 1
+        self.num_left_out += 0 if self.most_steps is None else max(0, planned - self.most_steps)
         for parameter in self._parameters:
             parameter.grad = None
         flat_module.zero_gradient()

@@ -142,6 +142,8 @@ class Exchange(Part, ABC):
     """True if every accepted client has sent its whole message."""
     compresses = False
     """True if it compresses the uploads itself, by means of their mean, so that the uplink's codec must lose nothing."""
+    uses_link = True
+    """False if nothing crosses the link: neither its own messages, nor those about prunings and queries of callbacks."""
     needs_shapes = False
     """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
 

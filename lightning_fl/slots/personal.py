@@ -92,6 +92,8 @@ class Personal(Part):
 
     keeps_model = False
     """True if each client keeps a whole model of its own; then `finish` makes it."""
+    continues = False
+    """True if the training of the model that the client uploads begins at the client's own, not at the received one."""
     num_models = 1
     """Models that a client trains in a round, for the clock, the energy and the number of samples."""
     reads = Gradients.NONE

@@ -23,6 +23,7 @@ from lightning_fl.report.records import readable
 from lightning_fl.study import budget
 from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, legend
+from lightning_fl.study.costs import PlanFit, costs
 from lightning_fl.study.runner import Outcome, command, is_done, train
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
 
@@ -51,17 +52,22 @@ def build_parser() -> ArgumentParser:
         help="train only the I-th of N parts of the runs, as 3/8, for several machines with one folder",
     )
     parser.add_argument("--retry", action="store_true", help="try runs again that failed")
-    parser.add_argument("--dry_run", action="store_true", help="check and print the commands, and train nothing")
+    parser.add_argument(
+        "--dry_run", action="store_true", help="check and print the commands and what they cost, and train nothing"
+    )
     return parser
 
 
-def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path] = Path) -> tuple[str, bool]:
+def study(
+    arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path] = Path, plan: PlanFit | None = None
+) -> tuple[str, bool]:
     """Run a study.
 
     Args:
         arguments: command line after `study`.
         resolve: function that checks the arguments of a fit and returns its configuration.
         find: function that returns the path of the study file that is named.
+        plan: function that returns what a fit with these arguments would cost; None to print no costs.
 
     Returns:
         Text to print (the report's tables, the claims, and what is left to do), and True if nothing is left.
@@ -81,7 +87,8 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
     jobs = min(jobs, len(every_run))  # of parts, too, since threads decide the last bits
     threads = max(1, cores // jobs)
     if parsed.dry_run:
-        return "\n".join(shlex.join(["lightning-fl", *command(run, threads)]) for run in runs), True
+        commands = [shlex.join(["lightning-fl", *command(run, threads)]) for run in runs]
+        return "\n".join([*commands, *([] if plan is None else costs(runs, jobs, plan))]), True
     remove_empty(require_writable(str(out / "report"), flag="--out"))
     from torch.cuda import device_count
 

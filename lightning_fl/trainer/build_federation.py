@@ -53,12 +53,15 @@ def assemble(trainer: TrainerInterface) -> Federation:
     flat_module, algorithm = trainer.active_module, trainer.algorithm
     agree_on_model(flat_module)
     data = algorithm.arrange_data(trainer.data)
-    schedule = _local_schedule(trainer, data)
+    divided = trainer.data if algorithm.pools_clients else data
+    num_eligible = int((divided.client_sizes > 0).sum())
+    num_clients = cohort_size(trainer.clients_per_round, divided.num_clients, num_eligible)
+    schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
+    num_clients = 1 if algorithm.pools_clients else num_clients
     _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd")
     network = Network.of(flat_module, data)
     _set_threads(trainer, _work_of_a_step(network, data))
     run = trainer.run = _initial_run(flat_module, algorithm, network)
-    num_clients = cohort_size(trainer.clients_per_round, data.num_clients, int((data.client_sizes > 0).sum()))
     selected, trainer.num_rounds = num_clients, trainer.max_rounds
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
@@ -195,8 +198,16 @@ def _new_run(flat_module: FlatModule) -> Run:
     )
 
 
-def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> LocalSchedule:
-    """Return the schedule of the flags, and let the trainer know its length, which `configure_optimizers` may read."""
+def _local_schedule(
+    trainer: TrainerInterface, data: FederatedDataModule, cohort: tuple[int, int] | None = None
+) -> LocalSchedule:
+    """Return the schedule of the flags, and let the trainer know its length, which `configure_optimizers` may read.
+
+    Args:
+        trainer: trainer with the flags.
+        data: data as the clients hold them.
+        cohort: clients of a round and clients with samples, for a method that pools them; None outside a fit.
+    """
     limit = trainer.limits["limit_train_batches"]
     require(
         limit is None or limit > 0,
@@ -216,6 +227,8 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
         skips_single_samples=trainer.active_module.skips_single_samples,
     )
     batches_per_epoch = schedule.pass_batches(int(data.client_sizes.max()))
+    if trainer.algorithm.pools_clients and cohort is not None:
+        schedule = schedule.of_cohort(*cohort, batches_per_epoch)
     repeats = trainer.algorithm.rule.repeats
     trainer.most_local_steps, trainer.round_batches = (
         schedule.num_steps(batches_per_epoch) * repeats,

@@ -20,6 +20,7 @@ from lightning_fl.evaluation.client_evaluation import ClientEvaluator, ClientRes
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.clients.rows import own_values
 from lightning_fl.outputs.final_table import final_table, history, show
+from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import client_evaluator
@@ -27,6 +28,7 @@ from lightning_fl.trainer.evaluation_loop import run_evaluation
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import refuse_argument, refusing_others
+from lightning_fl.trainer.rehearsal import rehearse
 from lightning_fl.trainer.session import Given, session
 
 
@@ -82,6 +84,30 @@ class FederatedTrainer(TrainerInterface):
             self.fit_loop.run(num_rows)
         if verbose and self.is_global_zero:
             show(final_table(self, self.fit_loop.rows))
+
+    @refusing_others(partial(refuse_argument, "plan"))
+    def plan(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        algorithm: Given | None = None,
+    ) -> Plan:
+        """Return what a fit would cost: bytes, steps, time, memory and disk; train and write nothing.
+
+        The run is rehearsed on a copy of the module and thrown away: one client, or one stack of them, trains in full and is
+        timed, and the others as little as the size of their messages needs. Module, random numbers and folder stay as they are;
+        data are read, and downloaded if they are told to. Callbacks take part only if they are this package's and change the
+        costs.
+
+        Args:
+            model: Module that every client would train.
+            datamodule: The data, as for `fit`.
+            algorithm: The federated method, as for `fit`.
+
+        Raises:
+            UserError: an argument does not fit, as in `fit`, or the module cannot be copied.
+        """
+        return rehearse(self, model, datamodule, algorithm)
 
     @refusing_others(partial(refuse_argument, "validate"))
     def validate(

@@ -54,8 +54,8 @@ def with_client_states(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def slice_by_hand(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a perceptron's checkpoint without unit 1, with the bits that announce the kept ones of four units to six clients."""
+def slice_by_hand(checkpoint: dict[str, Any], is_announced: bool) -> dict[str, Any]:
+    """Return a perceptron's checkpoint without unit 1, and if announced, with the bits of four units to six clients."""
     run = sliced(checkpoint["federation"]["run"])
     shapes = {"hidden.weight": (3, 3), "hidden.bias": (3,), "output.weight": (2, 3), "output.bias": (2,)}
 
@@ -65,7 +65,7 @@ def slice_by_hand(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
     run["shapes"] = [list(shape) for shape in shapes.values()]
     for bits in (run["ledger"]["coming_bits"], run["ledger"]["total_bits"]):
-        bits["down"]["mask"] += 6 * 4
+        bits["down"]["mask"] += 6 * 4 * is_announced
     callbacks = {
         key: state | {"masks": without_unit_1(state["masks"])} if state.get("masks") else state
         for key, state in checkpoint["callbacks"].items()
@@ -91,7 +91,8 @@ def test_goes_on_as_a_network_born_small_whose_states_were_sliced_by_hand(
 
     make_trainer(max_rounds=2, runner=runner, **keeps_files).fit(first, entry.federation(), entry.algorithm())
     last = tmp_path / "checkpoints" / "last.ckpt"
-    torch.save(slice_by_hand(with_client_states(last)), last)
+    is_announced = entry.algorithm().exchange.uses_link
+    torch.save(slice_by_hand(with_client_states(last), is_announced), last)
     narrow = Narrow()
     resumed = make_trainer(max_rounds=4, runner=runner)
     resumed.fit(narrow, entry.federation(), entry.algorithm(), ckpt_path=last)

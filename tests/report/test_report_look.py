@@ -117,6 +117,26 @@ def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "accuracy_panels.svg").read_text().count(">Test accuracy</text>") == 1
 
 
+@pytest.mark.parametrize("xscale", ["log", "linear"])
+def test_runs_without_bytes_are_lines_across_the_picture_over_bytes(tmp_path: Path, xscale: str) -> None:
+    runs = [write_run(tmp_path / "run", rising(30))]
+    runs += [write_run(tmp_path / f"bound-{seed}", rising(30, 0.02), "Centralised", seed, sent=0) for seed in (0, 1)]
+    groups = groups_of(*runs)
+    figure = draw_curves(groups, Metric(), "uplink", Look(xscale=xscale))
+    assert figure is not None
+    require_readable(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "Centralised (2 seeds)"]
+    lines = {str(line.get_label()): line for line in figure.axes[0].get_lines()}
+    bound = lines["Centralised (2 seeds)"]
+    assert list(bound.get_xdata()) == [0, 1], "in parts of the width"
+    assert list(bound.get_ydata()) == [pytest.approx(0.58)] * 2, "the mean of the last three values"
+    over_rounds = draw_curves(groups, Metric(), "rounds", Look())
+    assert over_rounds is not None
+    assert all(len(line.get_xdata()) == 30 for line in over_rounds.axes[0].get_lines())
+    assert draw_curves(groups[1:], Metric(), "uplink", Look()) is None, "no axis"
+
+
 def test_a_report_begins_with_the_settings_and_the_commands_of_its_runs(tmp_path: Path) -> None:
     average, proximal = two_runs(tmp_path)
     (Path(proximal) / "config.yaml").rename(Path(proximal) / "settings.yaml")

@@ -187,7 +187,9 @@ def test_a_run_that_fails_is_said_and_exits_with_1(capsys: pytest.CaptureFixture
 def test_a_dry_run_prints_commands_that_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
     written(seeds=[3], grid={"method": {"avg": []}})
     main(["study", "study.yaml", "--dry_run", "--out", "here"])
-    (line,) = capsys.readouterr().out.splitlines()
+    line, *table = capsys.readouterr().out.splitlines()
+    assert [row.split()[:2] for row in table[:3]] == [["#", "runs"], ["#", "avg"], ["#", "all"]]
+    assert all(row.startswith("# ") and len(row) <= 80 for row in table)
     assert re.match(r"lightning-fl fit --trainer\.threads=\d+ --trainer\.max_rounds=6 ", line)
     assert "--seed_everything=3 --data.seed=3 --trainer.default_root_dir=here/avg/seed-3-" in line
     assert not Path("here").exists()

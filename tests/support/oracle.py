@@ -42,6 +42,10 @@ class Problem:
     def batches(self, t: int, k: int) -> Batches:
         return islice(self._batches(self.x[k], self.y[k], [self.seed, t, 2, k]), self.num_steps(t, k))
 
+    def batches_of_passes(self, t: int) -> Batches:
+        """Yield the batches of as many passes of the first client as are asked for."""
+        return replace(self, epochs=10**6)._batches(self.x[0], self.y[0], [self.seed, t, 2, 0])
+
     def num_steps(self, t: int, k: int, on_each_batch: int = 1) -> int:
         """Return all steps, or for a straggler 1, 2 … or all but one with equal probability (Li et al. 2020, 5.2, has epochs)."""
         steps = self.epochs * -(-len(self.x[k]) // self.batch_size) * on_each_batch
@@ -131,6 +135,29 @@ def fedavg(problem: Problem, w: np.ndarray, local: Local = sgd) -> np.ndarray:
     for t in range(problem.rounds):
         w = average(problem, t, w, local)
     return w
+
+
+def centralised(problem: Problem, w: np.ndarray) -> np.ndarray:
+    """SGD on the samples of all clients, in as many steps as K of N clients make together on average, or as one straggler."""
+    steps = round(
+        problem.epochs * -(-sum(map(len, problem.x)) // problem.batch_size) * problem.cohort_size / len(problem.x)
+    )
+    pooled = replace(problem, x=[np.concatenate(problem.x)], y=[np.concatenate(problem.y)])
+    for t in range(problem.rounds):
+        if 0 not in problem.absent:
+            rng = np.random.default_rng([problem.seed, t, 7, 0])
+            done = int(rng.integers(1, steps)) if rng.random() < problem.straggler_rate else steps
+            w = sgd(w, islice(pooled.batches_of_passes(t), done), problem.learning_rate)
+    return w
+
+
+def alone(problem: Problem, w: np.ndarray) -> dict[int, np.ndarray]:
+    """SGD of each client that has taken part, from where it ended last."""
+    models = dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        for k in problem.cohort(t):
+            models[k] = sgd(models.get(k, w), problem.batches(t, k), problem.learning_rate)
+    return models
 
 
 def fedprox(problem: Problem, w: np.ndarray, mu: float) -> np.ndarray:

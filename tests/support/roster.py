@@ -23,6 +23,7 @@ from lightning_fl.algorithms import (
     IMC,
     SCAFFOLD,
     Algorithm,
+    Centralised,
     DataSharing,
     DeviceM,
     Ditto,
@@ -48,6 +49,7 @@ from lightning_fl.algorithms import (
     FedOpt,
     FedProx,
     HybridFL,
+    LocalOnly,
     OneBitAdam,
     PFedMe,
     PruneFL,
@@ -229,6 +231,8 @@ class Entry(NamedTuple):
 
 ROSTER = {
     "FedAvg": Entry(FedAvg, oracle.fedavg),
+    "Centralised": Entry(Centralised, oracle.centralised, costs=whole()),
+    "LocalOnly": Entry(LocalOnly, lambda given, w: w, costs=whole()),  # test_bounds.py has the clients' models
     "FedProx": Entry(partial(FedProx, mu=0.5), partial(oracle.fedprox, mu=0.5)),
     "Ditto": Entry(Ditto, oracle.fedavg),  # the server's model is the base method's
     "APFL": Entry(APFL, oracle.fedavg),

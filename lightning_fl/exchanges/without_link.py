@@ -1,0 +1,43 @@
+"""Rounds in which nothing crosses the link: the bounds of a comparison, with all samples in one place or each client alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from lightning_fl.slots import Channel, Exchange, Result, RoundContext, Upload
+
+
+class WithoutLink(Exchange):
+    """Base class of exchanges that send nothing, so that the codecs have nothing to encode."""
+
+    uses_link = False
+
+    def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
+        """Return no client: nobody is charged for the model."""
+        return ()
+
+
+@dataclass(frozen=True)
+class InPlace(WithoutLink):
+    """Let the server read every result where it was trained, as if clients and server were one."""
+
+    sends_whole = True
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """Stream the results: only one is in memory at a time."""
+        for result in results:
+            yield Upload(result, result.message)
+
+
+@dataclass(frozen=True)
+class NoUploads(WithoutLink):
+    """Leave every result with its client; the server's model stays the initial one."""
+
+    sends_whole = True
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """Yield zeros in place of every change, which take no storage."""
+        for result in results:
+            zeros = {name: entry.new_zeros(1).expand_as(entry) for name, entry in result.message.items()}
+            yield Upload(replace(result, counters={}), zeros)

@@ -1,0 +1,196 @@
+"""Test what a run will cost before it is trained: the bytes of metrics.csv, nothing changed, limits in sentences."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from roster import ROSTER
+from toys import Normalised, Perceptron, federation
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import FedAvg, FedProx
+from lightning_fl.callbacks import CommunicationMeter, MagnitudePruning
+from lightning_fl.codecs import QSGD, STC, ErrorFeedback
+from lightning_fl.outputs.plan import Plan
+from lightning_fl.slots import Codec
+from lightning_fl.trainer import rehearsal
+
+MakeTrainer = Callable[..., FederatedTrainer]
+DEPENDS_ON_VALUES = ("FedAdamSSM-second", "FairnessTop-max")
+"""Methods whose broadcast has the union of the clients' masks, as long as that happens to be."""
+
+
+def costs(trainer: FederatedTrainer) -> tuple[float, float, int]:
+    """Return bytes up and down and steps of a finished run."""
+    row = trainer.fit_loop.rows[-1]
+    return row["comm/total_uplink_bytes"], row["comm/total_downlink_bytes"], trainer.run.num_steps
+
+
+@pytest.mark.parametrize("name", ROSTER)
+def test_a_plan_has_the_bytes_and_steps_of_the_run(name: str, make_trainer: MakeTrainer) -> None:
+    entry, module = ROSTER[name], Perceptron()
+    trainer = make_trainer(max_rounds=3, local_epochs=2)
+    plan = trainer.plan(module, entry.federation(), entry.algorithm())
+    trainer.fit(module, entry.federation(), entry.algorithm())
+    first = trainer.fit_loop.rows[0]
+    assert plan.is_exact == (name not in DEPENDS_ON_VALUES)
+    assert plan.steps == trainer.run.num_steps
+    assert plan.round_uplink_bytes == first["comm/uplink_bits"] / 8
+    assert plan.round_downlink_bytes == first["comm/downlink_bits"] / 8
+    if plan.is_exact:
+        assert (plan.uplink_bytes, plan.downlink_bytes, plan.steps) == costs(trainer)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"dropout_rate": 0.4, "straggler_rate": 0.5},
+        {"runner": "stacked", "clients_at_once": 2},
+        {"local_steps": 3, "accumulate_grad_batches": 2},
+        {"callbacks": MagnitudePruning(rate=0.4, prune_epoch=1)},
+        {"callbacks": CommunicationMeter(max_uplink_bytes=1e9)},
+        {"client_states": "disk"},
+    ],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_flags_and_prunings_are_in_a_plan(flags: dict[str, Any], make_trainer: MakeTrainer) -> None:
+    module, trainer = Normalised(), make_trainer(max_rounds=4, **flags)
+    plan = trainer.plan(module, federation(), FedProx(mu=0.1))
+    trainer.fit(module, federation(), FedProx(mu=0.1))
+    assert plan.is_exact
+    assert (plan.uplink_bytes, plan.downlink_bytes, plan.steps) == costs(trainer)
+
+
+@pytest.mark.parametrize("codec", [QSGD(coding="elias"), ErrorFeedback(STC(0.3))], ids=["elias", "golomb"])
+def test_sizes_that_depend_on_values_are_about_so(codec: Codec, make_trainer: MakeTrainer) -> None:
+    plan = make_trainer(max_rounds=3).plan(Perceptron(), federation(), FedAvg(uplink=codec))
+    assert not plan.is_fixed
+    assert "The bytes depend on what is trained." in str(plan)
+    assert str(plan).count("about") >= 4
+
+
+def test_nothing_is_changed_or_written(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    class Asked(L.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            raise AssertionError("a callback of the user's takes no part")
+
+    module, data = Normalised(), federation()
+    module.log_of_steps = []  # type: ignore[assignment]
+    before, random = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    trainer = make_trainer(
+        max_rounds=3,
+        logger=None,
+        enable_checkpointing=True,
+        callbacks=[Asked(), ModelCheckpoint(dirpath=tmp_path / "best")],
+    )
+    attributes = vars(trainer).copy()
+    plan = trainer.plan(module, data, "SCAFFOLD")
+    assert vars(trainer) == attributes
+    assert list(tmp_path.iterdir()) == []
+    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert module._trainer is None
+    assert plan.disk_bytes > 3 * 4 * 26
+    assert json.loads(json.dumps(asdict(plan)))["uplink_bytes"] == plan.uplink_bytes
+
+
+def test_a_fit_is_the_same_after_a_plan(make_trainer: MakeTrainer) -> None:
+    ends = []
+    module = Perceptron()
+    for is_planned in (False, True):
+        torch.manual_seed(0)
+        trainer, twin, data = make_trainer(max_rounds=3), copy.deepcopy(module), federation()
+        if is_planned:
+            trainer.plan(twin, data, FedAvg())
+        trainer.fit(twin, data, FedAvg())
+        ends.append(twin.state_dict())
+        trainer.plan(twin, data, FedAvg())  # of a module that has been trained
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_limits_are_said_in_a_sentence_each(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round sends 3 · 26 numbers, 312 bytes."""
+    monkeypatch.setattr(rehearsal, "machine_bytes", lambda: 1000)
+    trainer = make_trainer(
+        max_rounds=5, callbacks=CommunicationMeter(max_uplink_bytes=700), max_time={"milliseconds": 1}
+    )
+    plan = trainer.plan(Perceptron(), federation(), FedAvg())
+    assert "CommunicationMeter will stop the run after round 3 of 5: max_uplink_bytes is 700 B." in plan.warnings
+    assert any(said.startswith("max_time will stop the run after about round ") for said in plan.warnings)
+    assert any("of memory, but this machine has 1.00 kB" in said for said in plan.warnings)
+    assert all(said in str(plan) for said in plan.warnings)
+    assert (
+        not make_trainer(callbacks=CommunicationMeter(max_uplink_bytes=1e9))
+        .plan(Perceptron(), federation())
+        .warnings[1:]
+    )
+
+
+def test_a_long_run_goes_on_as_the_last_rehearsed_round(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "MOST_SECONDS", -1.0)
+    plan = make_trainer(max_rounds=1000).plan(Perceptron(), federation(), FedAvg())
+    assert 1 <= plan.rehearsed_rounds <= 3
+    assert not plan.is_exact
+    assert plan.uplink_bytes == 1000 * 3 * 26 * 4
+    assert "the others are taken to be like the last of these" in str(plan)
+
+
+def test_time_is_that_of_the_clients_that_are_not_trained(make_trainer: MakeTrainer) -> None:
+    plans = [
+        make_trainer(max_rounds=2, clients_per_round=1.0, local_epochs=epochs, limit_val_batches=0).plan(
+            Perceptron(), federation(sizes=(40,) * 10), FedAvg()
+        )
+        for epochs in (1, 40)
+    ]
+    assert plans[1].round_seconds > 4 * plans[0].round_seconds
+    assert plans[1].steps == 40 * plans[0].steps == 40 * 2 * 10 * 10
+    assert plans[0].macs is not None
+    assert math.isclose(plans[1].macs or 0, 40 * plans[0].macs)
+
+
+def test_a_table_fits_80_columns() -> None:
+    numbers = {name: 10**14 for name in Plan.__dataclass_fields__ if "bytes" in name or "steps" in name}
+    rest: dict[str, Any] = {
+        "setup_seconds": 1e6,
+        "round_seconds": 99.0,
+        "seconds": 9e7,
+        "macs": 1e20,
+        "is_fixed": False,
+    }
+    plan = Plan(algorithm="FedAdamSSM", rounds=10_000, clients=1_000, rehearsed_rounds=17, **numbers, **rest)
+    assert max(map(len, str(plan).splitlines()[:10])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((Perceptron(), federation(), "FedAvq"), ["algorithm 'FedAvq' is unknown"]),
+        ((Perceptron(), [1], "FedAvg"), ["datamodule must be a FederatedDataModule"]),
+        ((3, federation(), "FedAvg"), ["model must be a LightningModule"]),
+    ],
+)
+def test_mistakes_are_those_of_a_fit(arguments: Any, words: list[str], make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError) as refusal:
+        make_trainer().plan(*arguments)
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_a_module_that_cannot_be_copied_is_one_sentence(make_trainer: MakeTrainer) -> None:
+    class Uncopied(Perceptron):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("it holds a socket")
+
+    with pytest.raises(
+        UserError, match="a plan trains a copy of the module, but Uncopied cannot be copied: it holds a"
+    ):
+        make_trainer().plan(Uncopied(), federation())
