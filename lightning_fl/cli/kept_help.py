@@ -2,8 +2,8 @@
 which takes seconds.
 
 `python tests/cli/test_texts.py` writes the file, and a test compares what is printed with the parser's own help. The help also
-names classes of torch and Lightning. The file has the names that these packages had when it was written; if the installed packages
-have others, there is no kept help, and the parser prints its own.
+names classes of torch and Lightning. The file has the names that these packages had when it was written; if the installed
+packages have others, there is no kept help, and the parser prints its own.
 """
 
 from __future__ import annotations
