@@ -1,4 +1,6 @@
-"""Tables of the papers' claims in results.md, tables of runs on the papers' pages, and the README's picture, from kept runs.
+"""Summary and tables of the papers' claims in results.md, tables of runs on the papers' pages, and the README's picture.
+
+All are made from the kept runs.
 
 python docs/claims.py
 
@@ -29,7 +31,7 @@ from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 ROOT = Path(__file__).parents[1]
 RUNS, IMAGES = ROOT / "docs" / "results" / "runs", ROOT / "docs" / "images"
 PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
-PLACE = re.compile(r"(<!-- (claims|runs): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (claims|runs|summary): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
     "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small"),
@@ -43,6 +45,22 @@ TABLES = {
 LONG = ("feddumap", "fedldf", "feddp")
 """Studies in the papers' own regimes that need a GPU or days of a CPU."""
 LONG_TABLE = "Long studies"
+VERDICTS = {
+    "reproduced, or holds": (r"(reproduced|holds)", "the interval of our seeds lies on the claim's side"),
+    "undecided": (r".*: undecided", "the interval reaches to both sides: three seeds differ by more than the methods"),
+    "the other sign": (r".*: the other sign", "the interval lies on the side against the claim"),
+    "target not reached": (
+        r".*: the target was not reached",
+        "a method did not reach the target with all seeds, so there is no ratio",
+    ),
+    "cannot be seen here": (
+        r"cannot be seen here",
+        "the task is so easy that the other method leaves less room than the paper's gain",
+    ),
+    "one seed": (r"one seed", "has no interval, and so reproduces nothing"),
+    "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
+}
+"""Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
 HEADER = ["claim", "paper", "what the paper prints", "paper's regime", "regime here", "here (95 % interval)", "verdict"]
 OWN_SAMPLES = ("feddp_controls",)
 """Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
@@ -104,6 +122,33 @@ def long_table() -> str:
     return table([*HEADER[:4], "command, and what all its runs take", *HEADER[5:]], rows)
 
 
+def summary_of(title: str) -> str:
+    """Return how many claims have which kind of verdict, in which tables, and why."""
+    tables_of = {**TABLES, LONG_TABLE: LONG}
+    counts = {kind: Counter[str]() for kind in VERDICTS}
+    for table_title, names in tables_of.items():
+        for _, verdict in (pair for name in names for pair in judged(name)):
+            counts[kind_of(verdict.outcome)][table_title] += 1
+    total = {kind: sum(of.values()) for kind, of in counts.items()}
+    rows = [
+        [kind, str(total[kind]), ", ".join(f"{where} {count}" for where, count in of.items()), VERDICTS[kind][1]]
+        for kind, of in counts.items()
+    ]
+    num_claims, num_run = sum(total.values()), sum(total.values()) - total[NOT_RUN]
+    sentence = (
+        f"**{num_claims} {title}, of which {num_run} have runs: {total['reproduced, or holds']} of these are reproduced or hold, "
+        f"{total['undecided']} are undecided, and {total['the other sign']} have the other sign.** A claim counts once for each "
+        "study that tests it."
+    )
+    return f"{sentence}\n\n{table(['verdict', 'claims', 'where', 'why'], rows)}"
+
+
+def kind_of(outcome: str) -> str:
+    """Return the kind of a verdict; exactly one fits."""
+    (kind,) = (kind for kind, (pattern, _) in VERDICTS.items() if re.match(pattern, outcome))
+    return kind
+
+
 def printed(claim: Claim) -> str:
     """Return the paper's figure; a ratio has a sign of multiplication."""
     return "" if claim.paper is None else f"{'× ' * claim.is_ratio}{claim.paper:.3g}"
@@ -148,17 +193,9 @@ def on_own_samples(groups: Sequence[Group]) -> Table:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with its tables made anew; they stand between the comments `claims: TITLE`, or `runs: STUDY`, and `end`."""
-    makers = {"claims": claims_of, "runs": runs_of}
+    """Return a page with its tables made anew, which stand between `claims: …`, `runs: …` or `summary: claims`, and `end`."""
+    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of}
     return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
-
-
-def tally() -> Counter[str]:
-    """Return the number of claims by the first words of their verdicts."""
-    names = [name for names in (*TABLES.values(), LONG) for name in names]
-    return Counter(
-        re.split(r":(?! (?:ahead|behind))", verdict.outcome)[0] for name in names for _, verdict in judged(name)
-    )
 
 
 def draw_picture() -> None:
@@ -180,12 +217,10 @@ def draw_picture() -> None:
 
 
 def main() -> None:
-    """Write the tables and the picture, and print how many claims have which verdict."""
+    """Write the tables and the picture."""
     for page in PAGES:
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     draw_picture()
-    for outcome, count in tally().most_common():
-        print(f"{count:3} {outcome}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Write the pages that are made from the code, and those of the repository's other Markdown files, to docs/reference/.
 
-`conf.py` calls this at the begin of every build. Methods come from what `lightning-fl list` prints, flags from the parser of
-`lightning-fl fit`, and public names from docstrings, so that no page has a text of its own about them.
+`conf.py` calls this at the begin of every build. Methods come from what `lightning-fl list` prints, flags from what
+`lightning-fl fit --help` prints, and public names from docstrings, so that no page has a text of its own about them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from markup import fenced, index_page, markdown, paragraph, rst, table, toctree
 from sphinx.pycode import ModuleAnalyzer
 
 import lightning_fl
-from lightning_fl.cli import catalogue, first_config, method_source, shipped_configs
+from lightning_fl.cli import catalogue, first_config, kept_help, method_source, shipped_configs
 from lightning_fl.cli.catalogue import Entry, shown_source
-from lightning_fl.cli.federated_cli import FederatedCLI
-from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.report.flags import build_parser as report_parser
 from lightning_fl.study.command import build_parser as study_parser
@@ -189,54 +187,14 @@ def located(path: str, top: str) -> str:
 # -- command line and configurations --------------------------------------------------------------------------------------
 
 
-class StopBuilding(Exception):  # noqa: N818
-    """The parser of the command line, before it has parsed anything."""
-
-
-class BuiltParser(FederatedCLI):
-    """Command line that ends as soon as its parser is built."""
-
-    def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Hand the parser over."""
-        raise StopBuilding(parser)
-
-
-class RecordingFormatter(PlainHelpFormatter):
-    """Formatter of `--help` that records its headings, flags and texts."""
-
-    rows: dict[str, list[tuple[str, str]]]
-
-    def _format_action(self, action: Any) -> str:
-        heading = (self.owners.get(id(action)) or "Options").rstrip(":")
-        self.rows.setdefault(heading, []).append((self._format_action_invocation(action), self._expand_help(action)))
-        return super()._format_action(action)
-
-    def add_argument(self, action: Any) -> None:
-        """Note the heading that an action stands under."""
-        self.owners[id(action)] = self._current_section.heading
-        super().add_argument(action)
-
-
-def flags_of_fit() -> dict[str, list[tuple[str, str]]]:
-    """Return what `lightning-fl fit --help` prints: for each heading the flags and their texts."""
-    try:
-        BuiltParser(args=["fit"])
-    except StopBuilding as stop:
-        fit = stop.args[0]._subcommands_action.choices["fit"]
-    recorded = type("Recorded", (RecordingFormatter,), {"rows": {}, "owners": {}})
-    fit.formatter_class = recorded
-    fit.format_help()
-    return recorded.rows
-
-
 def commands_page() -> str:
     """Return the page of all commands and flags."""
     blocks = ["# Commands and flags", COMMANDS]
     help_text = (catalogue.FILE.parent / "help.txt").read_text(encoding="utf-8")
     blocks += ["## lightning-fl", fenced(help_text.rstrip()), "## fit, validate, test, predict", FIT]
-    for heading, flags in flags_of_fit().items():
-        rows = [[f"`{flag}`", markdown(text)] for flag, text in flags]
-        blocks += [f"### {heading}", table(["flag", "meaning"], rows)]
+    for section in kept_help.sections_of("fit"):
+        rows = [[f"`{flag}`", markdown(text)] for flag, text in section.flags]
+        blocks += [f"### {section.heading}", table(["flag", "meaning"], rows)]
     os.environ["COLUMNS"] = "80"
     others: dict[str, Callable[[], str]] = {
         "init": lambda: first_config.build_parser().format_help(),

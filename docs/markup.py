@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from lightning_fl.cli.catalogue import is_aligned
+
 CITATIONS = {
     r"arXiv:(\d{4}\.\d{5})": "https://arxiv.org/abs/",
     r"doi:(10\.\d{4}/[\d.]+\d)": "https://doi.org/",
@@ -31,11 +33,6 @@ def plain(docstring: str) -> str:
 def paragraph(text: str) -> str:
     """Return a paragraph of a docstring: equations, whose lines are aligned, as they are, and all else as text."""
     return fenced(text) if is_aligned(text) else cited(markdown(text))
-
-
-def is_aligned(text: str) -> bool:
-    """True if lines of a paragraph are aligned in columns, as those of equations are."""
-    return bool(re.search(r"\S {2,}\S", text))
 
 
 def markdown(text: str) -> str:

@@ -95,6 +95,7 @@ def _as_in_a_new_process() -> Iterator[None]:
     from lightning_fl.switches.float32 import Float32
 
     os.environ["PL_GLOBAL_SEED"] = "0"
+    os.environ.pop("COLUMNS", None)  # the width of the terminal from which the tests run
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():  # else torch.manual_seed would keep the seed and the calls for later, every time
         torch.cuda.manual_seed_all(0)

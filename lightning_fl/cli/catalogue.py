@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import re
 import shutil
 import sys
 import textwrap
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.cli import shipped_configs
+from lightning_fl.cli.problems import PROBLEMS
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import UserError, require
 
@@ -37,11 +40,13 @@ FLAGS = {
 CONFIGS = "configs"
 MORE = "`lightning-fl list NAME` shows the parameters of one of them, `lightning-fl list configs` the configurations."
 UNLIMITED = 10**6
-"""Width of an output that is no terminal."""
+"""Width of an output that is no terminal, unless the variable COLUMNS gives one."""
+INDENT = 13
+"""Columns in front of the rest of an equation that is wider than the terminal."""
 HELP = (
     "usage: lightning-fl list [NAME] [--source]\n\n"
-    "List every algorithm, network, data set, partition and callback, with one line\n"
-    "each. With a NAME such as Digits: its parameters; such as FedDU: also the paper,\n"
+    "List every algorithm by the problem that it is for, and every network, data set,\n"
+    "partition and callback, with one line each. With a NAME such as Digits: its parameters; such as FedDU: also the paper,\n"
     "equations, parts and configurations of the method; such as algorithms or data:\n"
     "the names of one kind; configs: the configurations that come with the package;\n"
     "trainer: the trainer's flags. With --source: the code of a method and of its\n"
@@ -142,7 +147,8 @@ def listing(words: Sequence[str]) -> str:
     blocks = ["\n".join(_wrapped(title, found.about))]
     if found.slots:
         files = {slot: ", ".join(map(_located, paths)) for slot, paths in found.slots.items()}
-        blocks += [*description_of(found), _table("parts, with default parameters", files)]
+        blocks += ["\n".join(_paragraph(text)) for text in description_of(found)]
+        blocks.append(_table("parts, with default parameters", files))
     if parameters:
         blocks.append(_table("parameters", parameters))
     if found.slots and (configurations := configurations_of(found)):
@@ -172,7 +178,39 @@ def _first_line(name: str) -> str:
 
 
 def _section(section: str, known: Sequence[Entry]) -> str:
-    return _table(section, {one.name: one.about for one in known if one.section == section})
+    """Return the names of a section, methods by the problem that they are for."""
+    about = {one.name: one.about for one in known if one.section == section}
+    if section != "algorithms":
+        return _table(section, about)
+    groups = ((problem.title, {name: about[name] for name in problem.methods}) for problem in PROBLEMS)
+    return "\n\n".join(_table(f"{section}: {title}", names) for title, names in groups if names)
+
+
+def is_aligned(text: str) -> bool:
+    """True if lines of a paragraph are aligned in columns, as those of equations are."""
+    return bool(re.search(r"\S {2,}\S", text))
+
+
+def _paragraph(text: str) -> list[str]:
+    """Return the lines of a paragraph of a docstring for the width of the output; equations keep their columns."""
+    if not is_aligned(text):
+        return _wrapped("", " ".join(text.split()))
+    return [part for line in text.splitlines() for part in _folded(line)]
+
+
+def _folded(line: str) -> list[str]:
+    """Return an aligned line, its last column and whatever else is too wide on lines of their own."""
+    width, indent = _width(), " " * INDENT
+    if len(line) <= width:
+        return [line]
+    columns = re.fullmatch(r"(.*\S) {2,}(\S.*)", line)
+    has_label = columns is None or len(columns[1]) < INDENT  # whose text is all the rest
+    parts = [line] if has_label else [columns[1], indent + columns[2]]
+    return [
+        wrapped
+        for part in parts
+        for wrapped in textwrap.wrap(part, width, subsequent_indent=indent, break_on_hyphens=False)
+    ]
 
 
 def _table(title: str, lines: dict[str, str]) -> str:
@@ -182,11 +220,16 @@ def _table(title: str, lines: dict[str, str]) -> str:
 
 def _wrapped(start: str, text: str) -> list[str]:
     """Return a text after its start, wrapped to the width of a terminal; one line if it goes elsewhere."""
-    width = shutil.get_terminal_size().columns if is_terminal() else UNLIMITED
+    width = _width()
     start = f"{start} " if start else ""
     indent = " " * len(start) if len(start) < width // 2 else "      "
     wrapped = textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
     return wrapped or [start.rstrip()]
+
+
+def _width() -> int:
+    """Return the columns of the terminal, or those that the variable COLUMNS gives."""
+    return shutil.get_terminal_size().columns if is_terminal() or "COLUMNS" in os.environ else UNLIMITED
 
 
 def is_terminal() -> bool:

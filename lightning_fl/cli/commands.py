@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_fl import __version__
-from lightning_fl.cli import catalogue, method_source, shipped_configs
+from lightning_fl.cli import catalogue, kept_help, method_source, shipped_configs
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import fail, file_error_of, sentence_of
 from lightning_fl.cli.first_config import init
@@ -94,6 +94,8 @@ def _answer_at_once(given: list[str]) -> str | None:
         return Path(__file__).with_name("help.txt").read_text(encoding="utf-8").rstrip()
     if first == "--version":
         return f"lightning-fl {__version__}"
+    if given[1:] in (["-h"], ["--help"]) and (kept := kept_help.help_of(first)):
+        return kept.rstrip("\n")
     if first == "list":
         if given[1:] in (["-h"], ["--help"]):
             return catalogue.HELP

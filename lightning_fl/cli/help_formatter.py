@@ -118,10 +118,7 @@ def arrange(parser: Any) -> None:
         action.metavar, action.help = TEXTS.get(action.dest, (action.metavar, action.help))
     for key, group in parser.groups.items():
         group.title = TITLES.get(key, "Checkpoint" if key == command else group.title)
-    first = [
-        parser._action_groups[1],
-        *(parser.groups[key] for key in FIRST if key in parser.groups),
-    ]  # [1] is --help and --config
+    first = [parser._optionals, *(parser.groups[key] for key in FIRST if key in parser.groups)]
     parser._action_groups.sort(key=lambda group: first.index(group) if group in first else len(first))
 
 

@@ -33,17 +33,22 @@ from lightning_fl.report.made_by import commands_of
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data
 from lightning_fl.report.remarks import in_common, remarks
-from lightning_fl.report.smoothing import ORDER
+from lightning_fl.report.smoothing import ORDER, WINDOW
 
 
-def _how(metric: Metric) -> str:
+def _how(groups: Sequence[Group], metric: Metric) -> str:
     """Return the paragraph that explains the numbers."""
+    windows = sorted({curve.window for group in groups for curve in group.curves})
     smoothing, curve, best = "Curves are not smoothed.", "curve", "best"
-    if metric.window > 1:
+    if windows != [1]:
         rounded = ", and accuracies are rounded to three decimals" if is_accuracy(metric.name) else ""
+        suited = f"; at most half of a curve, and {WINDOW} for long ones: `--window` sets another" * (
+            metric.window is None
+        )
         smoothing = (
-            f"Curves are smoothed with a Savitzky–Golay filter of window {metric.window} and order {ORDER} (a smaller window "
-            f"for shorter curves, none for {ORDER} or fewer values){rounded}; pale lines are the raw values."
+            f"Curves are smoothed with a Savitzky–Golay filter of order {ORDER} and window "
+            f"{' to '.join(dict.fromkeys((str(windows[0]), str(windows[-1]))))} (1 does not smooth{suited}){rounded}; pale lines "
+            "are the raw values."
         )
         curve, best = "smoothed curve", VALUES["best"]
     return (
@@ -222,7 +227,7 @@ def _sections(
         ]
         sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
     sections["Remarks"] = [notes + remarks(groups) + unreadable(groups)]
-    sections["How to read it"] = [_how(metric)]
+    sections["How to read it"] = [_how(groups, metric)]
     return _without_empty(sections)
 
 

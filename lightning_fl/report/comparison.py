@@ -26,7 +26,7 @@ from lightning_fl.outputs.metric import (
 )
 from lightning_fl.report.labels import identity, labels, unknown_settings
 from lightning_fl.report.records import Record
-from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
+from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth, suitable_window
 
 VALUES = {
     "final": "final",
@@ -44,7 +44,7 @@ class Metric:
     Attributes:
         name: column of `metrics.csv`.
         target: value whose cost is reported, or None.
-        window: length of the smoothing window in values.
+        window: length of the smoothing window in values; None: `WINDOW`, or less for a curve of fewer than twice as many values.
         mode: `max` if higher is better, `min` if lower is; None to follow from the name.
 
     Raises:
@@ -53,7 +53,7 @@ class Metric:
 
     name: str = ACCURACY
     target: float | None = None
-    window: int = WINDOW
+    window: int | None = WINDOW
     mode: str | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Metric:
             f"target must be an accuracy in (0, 1], got {self.target}; write 60 % as 0.6.",
         )
         require(
-            self.window == 1 or (self.window > ORDER and self.window % 2 == 1),
+            self.window in (None, 1) or (self.window > ORDER and self.window % 2 == 1),
             f"window must be 1 (no smoothing) or an odd number from {ORDER + 2} on, got {self.window}: the filter fits a cubic "
             f"to the window, which passes through any {ORDER + 1} values or fewer and so would smooth nothing.",
         )
@@ -128,12 +128,18 @@ class Curve:
     @cached_property
     def smoothed(self) -> Floats:
         """Smoothed values, of which the best one is shown, and which reach targets (n,)."""
-        return smooth(self.raw, 3 if is_accuracy(self.metric.name) else None, self.metric.window)
+        return smooth(self.raw, 3 if is_accuracy(self.metric.name) else None, self.window)
+
+    @property
+    def window(self) -> int:
+        """Length of the smoothing window in values; 1: the curve is not smoothed."""
+        given = self.metric.window
+        return suitable_window(len(self.raw)) if given is None else fitting_window(len(self.raw), given)
 
     @property
     def is_smoothed(self) -> bool:
         """True if the smoothing window holds more than one value."""
-        return fitting_window(len(self.raw), self.metric.window) > 1
+        return self.window > 1
 
     def axis(self, name: str) -> Floats:
         """Return one of the costs in `Record.spent` at each value (n,)."""
@@ -234,14 +240,14 @@ def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float
     return fmean(known) if known else None, stdev(known) if len(known) > 1 else None, len(known)
 
 
-def common_metric(records: Sequence[Record], given: str | None, target: float | None, window: int) -> Metric:
+def common_metric(records: Sequence[Record], given: str | None, target: float | None, window: int | None) -> Metric:
     """Return the metric to compare: the given one, or the one that the runs are about.
 
     Args:
         records: runs; those of earlier versions have no metric, which then is found among their columns.
         given: name of the metric; None: the one that the runs are about.
         target: value whose cost is reported, or None.
-        window: length of the smoothing window in values.
+        window: length of the smoothing window in values; None for one that suits the curves.
 
     Raises:
         UserError: no metric is given, and the runs are about different ones.

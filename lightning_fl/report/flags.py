@@ -38,8 +38,8 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--window",
         type=int,
-        default=WINDOW,
-        help="length of the smoothing window in values, odd and at least 5; 1 for no smoothing (default: %(default)s)",
+        help="length of the smoothing window in values, odd and at least 5; 1 for no smoothing (default: "
+        f"{WINDOW}, or at most half of a shorter curve)",
     )
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
     parser.add_argument(

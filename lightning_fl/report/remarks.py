@@ -140,10 +140,12 @@ def _evaluation(groups: Sequence[Group]) -> list[str]:
 
 
 def _short_curves(groups: Sequence[Group]) -> list[str]:
-    """Return a remark on curves that are short for the smoothing window."""
+    """Return a remark on curves that are short for the smoothing window that the user gives."""
     window = groups[0].curves[0].metric.window
+    if window is None or window < SHORT_WINDOW:
+        return []
     short = [curve for group in groups for curve in group.curves if ORDER < len(curve.raw) < 2 * window]
-    if not short or window < SHORT_WINDOW:
+    if not short:
         return []
     count = "One run has" if len(short) == 1 else f"{len(short)} runs have"
     return [

@@ -28,6 +28,17 @@ def fitting_window(count: int, window: int = WINDOW) -> int:
     return fits if fits > ORDER else 1
 
 
+def suitable_window(count: int) -> int:
+    """Return the largest odd window of at most `WINDOW` and half of `count` values; 1 if a cubic would pass through all of them.
+
+    A longer one covers so much of a short curve that its steep beginning shifts the later values.
+
+    >>> [suitable_window(count) for count in (9, 10, 20, 77, 78, 500)]
+    [1, 5, 9, 37, 39, 39]
+    """
+    return fitting_window(count // 2)
+
+
 def smooth(values: Floats, decimals: int | None = 3, window: int = WINDOW) -> Floats:
     """Return the smoothed curve.
 

@@ -59,7 +59,7 @@ PUBLISHED = {
 
 
 def table(names: Sequence[str], columns: Mapping[str, Column], rows: Sequence[Row], num_texts: int = 1) -> Table:
-    """Return a table of words and numbers.
+    """Return a table of words and numbers, without the columns in which no row has a number.
 
     Args:
         names: titles of the columns of words.
@@ -67,6 +67,7 @@ def table(names: Sequence[str], columns: Mapping[str, Column], rows: Sequence[Ro
         rows: rows of the table.
         num_texts: number of columns of words that are aligned left.
     """
+    columns = {name: of for name, of in columns.items() if any(_is_known(found.get(name)) for _, found in rows)}
     units = {kind: unit_of(_largest(kind, columns, rows), of) for kind, of in UNITS.items()}
     header = [c.title + (f" ({units[c.kind]})" if c.kind in units else "") for c in columns.values()]
     lines = []
@@ -77,6 +78,11 @@ def table(names: Sequence[str], columns: Mapping[str, Column], rows: Sequence[Ro
             cells.append(given if isinstance(given, str) else _in_unit(given, column, units.get(column.kind)))
         lines.append([*words, *cells])
     return Table([*names, *header], lines, num_texts)
+
+
+def _is_known(given: Spread | str | None) -> bool:
+    """True if a row has a number, or its text, in a column."""
+    return given is not None and (isinstance(given, str) or given[0] is not None)
 
 
 def _in_unit(found: Spread, column: Column, name: str | None) -> str:

@@ -40,7 +40,6 @@ from lightning_fl.outputs.yaml_files import read_strictly
 from lightning_fl.report.comparison import Metric
 from lightning_fl.report.labels import experiment_settings
 from lightning_fl.report.records import flatten, require_same_data
-from lightning_fl.report.smoothing import WINDOW
 from lightning_fl.study.budget import Budget, number, read_budget
 from lightning_fl.study.claims import Claim, read_claims
 
@@ -117,7 +116,7 @@ class StudyFile:
         seeds: seeds of each cell.
         target: value whose cost is reported, or None.
         metric: metric to compare; None for the one that the runs are about.
-        window: length of the smoothing window in values.
+        window: length of the smoothing window in values; None for one that suits the curves.
         claims: claims of a paper to be judged.
         budget: uplink bytes within which the cells are compared; None for no such comparison.
         regime: regimes of the paper and of the runs; None if the file does not say them.
@@ -130,7 +129,7 @@ class StudyFile:
     budget: Budget | None = None
     target: float | None = None
     metric: str | None = None
-    window: int = WINDOW
+    window: int | None = None
     regime: Regime | None = None
     takes: str = ""
 
@@ -241,13 +240,14 @@ def _regime(given: Any) -> Regime | None:
     return Regime(**given)
 
 
-def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, int]:
+def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, int | None]:
     """Return target, metric and window of a study file."""
-    target, metric, window = number(content.get("target")), content.get("metric"), content.get("window", WINDOW)
+    target, metric, window = number(content.get("target")), content.get("metric"), content.get("window")
     require("target" not in content or is_real(target), f"target must be a number, got {content.get('target')!r}.")
     is_name = isinstance(metric, str) and bool(metric.strip())
     require("metric" not in content or is_name, f"metric must be the name of a column of metrics.csv, got {metric!r}.")
-    check_whole("window", window, 1)
+    if "window" in content:
+        check_whole("window", window, 1)
     Metric(metric or "", None if target is None else float(target), window)
     return None if target is None else float(target), metric, window
 

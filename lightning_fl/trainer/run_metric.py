@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import UserError, nearest
+from lightning_fl.outputs.clients.distribution import is_over_clients
 from lightning_fl.outputs.final_table import best_of, tested_at_best_validation
 from lightning_fl.outputs.metric import ACCURACY, falls, final, find_metric, is_accuracy, is_result, penalised, spend
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -37,14 +38,16 @@ def choose_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
     is_lost = trainer.given_metric[0] is None and not is_all and name not in {*names, *trainer.callback_metrics}
     if name is None or is_lost:
         # Methods log accuracies of their own, such as feddu/accuracy, in a round but not in a validation.
-        # The only value of a validation is a result, whatever its name; in a round it may be a method's own.
-        trainer.metric = find_metric(filter(is_result, names) if is_all else names) or (
-            names[0] if len(names) == 1 and not is_all else None
-        )
+        # The values of a validation are results, whatever their names; in a round they may be a method's own.
+        own = [] if is_all else [name for name in names if not is_over_clients(name)]
+        trainer.metric = find_metric(filter(is_result, names) if is_all else names) or next(iter(own), None)
         if trainer.metric not in (None, ACCURACY):
             is_known = is_accuracy(trainer.metric) or falls(trainer.metric)
             reverse = f"{UNSURE}; trainer.metric {trainer.metric} with trainer.metric_mode min reverses that"
-            _say(trainer, trainer.metric, "; trainer.metric sets another" if is_known else reverse)
+            is_first = len(own) > 1 and find_metric(own) is None
+            of_several = f"; it is the first of {len(own)} values of the validation, none of them its accuracy or loss"
+            more = "; trainer.metric sets another" if is_known else reverse
+            _say(trainer, trainer.metric, more + of_several * is_first)
     elif name not in {*names, *tested} and (is_all or get_close_matches(name, names, cutoff=0.9)):
         raise UserError(f"trainer.metric is {name!r}, which is not logged; {nearest(name, [*names, *tested])}.")
 

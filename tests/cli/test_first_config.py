@@ -11,6 +11,7 @@ from command_line import Command
 from lightning_fl import __version__
 from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.cli.first_config import DATA_KEYS, MODEL_KEYS, TO_FILL_IN, TRAINER_KEYS
+from lightning_fl.cli.problems import PROBLEMS
 
 METHODS = [entry.name for entry in catalogue.entries() if entry.section == "algorithms"]
 USING_SERVER = [entry.name for entry in catalogue.entries() if entry.uses_server]
@@ -210,14 +211,31 @@ def test_list_explains_one_name(lightning_fl: Command) -> None:
     assert "did you mean 'FedDU" in unknown.err
 
 
-def test_list_is_wrapped_for_a_terminal_only(lightning_fl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = lightning_fl("list").out
-    assert max(map(len, plain.splitlines())) > 80
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(catalogue, "is_terminal", lambda: True)
-    wrapped = lightning_fl("list").out
-    assert max(map(len, wrapped.splitlines())) <= 80
-    assert wrapped.split() == plain.split()
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_list_is_wrapped_for_a_terminal_or_a_given_width(
+    is_terminal: bool, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(catalogue, "is_terminal", lambda: False)
+    asked = [[], ["configs"], *([one.name] for one in catalogue.entries() if one.section == "algorithms")]
+    plain = {tuple(words): catalogue.listing(words) for words in asked}
+    assert max(map(len, plain[()].splitlines())) > 120
+    monkeypatch.setattr(catalogue, "is_terminal", lambda: is_terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in asked:
+        wrapped = catalogue.listing(words)
+        assert [line for line in wrapped.splitlines() if len(line) > columns] == []
+        assert wrapped.split() == plain[tuple(words)].split()
+
+
+def test_list_has_every_method_in_one_group() -> None:
+    methods = [one.name for one in catalogue.entries() if one.section == "algorithms"]
+    assert sorted(name for problem in PROBLEMS for name in problem.methods) == methods
+    assert {name for problem in PROBLEMS for name in problem.others} <= {*methods}
+    assert not any({*problem.methods} & {*problem.others} for problem in PROBLEMS)
+    shown = re.findall(r"^algorithms: (.+)$", catalogue.listing(["algorithms"]), re.MULTILINE)
+    assert shown == [problem.title for problem in PROBLEMS if problem.methods]
 
 
 # ------------------------------------------------------------------------------------------- shipped configurations

@@ -3,13 +3,14 @@
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from lightning_fl import algorithms
 from lightning_fl.checks import parameters_of
-from lightning_fl.cli import main
+from lightning_fl.cli import kept_help, main
 from lightning_fl.cli.class_names import HIDDEN, classes_under
 from lightning_fl.cli.federated_cli import FederatedCLI
 from lightning_fl.cli.help_formatter import HEADINGS
@@ -25,9 +26,8 @@ def help_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def shown(*words: str, columns: int = 80) -> str:
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
-        with pytest.raises(SystemExit) as end:
+        with suppress(SystemExit):  # what is kept is printed without one
             main()
-        assert not end.value.code
         return capsys.readouterr().out
 
     return shown
@@ -82,6 +82,7 @@ def test_a_command_is_given_its_own_flags_alone(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(FederatedCLI, "_prepare_subcommand_parser", noted)
     monkeypatch.setattr(sys, "argv", ["lightning-fl", "validate", "--help"])
+    monkeypatch.setattr(kept_help, "help_of", lambda _: None)  # which would be printed without a parser
     with pytest.raises(SystemExit):
         main()
     assert [name for name, parser in parsers.items() if "--trainer.max_rounds" in parser._option_string_actions] == [

@@ -28,6 +28,8 @@ ANSWERS: dict[str, tuple[list[str], int, list[str]]] = {
         ["--print_config", "commands:", "Train a model in a federation.", "report", "list", "init"],
     ),
     "help in short": (["-h"], 0, ["commands:"]),
+    "help of fit": (["fit", "--help"], 0, ["--trainer.max_rounds INT", "OneCycleLR", "--ckpt_path"]),
+    "help of predict, in short": (["predict", "-h"], 0, ["Run a model on the prediction data."]),
     "list": (["list"], 0, ["FedDUMAP", "lenet5", "Digits", "Dirichlet", "TargetReached"]),
     "list of a name": (["list", "FedDU"], 0, ["--algorithm.decay"]),
     "source of a method": (["list", "FedDU", "--source"], 0, ["class DynamicServerUpdate(Step)"]),

@@ -1,6 +1,7 @@
 """Test that the texts which the command line prints without importing the library say what the library says.
 
-`python tests/cli/test_texts.py` writes catalogue.jsonl anew, for a class that is new or has other parameters or texts.
+`python tests/cli/test_texts.py` writes catalogue.jsonl and flags.jsonl anew, for a class or a flag that is new or has other
+parameters or texts.
 """
 
 import inspect
@@ -10,6 +11,8 @@ from argparse import Action
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -25,15 +28,17 @@ from lightning_fl import algorithms, callbacks, cli, data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
-from lightning_fl.cli import catalogue
+from lightning_fl.cli import catalogue, kept_help
 from lightning_fl.cli.commands import COMMANDS, FLAGS
 from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
+from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
 from lightning_fl.personal.personal_gates import ClientGates
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
+RUNNING = ("fit", "validate", "test", "predict")
 
 
 def contents() -> list[dict[str, Any]]:
@@ -161,6 +166,66 @@ def lines() -> str:
     return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in contents())
 
 
+class ParserBuilt(Exception):  # noqa: N818
+    """Parser of the command line, before it has parsed anything."""
+
+
+class BuiltParser(FederatedCLI):
+    """Command line that ends as soon as its parser is built."""
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Hand the parser over."""
+        raise ParserBuilt(parser)
+
+
+class RecordingFormatter(PlainHelpFormatter):
+    """Formatter of `--help` that records its headings, flags and texts."""
+
+    rows: dict[str, list[tuple[str, str]]]
+    owners: dict[int, str | None]
+
+    def _format_action(self, action: Action) -> str:
+        heading = self.owners[id(action)] or ""
+        row = self._format_action_invocation(action), self._expand_help(action)
+        self.rows.setdefault(heading, []).append(row)
+        return super()._format_action(action)
+
+    def add_argument(self, action: Action) -> None:
+        """Note the heading that an action stands under."""
+        self.owners[id(action)] = self._current_section.heading
+        super().add_argument(action)
+
+
+@cache
+def parser_of(command: str) -> Any:
+    """Return the parser of a command."""
+    try:
+        BuiltParser(args=[command])
+    except ParserBuilt as built:
+        return built.args[0]._subcommands_action.choices[command]
+
+
+def flag_lines() -> str:
+    """Return the names in other packages, what stands around the flags of each command, and the sections, a line each."""
+    around, owners, places = {}, {}, {}
+    for command in RUNNING:
+        parser = parser_of(command)
+        recorded: Any = type("Recorded", (RecordingFormatter,), {"rows": {}, "owners": {}})
+        before, parser.formatter_class = parser.formatter_class, recorded
+        parser.format_help()
+        parser.formatter_class = before
+        around[command] = {name: getattr(parser, name) for name in ("usage", "description", "epilog")}
+        for place, (heading, rows) in enumerate(recorded.rows.items()):
+            owners.setdefault((heading, tuple(rows)), []).append(command)
+            places.setdefault((heading, tuple(rows)), place)
+    names = {module: kept_help.names_of(module) for module in kept_help.OTHERS}
+    sections = (
+        {"heading": head, "flags": rows, "commands": owners[head, rows]}
+        for head, rows in sorted(owners, key=places.__getitem__)
+    )
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (names, around, *sections))
+
+
 def classes(package: Any, kind: type = object) -> dict[str, type]:
     """Return by name the public classes of a package that are of a kind and not abstract."""
     found = {name: getattr(package, name) for name in package.__all__}
@@ -170,6 +235,36 @@ def classes(package: Any, kind: type = object) -> dict[str, type]:
 
 def test_the_list_is_that_of_the_code() -> None:
     assert catalogue.FILE.read_text(encoding="utf-8") == lines(), "run: python tests/cli/test_texts.py"
+
+
+def test_the_kept_flags_are_those_of_the_parser() -> None:
+    assert kept_help.FILE.read_text(encoding="utf-8") == flag_lines(), "run: python tests/cli/test_texts.py"
+
+
+@pytest.mark.parametrize("command", RUNNING)
+@pytest.mark.parametrize("columns", [60, 80, 133])
+def test_the_kept_help_is_printed_as_the_parser_prints_it(
+    command: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert kept_help.help_of(command) == parser_of(command).format_help()
+
+
+def test_names_of_other_packages_are_read_as_they_are_imported() -> None:
+    for module in kept_help.OTHERS:
+        assert kept_help.names_of(module) == sorted(import_module(module).__all__)
+
+
+def test_no_help_is_kept_for_packages_with_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kept_help.names_of
+    assert kept_help.help_of("fit")
+    for changed in kept_help.OTHERS:
+        monkeypatch.setattr(
+            kept_help, "names_of", lambda name, module=changed: [*found(name), *["New"] * (name == module)]
+        )
+        assert kept_help.help_of("fit") is None
+    monkeypatch.setattr(kept_help, "names_of", lambda _: None)
+    assert kept_help.help_of("fit") is None
 
 
 def test_the_help_says_what_the_parser_says(
@@ -195,3 +290,4 @@ def test_the_help_says_what_the_parser_says(
 
 if __name__ == "__main__":
     catalogue.FILE.write_text(lines(), encoding="utf-8")
+    kept_help.FILE.write_text(flag_lines(), encoding="utf-8")

@@ -235,7 +235,7 @@ def test_images_without_8_bits_per_channel_are_named(
 
 @needs_datasets
 def test_without_test_data_the_sentence_names_their_split(tmp_path: Path) -> None:
-    DatasetDict(train=image_set(), test=image_set()).save_to_disk(tmp_path / "dict")
+    DatasetDict(train=image_set(), held_out=image_set()).save_to_disk(tmp_path / "dict")
     with pytest.raises(UserError, match=r"no test data: name their split, .*\(--data.test_split test\), or set val_fr"):
         set_up(str(tmp_path / "dict")).val_dataloader()
 

@@ -109,6 +109,18 @@ def test_a_split_of_the_same_folder_is_named_by_its_split(tmp_path: Path) -> Non
         set_up(tmp_path / "all", test_split="test")
 
 
+def test_a_saved_split_test_is_found_unless_another_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test").mkdir()  # is not the split
+    splits = {name: column_set([0, 1] * number, AB) for number, name in enumerate(("train", "test", "more"), 1)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "all")
+    datasets.DatasetDict(train=splits["train"]).save_to_disk(tmp_path / "alone")
+    assert len(set_up(tmp_path / "all").test) == 4
+    assert len(set_up(tmp_path / "all", test_split="more").test) == 6
+    assert set_up(tmp_path / "all", split="test").test is None
+    assert set_up(tmp_path / "alone").test is None
+
+
 def test_a_column_that_only_the_test_file_lacks_is_reported_with_the_test_file(tmp_path: Path) -> None:
     column_set([0, 1], WHOLE).save_to_disk(tmp_path / "train")
     column_set([0, 1], WHOLE, "yy").save_to_disk(tmp_path / "test")

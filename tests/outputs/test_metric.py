@@ -149,6 +149,25 @@ def test_the_only_value_of_a_validation_wins_over_the_training_loss(
     assert trainer.metric_falls == (name == "mae")
 
 
+@pytest.mark.parametrize("sanity", [0, 2])
+@pytest.mark.parametrize("names", [["mae", "r2"], ["val_f1", "val_auc"], ["score", "mae"]])
+def test_the_first_of_several_values_of_a_validation_wins_over_the_training_loss(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, names: list[str], sanity: int
+) -> None:
+    class Plain(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            for name in names:
+                self.log(name, 1.0, batch_size=1)
+
+    trainer = make_trainer(num_sanity_val_steps=sanity)
+    with caplog.at_level("INFO", LOGGER):
+        trainer.fit(Plain(), Served(9), FedAvg())
+    assert trainer.metric == names[0]
+    assert trainer.metric_falls == (names[0] == "mae")
+    (said,) = [message for message in caplog.messages if message.startswith("The run is about")]
+    assert said.endswith("it is the first of 2 values of the validation, none of them its accuracy or loss.")
+
+
 def test_the_shipped_names_are_taken_silently(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer()
     with caplog.at_level("INFO", LOGGER):

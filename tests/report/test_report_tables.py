@@ -1,10 +1,14 @@
 """Test numbers in tables: units, significant figures, and only an exact zero printed as zero."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import rising, write_run
 
 from lightning_fl.outputs.units import in_bytes, significant
+from lightning_fl.report import report
 from lightning_fl.report.comparison import mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.report.tables import Column, table
@@ -69,3 +73,27 @@ def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
     lines = Table(["a|b", "c"], [["x", "1"]]).markdown().splitlines()
     assert lines[0] == r"| a\|b |  c |".replace("  c", " c")
     assert len({len(line) for line in lines}) == 1
+
+
+@pytest.mark.parametrize(("count", "window"), [(6, 1), (20, 9), (60, 29), (77, 37), (78, 39), (90, 39)])
+def test_the_smoothing_window_suits_the_curves_unless_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None, count: int, window: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a", rising(count))
+    said = report(["a"])
+    page = Path("report/report.md").read_text(encoding="utf-8")
+    assert ("Curves are not smoothed." in page) == (window == 1)
+    assert (f"window {window} (1 does not smooth; at most half of a curve" in page) == (window > 1)
+    assert "smoothing window covers half" not in said
+    said = report(["a", "--window", "39"])
+    assert ("smoothing window covers half" in said) == (count < 78)
+
+
+def test_a_table_has_no_column_without_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a", rising(9))
+    said = report(["a", "--target", "0.999"]).partition("## Cost of reaching accuracy 0.999")[2]
+    lines = [line for line in said.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in lines[0].strip("|").split("|")] == ["method", "reached it"]
+    assert lines[2].split("|")[2].strip() == "0 of 1"

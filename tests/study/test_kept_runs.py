@@ -62,6 +62,18 @@ def test_an_archive_fills_the_rows_of_its_study(tmp_path: Path, monkeypatch: pyt
     assert claims.with_tables(page) == page
 
 
+def test_the_summary_counts_every_row_of_the_tables_once() -> None:
+    _, head, *rest = PAGE.partition("<!-- summary: claims -->")[2].partition("<!-- end -->")[0].split("\n\n")
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in rest[0].splitlines()[2:]]
+    tables = re.findall(r"<!-- claims: .+? -->\n\n(.*?)\n\n<!-- end -->", PAGE, re.DOTALL)
+    verdicts = [line.strip("| ").rpartition("|")[2].strip() for each in tables for line in each.splitlines()[2:]]
+    assert len(verdicts) == sum(int(count) for _, count, *_ in rows)
+    for kind, count, where, _ in rows:
+        of_kind = [verdict for verdict in verdicts if claims.kind_of(verdict) == kind]
+        assert int(count) == len(of_kind) == sum(map(int, re.findall(r" (\d+)(?:,|$)", where)))
+    assert head.startswith(f"**{len(verdicts)} claims, of which ")
+
+
 def test_every_claim_and_every_archive_has_a_place() -> None:
     titles = re.findall(r"<!-- claims: (.+?) -->", PAGE)
     assert sorted(titles) == sorted([*claims.TABLES, claims.LONG_TABLE])

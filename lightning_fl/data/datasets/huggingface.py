@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -23,6 +24,9 @@ from lightning_fl.errors import UserError, nearest, require
 
 READERS = {".arrow": "arrow", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Readers of `datasets.load_dataset` by a file's suffix."""
+DICTIONARY = "dataset_dict.json"
+"""File in which `save_to_disk` lists the splits of a folder."""
+TEST = "test"
 MOST_BYTES = 2**32
 """Size up to which images are decoded once and kept as bytes; more are read from the disk in each pass."""
 Tokenizer = Callable[[list[str]], Any]
@@ -40,7 +44,8 @@ class HuggingFace(FederatedDataModule):
             `datasets.load_dataset` reads, or a name on the hub, which alone downloads.
         name: configuration of a data set on the hub.
         split: name of the training split; a single saved data set or file has none.
-        test_split: name of the test split, or path of a folder or file with it; null: there are no test data.
+        test_split: name of the test split, or path of a folder or file with it; null: the split `test` if `save_to_disk` wrote
+            one into the folder, else there are no test data.
         input: column of the inputs.
         target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
             found by name), other numbers are not; null: no targets.
@@ -116,7 +121,15 @@ class HuggingFace(FederatedDataModule):
     @property
     def _places(self) -> tuple[str, str]:
         """What sentences call the training and the test data: a path, or a split of it."""
-        return self.path, str(self.test_split) if self._has_own_test else f"split {self.test_split!r} of {self.path}"
+        return self.path, str(self._test_split) if self._has_own_test else f"split {self._test_split!r} of {self.path}"
+
+    @cached_property
+    def _test_split(self) -> str | None:
+        """Name or path of the test split: the given one, or a saved split `test`; None without test data."""
+        saved = Path(self.path) / DICTIONARY
+        if self.test_split is not None or self.split == TEST or not saved.is_file():
+            return self.test_split
+        return TEST if TEST in json.loads(saved.read_text(encoding="utf-8"))["splits"] else None
 
     @property
     def _has_own_test(self) -> bool:
@@ -128,9 +141,9 @@ class HuggingFace(FederatedDataModule):
         """Training and test data set; their columns exist."""
         train = _read(self.path, self.name, self.split)
         test = None
-        if self.test_split is not None:
-            source = (self.test_split, None, "train") if self._has_own_test else (self.path, self.name, self.test_split)
-            test = _read(*source)
+        if self._test_split is not None:
+            own = self._has_own_test
+            test = _read(self._test_split, None, "train") if own else _read(self.path, self.name, self._test_split)
         for part, place in zip((train, test), self._places, strict=True):
             for key in ("input", "target"):
                 column = getattr(self, key)
@@ -236,7 +249,7 @@ def _read(path: str, name: str | None, split: str) -> Any:
             require(split == "train", f"{path} has no splits, so split={split!r} is none of them: leave out split.")
         if (place / "state.json").is_file():
             return datasets.load_from_disk(path)
-        if (place / "dataset_dict.json").is_file():
+        if (place / DICTIONARY).is_file():
             splits = datasets.load_from_disk(path)
             require(split in splits, f"{path} has no split {split!r}; {nearest(split, splits)}.")
             return splits[split]

@@ -1,0 +1,86 @@
+"""Help of `fit`, `validate`, `test` and `predict`, read from `flags.jsonl`: building their parser imports torch and Lightning,
+which takes seconds.
+
+`python tests/cli/test_texts.py` writes the file, and a test compares what is printed with the parser's own help. The help also
+names classes of torch and Lightning. The file has the names that these packages had when it was written; if the installed
+packages have others, there is no kept help, and the parser prints its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from argparse import Action, HelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("flags.jsonl")
+OTHERS = ("torch.optim", "torch.optim.lr_scheduler", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
+"""Modules of other packages whose classes the help names."""
+NAMES = re.compile(r"^__all__ = (\[[^\]]*\])", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Flags of some commands below a heading, each as it is shown with its text."""
+
+    heading: str
+    flags: Sequence[tuple[str, str]]
+    commands: Sequence[str]
+
+
+class KeptFormatter(HelpFormatter):
+    """Formatter of flags and texts that are finished."""
+
+    def _format_action_invocation(self, action: Action) -> str:
+        return str(action.metavar)
+
+    def _expand_help(self, action: Action) -> str:
+        return action.help or ""
+
+
+@cache
+def _kept() -> Any:
+    """Return the names in other packages, what stands around the flags of each command, and the sections."""
+    names, around, *sections = map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
+    return names, around, [Section(**section) for section in sections]
+
+
+def sections_of(command: str) -> list[Section]:
+    """Return the sections of a command's help."""
+    return [section for section in _kept()[2] if command in section.commands]
+
+
+def help_of(command: str) -> str | None:
+    """Return what `lightning-fl COMMAND --help` prints; None if nothing is kept, or the installed packages have other names."""
+    names, around, _ = _kept()
+    if command not in around or names != {module: names_of(module) for module in OTHERS}:
+        return None
+    formatter = KeptFormatter("")
+    formatter.add_usage(around[command]["usage"], [], [])
+    formatter.add_text(around[command]["description"])
+    for section in sections_of(command):
+        formatter.start_section(section.heading)
+        formatter.add_arguments([Action([], "", metavar=flag, help=text) for flag, text in section.flags])
+        formatter.end_section()
+    formatter.add_text(around[command]["epilog"])
+    return formatter.format_help()
+
+
+def names_of(module: str) -> list[str] | None:
+    """Return the public names of an installed module without importing it; None if its file does not list them.
+
+    >>> "SGD" in names_of("torch.optim")
+    True
+    """
+    package, *inner = module.split(".")
+    found = find_spec(package)
+    places = [Path(place).joinpath(*inner) for place in (found.submodule_search_locations or [] if found else [])]
+    files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()]
+    listed = NAMES.search(files[0].read_text(encoding="utf-8")) if files else None
+    return sorted(ast.literal_eval(listed[1])) if listed else None

@@ -1,0 +1,77 @@
+"""Methods by the problem that they are for: the groups of `lightning-fl list`, and a table of the site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Problem, and methods for it.
+
+    Attributes:
+        title: a few words.
+        methods: methods that the terminal lists here; each method is in one group.
+        others: methods of other groups that help as well.
+        besides: what helps besides a method, in Markdown.
+    """
+
+    title: str
+    methods: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    besides: str = ""
+
+
+PROBLEMS = (
+    Problem("to start with", ("FedAvg", "Algorithm"), besides="`Algorithm` takes any combination of parts."),
+    Problem(
+        "few bytes",
+        (
+            *("FedLDF", "RandomLayers", "HDFL", "FedADP", "FedPAQ"),
+            *("FedAdamSSM", "FedAdamTop", "FairnessTop", "OneBitAdam", "EfficientAdam"),
+        ),
+        ("FedAP", "FedDUMAP", "HRank", "IMC", "PruneFL", "FedRep"),
+        "[Codecs](/how-to/codecs.md) compress the messages of most methods.",
+    ),
+    Problem(
+        "clients with different data (non-IID)",
+        ("FedProx", "SCAFFOLD", "FedNova"),
+        ("FedDU", "FedDUM", "DataSharing", "FedDP", "FedBN", "FedRep", "Ditto", "APFL", "PFedMe"),
+        "`--data.partition Dirichlet` and [others](/reference/names.md) draw such clients.",
+    ),
+    Problem(
+        "momentum and adaptive optimisers",
+        ("DeviceM", "ServerM", "FedDA", "FedAdam", "FedOpt", "ServerAdagrad", "ServerAdam", "ServerYogi"),
+        ("FedDUM", "FedDUDA", "OneBitAdam", "EfficientAdam"),
+    ),
+    Problem(
+        "samples on the server",
+        (
+            *("FedDU", "FedDUS", "FedDUM", "FedDUSM", "FedDUDM", "FedDUDA"),
+            *("DataSharing", "HybridFL", "FedDF", "FedKT"),
+        ),
+        ("FedAP", "FedDUAP", "FedDUMAP", "HRank", "PruneFL"),
+        "[Server data](/how-to/server-data.md) says where the samples come from.",
+    ),
+    Problem(
+        "smaller networks (pruning)",
+        ("FedAP", "FedDUAP", "FedDUMAP", "HRank", "IMC", "PruneFL"),
+        ("FedDP",),
+        "Any method with a [pruning callback](/explanation/pruning.md).",
+    ),
+    Problem(
+        "slow clients",
+        others=("FedNova", "FedProx", "FedAP", "FedDUAP", "FedDUMAP", "HRank"),
+        besides="`--trainer.straggler_rate` lets clients stop early, and `--trainer.clock` simulates their time.",
+    ),
+    Problem(
+        "a model for each client",
+        ("FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "FedDP"),
+        besides="[`personal`](/how-to/personalise.md) lets any method keep layers with the clients.",
+    ),
+    Problem(
+        "bounds of a comparison",
+        ("Centralised", "LocalOnly"),
+        besides="[Reports](/how-to/report.md) draw them as horizontal lines over bytes.",
+    ),
+)
