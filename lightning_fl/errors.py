@@ -34,7 +34,7 @@ class FileError(OSError):
     """File of a run that cannot be written or read on; the command line prints its sentence and exits with code 1."""
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str:
+def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return the end of an error sentence about an unknown name.
 
     >>> nearest("FedAgv", ["FedAvg", "FedProx"])
@@ -46,7 +46,7 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     """
     names = sorted(allowed)
     lower = {name.lower(): name for name in reversed(names)}
-    match = get_close_matches(given.lower(), lower, n=1)
+    match = get_close_matches(word.lower(), lower, n=1)
     listed = ", ".join(names) or "none"
     return f"did you mean '{lower[match[0]]}'? Allowed: {listed}" if match else f"allowed: {listed}"
 

@@ -218,14 +218,14 @@ def check_agreement(prunings: Sequence[int]) -> None:
 def gather_logs(fabric: Fabric, logs: LogCollector, more: Any = None) -> tuple[list[Sums], list[Known], list[Any]]:
     """Return what all processes have logged since the last `take`, how they log, and one more object of each."""
     mine = on_host([logs.take()])[0], logs.knowledge(), more
-    sums, known, others = zip(*gather_objects(fabric, mine), strict=True)
-    return list(sums), list(known), list(others)
+    sums, knowledge, others = zip(*gather_objects(fabric, mine), strict=True)
+    return list(sums), list(knowledge), list(others)
 
 
 def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
     """Return the values of all ranks for their clients, in the order of `clients`; only for small objects."""
-    known = {client: value for part in gather_objects(fabric, mine) for client, value in part.items()}
-    return {client: known[client] for client in clients if client in known}
+    values = {client: value for part in gather_objects(fabric, mine) for client, value in part.items()}
+    return {client: values[client] for client in clients if client in values}
 
 
 def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]) -> list[Upload]:

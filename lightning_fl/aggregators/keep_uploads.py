@@ -41,6 +41,6 @@ class KeepUploads(Aggregator):
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the inner message and the stacked uploads."""
         uploads = accumulator["uploads"]
-        kept = {f"uploads/{name}": torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
-        kept[UPLOAD_WEIGHTS] = torch.tensor(accumulator["weights"], dtype=torch.float64)
-        return self.inner.finish(accumulator["inner"]) | kept
+        stacked = {f"uploads/{name}": torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
+        stacked[UPLOAD_WEIGHTS] = torch.tensor(accumulator["weights"], dtype=torch.float64)
+        return self.inner.finish(accumulator["inner"]) | stacked

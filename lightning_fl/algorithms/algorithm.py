@@ -111,13 +111,13 @@ class Algorithm(Remembering):
 
     def __repr__(self) -> str:
         defaults = {name: parameter.default for name, parameter in parameters_of(type(self)).items()}
-        own = [f"{name}={value!r}" for name, value in self.given_arguments.items() if value != defaults.get(name)]
-        return f"{self.name}({', '.join(own)})"
+        chosen = [f"{name}={value!r}" for name, value in self.given_arguments.items() if value != defaults.get(name)]
+        return f"{self.name}({', '.join(chosen)})"
 
     def rules(self) -> list[Rule]:
         """Return the clients' rules, and the rules of the steps' trainings on the server."""
-        of_clients = [self.rule, *(rule for part in self.personal for rule in part.rules())]
-        return [*of_clients, *(rule for step in self.steps for rule in step.rules())]
+        client_rules = [self.rule, *(rule for part in self.personal for rule in part.rules())]
+        return [*client_rules, *(rule for step in self.steps for rule in step.rules())]
 
     @property
     def model_keeper(self) -> Personal | None:
@@ -199,12 +199,12 @@ class Algorithm(Remembering):
         the values of the server's model are under `…_server`.
         """
         means = validation.client_means() if validation.owns else {}
-        found = dict(means)
+        values = dict(means)
         if self.model_keeper is not None:
-            found |= {f"{name}_server": value for name, value in validation.averages().items()}
+            values |= {f"{name}_server": value for name, value in validation.averages().items()}
         for part in self.personal:
-            found |= part.validate(validation, means)
-        return found
+            values |= part.validate(validation, means)
+        return values
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that are part of the algorithm, such as its pruning."""

@@ -92,15 +92,15 @@ def _unmet(slots: Slots) -> Iterator[str]:
     """Yield the parts that need what no other provides."""
     sender, early, shared, sent = name_of(slots.rule), slots.early, slots.shared, slots.rule.provides | {"model"}
     readers: list[Part] = [slots.aggregator, slots.uplink, slots.exchange]
-    found: list[tuple[Iterable[Part], frozenset[str], str]] = [
+    requirements: list[tuple[Iterable[Part], frozenset[str], str]] = [
         ([slots.rule], shared | early, "no step shares"),
         (slots.step_rules, shared, "no step shares"),
         (slots.chain, sent | early | {UPLOADS, PROPOSAL}, f"{sender} does not send"),
         (readers, sent, f"{sender} does not send"),
     ]
     if early:
-        found.append((readers[:2], early, f"clients of {sender} do not send before the training"))
-    for parts, available, otherwise in found:
+        requirements.append((readers[:2], early, f"clients of {sender} do not send before the training"))
+    for parts, available, otherwise in requirements:
         for part in parts:
             if missing := part.needs - available:
                 yield f"{name_of(part)} needs {_listed(missing)}, which {otherwise}"
@@ -171,14 +171,14 @@ def _uploads(slots: Slots) -> Iterator[str]:
                 f"clients of {name_of(rule)} keep a copy of their upload, so the server must receive all of it: "
                 f"{name_of(slots.sender)} sends parts, use OneShot"
             )
-    kept = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
-    if slots.rule.needs_whole_upload and kept and not slots.uplink.has_error_feedback:
+    lossy = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
+    if slots.rule.needs_whole_upload and lossy and not slots.uplink.has_error_feedback:
         codec = name_of(slots.uplink)
         remedy = (
             "one that contracts, with ErrorFeedback" if slots.uplink.error_may_grow else f"ErrorFeedback({codec}(…))"
         )
         yield (
-            f"clients of {name_of(slots.rule)} keep a copy of {_listed(kept)}, of which the uplink {codec} loses a part in "
+            f"clients of {name_of(slots.rule)} keep a copy of {_listed(lossy)}, of which the uplink {codec} loses a part in "
             f"every round: use {remedy}"
         )
     if slots.uplink.needs_error_feedback and not slots.uplink.has_error_feedback:
@@ -210,9 +210,9 @@ def _in_common(slots: Slots) -> Iterator[str]:
     parts: list[Part] = [slots.rule, *slots.step_rules, *slots.chain]
     for one, other in combinations(parts, 2):
         for name in sorted(one.in_common.keys() & other.in_common.keys()):
-            given, differs = one.in_common[name], other.in_common[name]
-            if (type(given), given) != (type(differs), differs):
-                yield f"{name_of(one)} has {name}={given!r}, but {name_of(other)} has {differs!r}: give both the same"
+            value, differs = one.in_common[name], other.in_common[name]
+            if (type(value), value) != (type(differs), differs):
+                yield f"{name_of(one)} has {name}={value!r}, but {name_of(other)} has {differs!r}: give both the same"
 
 
 def _downlink(slots: Slots) -> Iterator[str]:
@@ -278,11 +278,11 @@ def _listed(names: Iterable[str]) -> str:
 
 def _known(names: Iterable[str], *packages: object) -> str:
     """Return the remedy: the parts of some packages that are declared to use these entries."""
-    wanted, found = frozenset(names), []
+    wanted, part_names = frozenset(names), []
     for package in packages:
         for name in getattr(package, "__all__", ()):
             uses = getattr(getattr(package, name), "uses", None)
             needs = getattr(getattr(package, name), "needs", None)
             if any(isinstance(entries, frozenset) and wanted <= entries for entries in (uses, needs)):
-                found.append(name)
-    return f": use {' or '.join(found)}" if found else ""
+                part_names.append(name)
+    return f": use {' or '.join(part_names)}" if part_names else ""

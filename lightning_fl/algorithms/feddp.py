@@ -93,11 +93,11 @@ class FedDP(Wrapper):
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return the values of the base method with gates, and the paper's cost."""
-        found = super().validate(validation)
+        values = super().validate(validation)
         if validation.context is not None:
             context = validation.context
-            found["feddp/paper_cost_bytes"] = 4 * context.layout.numel * validation.cohort_size * context.round
-        return found
+            values["feddp/paper_cost_bytes"] = 4 * context.layout.numel * validation.cohort_size * context.round
+        return values
 
 
 def _scaffold() -> Algorithm:

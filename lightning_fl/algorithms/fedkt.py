@@ -69,8 +69,11 @@ class FedKT(Method):
         """
         check_choice("mode", mode, ("one_shot", "init_fedavg"))
         check_choice("preset", preset, PRESETS)
-        given = (s, t, epochs)
-        s, t, epochs = (own if value is None else value for value, own in zip(given, PRESETS[preset], strict=True))
+        counts = (s, t, epochs)
+        s, t, epochs = (
+            preset_value if value is None else value
+            for value, preset_value in zip(counts, PRESETS[preset], strict=True)
+        )
         for name, value in {"s": s, "t": t, "epochs": epochs, "batch_size": batch_size}.items():
             check_whole(f"{name} of FedKT", value, 1)
         check_positive("learning_rate of FedKT", learning_rate)

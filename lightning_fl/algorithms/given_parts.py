@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[type, ModuleType]] = {
 """Interface and package of a slot's parts."""
 
 
-def made(slot: str, given: Any) -> Any:
+def made(slot: str, part: Any) -> Any:
     """Return the part that a user gives for a slot: an object, a class, or the name of one of the package's classes.
 
     Raises:
@@ -39,37 +39,37 @@ def made(slot: str, given: Any) -> Any:
     lightning_fl.errors.UserError: uplink needs an object of ErrorFeedback, which has to know codec: give ErrorFeedback(codec=…).
     """
     kind, package = KINDS[slot]
-    if isinstance(given, kind):
-        return given
-    known = [name for name in package.__all__ if _is_part(getattr(package, name), kind)]
-    if isinstance(given, str):
-        require(given in known, f"{slot} {given!r} is unknown; {nearest(given, known)}.")
-        given = getattr(package, given)
-    shown = given.__name__ if isinstance(given, type) else repr(given)
+    if isinstance(part, kind):
+        return part
+    names = [name for name in package.__all__ if _is_part(getattr(package, name), kind)]
+    if isinstance(part, str):
+        require(part in names, f"{slot} {part!r} is unknown; {nearest(part, names)}.")
+        part = getattr(package, part)
+    shown = part.__name__ if isinstance(part, type) else repr(part)
     require(
-        _is_part(given, kind),
-        f"{slot} must be of kind {kind.__name__}, an object, a class or its name, got {shown}; {nearest(shown, known)}.",
+        _is_part(part, kind),
+        f"{slot} must be of kind {kind.__name__}, an object, a class or its name, got {shown}; {nearest(shown, names)}.",
     )
-    needed = [name for name, parameter in parameters_of(given).items() if parameter.default is Parameter.empty]
+    needed = [name for name, parameter in parameters_of(part).items() if parameter.default is Parameter.empty]
     listed = ", ".join(needed)
     require(
         not needed,
         f"{slot} needs an object of {shown}, which has to know {listed}: give {shown}({'=…, '.join(needed)}=…).",
     )
-    return given()
+    return part()
 
 
-def made_steps(given: Any) -> tuple[Step, ...]:
+def made_steps(steps: Any) -> tuple[Step, ...]:
     """Return the server's steps that a user gives, one or several.
 
     Raises:
         UserError: one of them is no step, or its class needs arguments.
     """
-    several = isinstance(given, Iterable) and not isinstance(given, str)
-    return tuple(made("steps", step) for step in (given if several else [given]))
+    several = isinstance(steps, Iterable) and not isinstance(steps, str)
+    return tuple(made("steps", step) for step in (steps if several else [steps]))
 
 
-def made_personal(given: Any) -> tuple[Personal, ...]:
+def made_personal(parts_or_names: Any) -> tuple[Personal, ...]:
     """Return the parts that say what clients keep; names of layers become `PersonalLayers`.
 
     Raises:
@@ -79,10 +79,10 @@ def made_personal(given: Any) -> tuple[Personal, ...]:
     (PersonalLayers(names=('network.fc', 'network.bias')), KeptModel())
     """
     require(
-        isinstance(given, Iterable) and not isinstance(given, str),
-        f"personal is a list of parts, or of names of layers, got {given!r}: give [{given!r}].",
+        isinstance(parts_or_names, Iterable) and not isinstance(parts_or_names, str),
+        f"personal is a list of parts, or of names of layers, got {parts_or_names!r}: give [{parts_or_names!r}].",
     )
-    several = list(given)
+    several = list(parts_or_names)
     layers = [name for name in several if isinstance(name, str) and name not in personal.__all__]
     for name in layers:
         meant = get_close_matches(name, personal.__all__, 1, 0.8)
@@ -91,5 +91,5 @@ def made_personal(given: Any) -> tuple[Personal, ...]:
     return (*([PersonalLayers(layers)] if layers else []), *parts)
 
 
-def _is_part(given: Any, kind: type) -> bool:
-    return isinstance(given, type) and issubclass(given, kind) and not isabstract(given)
+def _is_part(value: Any, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind) and not isabstract(value)

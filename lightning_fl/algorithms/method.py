@@ -41,18 +41,18 @@ class Method(Algorithm):
     """
 
     @classmethod
-    def _refuse(cls, given: Iterable[str]) -> None:
-        known = parameters_of(cls)
-        filled = [name for name in SLOTS if name in given and name not in known]
+    def _refuse(cls, names: Iterable[str]) -> None:
+        parameters = parameters_of(cls)
+        filled = [name for name in SLOTS if name in names and name not in parameters]
         require(
             not filled,
             f"{cls.__name__} fills the slot {', '.join(filled)} itself, and takes "
-            f"{', '.join(name for name in SLOTS if name in known) or 'no other'}; Algorithm takes every slot.",
+            f"{', '.join(name for name in SLOTS if name in parameters) or 'no other'}; Algorithm takes every slot.",
         )
 
     def __init__(
         self,
-        own: Sequence[Step] = (Apply(),),
+        method_steps: Sequence[Step] = (Apply(),),
         /,
         *,
         rule: Rule | None = None,
@@ -76,11 +76,11 @@ class Method(Algorithm):
             personal: What every client keeps for itself: parts, or names of the module's parameters and buffers, or of its parts,
                 in place of PersonalLayers(names).
         """
-        given = {"rule": rule, "uplink": uplink, "downlink": downlink, "exchange": exchange, "aggregator": aggregator}
+        parts = {"rule": rule, "uplink": uplink, "downlink": downlink, "exchange": exchange, "aggregator": aggregator}
         further = () if steps is None else made_steps(steps)
         super().__init__(
-            **{name: part for name, part in given.items() if part is not None},  # type: ignore[arg-type]
-            steps=(*own, *further),
+            **{name: part for name, part in parts.items() if part is not None},  # type: ignore[arg-type]
+            steps=(*method_steps, *further),
             personal=() if personal is None else personal,
         )
 
@@ -95,7 +95,7 @@ class Wrapper(Method):
     def __init__(
         self,
         base: Algorithm | None,
-        own: Sequence[Personal] = (),
+        method_personal: Sequence[Personal] = (),
         /,
         personal: Sequence[Personal | str] | None = None,
         **slots: Any,
@@ -113,7 +113,7 @@ class Wrapper(Method):
                 given.
         """
         base = Algorithm() if base is None else base
-        keeper = model_keeper(own)
+        keeper = model_keeper(method_personal)
         is_itself = isinstance(base, Algorithm) and _is_or_wraps(base, type(self))
         fits = isinstance(base, Algorithm) and not is_itself and base.trains_in_rounds and base.exchange.uses_link
         require(
@@ -125,7 +125,7 @@ class Wrapper(Method):
             if name not in ("steps", "personal"):
                 slots[name] = _of_base(name, base, slots.get(name))
         further = () if personal is None else made_personal(personal)
-        super().__init__(base.steps, personal=(*base.personal, *own, *further), **slots)
+        super().__init__(base.steps, personal=(*base.personal, *method_personal, *further), **slots)
         self.base = _with_slots(base, {name: getattr(self, name) for name in SLOTS})
 
     @property
@@ -172,11 +172,11 @@ def _with_slots(method: Algorithm, slots: dict[str, Any]) -> Algorithm:
     return method
 
 
-def _of_base(name: str, base: Algorithm, given: Any) -> Any:
+def _of_base(name: str, base: Algorithm, value: Any) -> Any:
     """Return the part of a base method for a slot, or the given one if the base leaves it; raise `UserError` if it does not."""
     part = base._slots.sender if name == "exchange" else getattr(base, name)
     require(
-        given is None or part == signature(Algorithm).parameters[name].default,
-        f"the base method {base!r} fills the slot {name} itself, got {name}={given!r} besides.",
+        value is None or part == signature(Algorithm).parameters[name].default,
+        f"the base method {base!r} fills the slot {name} itself, got {name}={value!r} besides.",
     )
-    return part if given is None else given
+    return part if value is None else value

@@ -79,5 +79,5 @@ class DeviceM(Method):
         """
         check_choice("variant", variant, ("restarted", "mime_lite", "mime"))
         rules = {"restarted": RestartedMomentum, "mime_lite": FrozenMomentum, "mime": CorrectedMomentum}
-        of_server = () if variant == "restarted" else (GradientMomentum(beta=local_beta),)
-        super().__init__((Apply(), *of_server), rule=rules[variant](beta=local_beta), **slots)
+        server_steps = () if variant == "restarted" else (GradientMomentum(beta=local_beta),)
+        super().__init__((Apply(), *server_steps), rule=rules[variant](beta=local_beta), **slots)

@@ -19,14 +19,14 @@ def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
     return isinstance(value, kinds) or any(is_lightnings(type(value), kind) for kind in kinds)
 
 
-def listed(given: T | Iterable[T], kind: type[T]) -> list[T]:
+def listed(objects: T | Iterable[T], kind: type[T]) -> list[T]:
     """Return objects of a class of Lightning, of either name, as a list, whether one is given or several."""
-    return [given] if is_a(given, kind) else list(given)  # type: ignore[arg-type]
+    return [objects] if is_a(objects, kind) else list(objects)  # type: ignore[arg-type]
 
 
-def is_lightnings(found: type, kind: type) -> bool:
+def is_lightnings(checked: type, kind: type) -> bool:
     """True if a class is derived from a class of Lightning, of either name."""
-    return _lightning_name(kind) in _lightning_names(found)
+    return _lightning_name(kind) in _lightning_names(checked)
 
 
 def overrides(hook: str, owner: Any) -> bool:

@@ -32,7 +32,7 @@ class Remembering:
     given_arguments: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
-    def _refuse(cls, given: Iterable[str]) -> None:
+    def _refuse(cls, names: Iterable[str]) -> None:
         """Raise `UserError` if an argument is given that the class decides itself; called with the names of all arguments."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -57,14 +57,14 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
     return remember
 
 
-def parameters_of(found: Any) -> dict[str, Parameter]:
+def parameters_of(function: Any) -> dict[str, Parameter]:
     """Return the parameters of a class with their types, including those that its bases take in its `**kwargs`.
 
     Those that its constructor passes to its bases by name are not among them.
 
     A type that a library imports only for type checkers becomes `Any`.
     """
-    bases = [base for base in getattr(found, "__mro__", ()) if base is not object]
+    bases = [base for base in getattr(function, "__mro__", ()) if base is not object]
     return dict(_parameters_of(tuple(vars(base)["__init__"] for base in bases if "__init__" in vars(base))))
 
 

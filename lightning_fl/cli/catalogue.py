@@ -89,12 +89,12 @@ def entry(section: str, name: str) -> Entry:
     Raises:
         UserError: the section has no such name.
     """
-    known = {one.name: one for one in entries() if one.section == section}
+    entries_by_name = {one.name: one for one in entries() if one.section == section}
     require(
-        name in known,
-        f"{FLAGS[section]} {name!r} is unknown; {_nearest(name, known)}lightning-fl list {section} names all.",
+        name in entries_by_name,
+        f"{FLAGS[section]} {name!r} is unknown; {_nearest(name, entries_by_name)}lightning-fl list {section} names all.",
     )
-    return known[name]
+    return entries_by_name[name]
 
 
 def source_of(module: str) -> Path:
@@ -127,31 +127,33 @@ def listing(words: Sequence[str]) -> str:
         UserError: there is more than one word, or nothing has this name.
     """
     require(len(words) <= 1, f"lightning-fl list takes one name at most, got {' '.join(words)}.")
-    known = entries()
+    every_entry = entries()
     sections = [section for section in FLAGS if section != "trainer"]
     if not words:
-        return "\n\n".join([*(_section(section, known) for section in sections), "\n".join(_wrapped("", MORE))])
+        return "\n\n".join([*(_section(section, every_entry) for section in sections), "\n".join(_wrapped("", MORE))])
     word = words[0]
     if word in sections:
-        return _section(word, known)
+        return _section(word, every_entry)
     if word == CONFIGS:
         return _table(CONFIGS, {name: _first_line(name) for name in shipped_configs.names()})
-    found = next((one for one in known if word in (one.name, one.section)), None)
-    if found is None:
-        names = [*(one.name for one in known), *FLAGS, CONFIGS]
+    entry_asked = next((one for one in every_entry if word in (one.name, one.section)), None)
+    if entry_asked is None:
+        names = [*(one.name for one in every_entry), *FLAGS, CONFIGS]
         raise UserError(
             f"lightning-fl list {word!r}: there is no such name; {_nearest(word, names)}lightning-fl list names all."
         )
-    parameters = {f"{found.flag}.{name}": _explained(parameter) for name, parameter in found.parameters.items()}
-    title = f"{found.flag} {found.name}:" if found.section != "trainer" else f"{found.flag}:"
-    blocks = ["\n".join(_wrapped(title, found.about))]
-    if found.slots:
-        files = {slot: ", ".join(map(_located, paths)) for slot, paths in found.slots.items()}
-        blocks += ["\n".join(_paragraph(text)) for text in description_of(found)]
+    parameters = {
+        f"{entry_asked.flag}.{name}": _explained(parameter) for name, parameter in entry_asked.parameters.items()
+    }
+    title = f"{entry_asked.flag} {entry_asked.name}:" if entry_asked.section != "trainer" else f"{entry_asked.flag}:"
+    blocks = ["\n".join(_wrapped(title, entry_asked.about))]
+    if entry_asked.slots:
+        files = {slot: ", ".join(map(_located, paths)) for slot, paths in entry_asked.slots.items()}
+        blocks += ["\n".join(_paragraph(text)) for text in description_of(entry_asked)]
         blocks.append(_table("parts, with default parameters", files))
     if parameters:
         blocks.append(_table("parameters", parameters))
-    if found.slots and (configurations := configurations_of(found)):
+    if entry_asked.slots and (configurations := configurations_of(entry_asked)):
         blocks.append("\n".join(["configurations", *(f"  {name}" for name in configurations)]))
     return "\n\n".join(blocks)
 
@@ -177,9 +179,9 @@ def _first_line(name: str) -> str:
     return shipped_configs.method_of(name)
 
 
-def _section(section: str, known: Sequence[Entry]) -> str:
+def _section(section: str, all_entries: Sequence[Entry]) -> str:
     """Return the names of a section, methods by the problem that they are for."""
-    about = {one.name: one.about for one in known if one.section == section}
+    about = {one.name: one.about for one in all_entries if one.section == section}
     if section != "algorithms":
         return _table(section, about)
     groups = ((problem.title, {name: about[name] for name in problem.methods}) for problem in PROBLEMS)
@@ -204,8 +206,8 @@ def _folded(line: str) -> list[str]:
     if len(line) <= width:
         return [line]
     columns = re.fullmatch(r"(.*\S) {2,}(\S.*)", line)
-    has_label = columns is None or len(columns[1]) < INDENT  # whose text is all the rest
-    parts = [line] if has_label else [columns[1], indent + columns[2]]
+    # A short label has all the rest as its text.
+    parts = [line] if columns is None or len(columns[1]) < INDENT else [columns[1], indent + columns[2]]
     return [
         wrapped
         for part in parts
@@ -237,7 +239,7 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _nearest(given: str, names: Sequence[str] | dict[str, Any]) -> str:
+def _nearest(word: str, names: Sequence[str] | dict[str, Any]) -> str:
     lower = {name.lower(): name for name in names}
-    close = get_close_matches(given.lower(), lower, n=1)
+    close = get_close_matches(word.lower(), lower, n=1)
     return f"did you mean {lower[close[0]]!r}? " if close else ""

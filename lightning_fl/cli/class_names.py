@@ -67,11 +67,11 @@ def classes_under(key: str) -> dict[str, type]:
     return {name: c for name, c in classes.items() if not inspect.isabstract(c) and name not in HIDDEN}
 
 
-def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
+def class_misfit(value: Any, key: str, shown_key: str) -> str | None:
     """Return what is wrong with a class that is given by name, by a mapping with class_path, or in a list of these.
 
     Args:
-        given: value of the key.
+        value: value of the key.
         key: key of the configuration that names classes.
         shown_key: name of the key in the sentence.
 
@@ -79,15 +79,15 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
         Error sentence; None if the class exists and is of the right kind.
     """
     leaf = key.rpartition(".")[2]
-    base, known = CLASS_PACKAGES[leaf][1], classes_under(key)
-    if isinstance(given, list) and leaf in LISTS:
-        classes = [one for one in given if leaf != "personal" or not isinstance(one, str)]  # others name layers
+    base, known_classes = CLASS_PACKAGES[leaf][1], classes_under(key)
+    if isinstance(value, list) and leaf in LISTS:
+        classes = [one for one in value if leaf != "personal" or not isinstance(one, str)]  # others name layers
         return next((misfit for one in classes if (misfit := class_misfit(one, key, shown_key))), None)
-    if leaf == "personal" and isinstance(given, str) and given not in known:
-        return f"{shown_key} is a list of parts, or of names of layers, got {given!r}: give [{given}]."
-    if isinstance(given, Mapping) and "class_path" not in given:
-        return f"{shown_key} needs the key class_path with the name of a class, got {', '.join(map(str, given))}."
-    name = given["class_path"] if isinstance(given, Mapping) else given
+    if leaf == "personal" and isinstance(value, str) and value not in known_classes:
+        return f"{shown_key} is a list of parts, or of names of layers, got {value!r}: give [{value}]."
+    if isinstance(value, Mapping) and "class_path" not in value:
+        return f"{shown_key} needs the key class_path with the name of a class, got {', '.join(map(str, value))}."
+    name = value["class_path"] if isinstance(value, Mapping) else value
     if not isinstance(name, str):
         kind = f"{'a' if leaf in LISTS else 'one'} class of kind {base.__name__}"
         return f"{shown_key} must be the name of {kind}, or a mapping with class_path and init_args, got {shown(name)}."
@@ -98,50 +98,58 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
         if leaf == "algorithm" and name in OTHER_NAMES:
             return f"{shown_key} {name!r} is unknown; here it is {OTHER_NAMES[name]}."
         begins = name.partition("(")[0]
-        return None if name in known else f"{shown_key} {name!r} is unknown; {hint}{nearest(begins, known)}."
+        return (
+            None
+            if name in known_classes
+            else f"{shown_key} {name!r} is unknown; {hint}{nearest(begins, known_classes)}."
+        )
     try:
-        found = getattr(import_module(module), last, None)
+        named_object = getattr(import_module(module), last, None)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             if hidden := _hidden(module):
                 return f"{shown_key} {name!r} is unknown: {hidden}."
-            return f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {_remedy(last, known)}."
+            return (
+                f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {_remedy(last, known_classes)}."
+            )
         return f"{shown_key} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
-    if found is None and (hidden := _hidden(module)):
+    if named_object is None and (hidden := _hidden(module)):
         return f"{shown_key} {name!r} is unknown: {hidden}."
-    if found is None:
-        own = [n for n, x in vars(sys.modules[module]).items() if isinstance(x, type) and x.__module__ == module]
+    if named_object is None:
+        class_names = [
+            n for n, x in vars(sys.modules[module]).items() if isinstance(x, type) and x.__module__ == module
+        ]
         is_ours = module.partition(".")[0] == "lightning_fl"
-        others = _remedy(last, known) if is_ours or last in known else nearest(last, own)
+        others = _remedy(last, known_classes) if is_ours or last in known_classes else nearest(last, class_names)
         return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}; {others}."
-    if not (isinstance(found, type) and issubclass(found, base)):
-        if isinstance(found, type) and any(
-            is_lightnings(found, kind) and not issubclass(found, kind)
+    if not (isinstance(named_object, type) and issubclass(named_object, base)):
+        if isinstance(named_object, type) and any(
+            is_lightnings(named_object, kind) and not issubclass(named_object, kind)
             for kind in (LightningModule, LightningDataModule)
         ):
             return (
                 f"{shown_key} {name!r} is a class of pytorch_lightning, which FederatedTrainer takes in Python, but the command "
                 "line does not: call FederatedTrainer(…).fit(…), or import lightning.pytorch instead where the class is defined."
             )
-        if leaf == "data" and isinstance(found, type) and issubclass(found, LightningDataModule):
+        if leaf == "data" and isinstance(named_object, type) and issubclass(named_object, LightningDataModule):
             return (
                 f"{shown_key} {name!r} is not divided over clients yet, which Federated does (parameters of {last} become "
                 f"--data.datamodule.NAME): use --data Federated --data.datamodule {name} --data.num_clients 100."
             )
-        return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
+        return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known_classes)}."
     return None
 
 
-def _remedy(name: str, known: Mapping[str, type]) -> str:
+def _remedy(name: str, classes: Mapping[str, type]) -> str:
     """Return the end of a sentence about a class that was looked for in another module than its own."""
-    return f"its name alone is enough: {name}" if name in known else nearest(name, known)
+    return f"its name alone is enough: {name}" if name in classes else nearest(name, classes)
 
 
 def _hidden(module: str) -> str | None:
     """Return why a module of the current folder is not found: an installed one has its name; None if that is not so."""
     first = module.partition(".")[0]
-    own = next((path for path in (Path(f"{first}.py"), Path(first)) if path.exists()), None)
+    file = next((path for path in (Path(f"{first}.py"), Path(first)) if path.exists()), None)
     taken = getattr(sys.modules.get(first), "__file__", None)
-    if own is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
+    if file is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
         return None
-    return f"{own} in the current folder has the name of the installed package {taken}, which Python finds first: rename it"
+    return f"{file} in the current folder has the name of the installed package {taken}, which Python finds first: rename it"

@@ -42,19 +42,19 @@ BROKEN_PIPE = 141
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
     try:
-        answer = _answer_at_once(given)
+        answer = _answer_at_once(words)
         if answer is not None:
             print(answer)
         else:
-            _check_configurations(given)
+            _check_configurations(words)
             _prepare()
-            if given[0] == "study":
-                _study(given[1:])
-            elif given[0] == "report":
-                _report_on_study(given[1:])
+            if words[0] == "study":
+                _study(words[1:])
+            elif words[0] == "report":
+                _report_on_study(words[1:])
             else:
                 _run(arguments)
         _flush()
@@ -62,15 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _flush()
         raise
     except KeyboardInterrupt:
-        _stop("\nlightning-fl: interrupted", RESUME_STUDY if given[:1] == ["study"] else RESUME, code=130)
+        _stop("\nlightning-fl: interrupted", RESUME_STUDY if words[:1] == ["study"] else RESUME, code=130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        if given[:1] == ["fit"]:
+        if words[:1] == ["fit"]:
             print(f"lightning-fl: nobody reads the output any more; {RESUME}.", file=sys.stderr)
         _flush()
         sys.exit(BROKEN_PIPE)
     except Exception as error:
         if file_error := file_error_of(error):
-            print(f"lightning-fl: error: {file_error}{f'; {RESUME}' if given[:1] == ['fit'] else ''}.", file=sys.stderr)
+            print(f"lightning-fl: error: {file_error}{f'; {RESUME}' if words[:1] == ['fit'] else ''}.", file=sys.stderr)
             sys.exit(1)
         if "by peer" in str(error):  # from gloo and NCCL about a broken connection
             _stop("lightning-fl: another process of this run died, see its own messages", RESUME, code=1)
@@ -80,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(sentence)
 
 
-def _answer_at_once(given: list[str]) -> str | None:
+def _answer_at_once(words: list[str]) -> str | None:
     """Return the text of a command that needs no run; None for any other."""
-    first = given[0] if given else ""
-    if not given:
+    first = words[0] if words else ""
+    if not words:
         require("PL_SUBCOMMAND" in os.environ, f"no command is given; allowed: {', '.join(COMMANDS)}.")
     elif not first.startswith("-"):
         require(first in COMMANDS, f"there is no command {first!r}; {nearest(first, COMMANDS)}.")
@@ -94,36 +94,36 @@ def _answer_at_once(given: list[str]) -> str | None:
         return Path(__file__).with_name("help.txt").read_text(encoding="utf-8").rstrip()
     if first == "--version":
         return f"lightning-fl {__version__}"
-    if given[1:] in (["-h"], ["--help"]) and (kept := kept_help.help_of(first)):
-        return kept.rstrip("\n")
+    if words[1:] in (["-h"], ["--help"]) and (help_text := kept_help.help_of(first)):
+        return help_text.rstrip("\n")
     if first == "list":
-        if given[1:] in (["-h"], ["--help"]):
+        if words[1:] in (["-h"], ["--help"]):
             return catalogue.HELP
-        names = [word for word in given[1:] if word != "--source"]
-        return catalogue.listing(names) if names == given[1:] else method_source.listing(names)
+        names = [word for word in words[1:] if word != "--source"]
+        return catalogue.listing(names) if names == words[1:] else method_source.listing(names)
     if first == "init":
-        return init(given[1:])
+        return init(words[1:])
     if first == "report":
         from lightning_fl.report import report
         from lightning_fl.report.flags import build_parser as report_parser
 
-        runs = report_parser().parse_args(given[1:]).runs
+        runs = report_parser().parse_args(words[1:]).runs
         studies = [run for run in runs if shipped_configs.is_study(run)]
         require(
             studies in ([], runs[:1]),
             f"a report is of runs, or of one study file with the folder of its runs after it, got {' '.join(runs)}.",
         )
-        return None if studies else report(given[1:])
-    if first == "study" and {"-h", "--help"} & set(given[1:]):
+        return None if studies else report(words[1:])
+    if first == "study" and {"-h", "--help"} & set(words[1:]):
         from lightning_fl.study.command import build_parser
 
         return build_parser().format_help().rstrip()
     return None
 
 
-def _check_configurations(given: list[str]) -> None:
+def _check_configurations(words: list[str]) -> None:
     """Check that the files given by --config can be configurations."""
-    for path in map(os.path.expanduser, shipped_configs.given_paths(given)):
+    for path in map(os.path.expanduser, shipped_configs.given_paths(words)):
         if os.path.isfile(path):
             check_file(path)
 
@@ -149,18 +149,18 @@ def _run(arguments: Sequence[str] | None) -> None:
     FederatedCLI(args=arguments)
 
 
-def _resolve(given: Sequence[str]) -> Mapping[str, Any]:
+def _resolve(words: Sequence[str]) -> Mapping[str, Any]:
     """Return the whole configuration of a fit; what that needs is imported when the study file has been read."""
     from lightning_fl.cli.planned_fit import resolve
 
-    return resolve(given)
+    return resolve(words)
 
 
-def _plan(given: Sequence[str]) -> Plan:
+def _plan(words: Sequence[str]) -> Plan:
     """Return what a fit would cost."""
     from lightning_fl.cli.planned_fit import plan
 
-    return plan(given)
+    return plan(words)
 
 
 def _report_on_study(arguments: list[str]) -> None:

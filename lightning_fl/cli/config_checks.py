@@ -49,13 +49,13 @@ def check_numbers(words: Sequence[str], config: Any) -> None:
     Raises:
         UserError: there is such a number.
     """
-    kept = {leaf for leaf in _leaves(config) if isinstance(leaf, str)}
+    texts = {leaf for leaf in _leaves(config) if isinstance(leaf, str)}
     for flag, value in _flags(words):
         if flag in CONFIG:
             continue
         with suppress(yaml.YAMLError, RecursionError):
             for node in _nodes(yaml.compose(value, Loader=yaml.SafeLoader)):
-                if is_misread(node) and node.value not in kept:
+                if is_misread(node) and node.value not in texts:
                     number = yaml.safe_load(node.value)
                     raise UserError(
                         f"{flag} has {node.value}, which YAML reads as {number}: write the number that you mean."
@@ -76,10 +76,10 @@ def _nodes(node: yaml.Node | None) -> Iterator[yaml.Node]:
         yield node
 
 
-def _leaves(given: Any) -> Iterator[Any]:
-    inner = given.values() if isinstance(given, Mapping) else given if isinstance(given, list) else None
+def _leaves(config: Any) -> Iterator[Any]:
+    inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else None
     if inner is None:
-        yield given
+        yield config
     for one in inner or ():
         yield from _leaves(one)
 
@@ -94,43 +94,43 @@ def replaced_work(words: Sequence[str]) -> tuple[str, str] | None:
     The later of two values that come from different files, or from a file and a flag, replaces the other. Two of one file, or two
     flags, are left to the trainer, which refuses them.
     """
-    given: dict[str, tuple[str, Any]] = {}  # by key, the file or flag that gives it last, and the value
+    last_mentions: dict[str, tuple[str, Any]] = {}  # by key, the file or flag that gives it last, and the value
     for flag, value in _flags(words):
         path = os.path.expanduser(value)
         if flag in CONFIG and os.path.isfile(path):
             trainer = check_file(path).get("trainer")
-            found = {key: trainer[key] for key in WORK if key in trainer} if isinstance(trainer, Mapping) else {}
+            mentions = {key: trainer[key] for key in WORK if key in trainer} if isinstance(trainer, Mapping) else {}
             source = value
         else:
             key = flag.removeprefix("--trainer.")
-            found, source = ({key: None if value == "null" else value} if key in WORK else {}), COMMAND_LINE
-        for key, work in found.items():
-            given.pop(key, None)  # so that the order is that of the last mentions
+            mentions, source = ({key: None if value == "null" else value} if key in WORK else {}), COMMAND_LINE
+        for key, work in mentions.items():
+            last_mentions.pop(key, None)  # so that the order is that of the last mentions
             if work is not None:
-                given[key] = (source, work)
-    if len({source for source, _ in given.values()}) < 2:
+                last_mentions[key] = (source, work)
+    if len({source for source, _ in last_mentions.values()}) < 2:
         return None
-    (dropped, (source, _)), (kept, (_, work)) = given.items()
-    return f"--trainer.{dropped}=null", f"trainer.{kept} {work} replaces trainer.{dropped} of {source}."
+    (dropped, (source, _)), (last, (_, work)) = last_mentions.items()
+    return f"--trainer.{dropped}=null", f"trainer.{last} {work} replaces trainer.{dropped} of {source}."
 
 
-def check_group(given: Any, found: Any, key: str) -> None:
+def check_group(values: Any, owner: Any, key: str) -> None:
     """Check that the parsed parameters of a class contain no null where their types do not allow it.
 
     Args:
-        given: values of the parameters; classes as mappings with class_path and init_args.
-        found: class with these parameters.
+        values: values of the parameters; classes as mappings with class_path and init_args.
+        owner: class with these parameters.
         key: key of the class in the configuration.
 
     Raises:
         UserError: a parameter is null, or is not a mapping where it must be one.
     """
-    allowed = f"a mapping with the parameters of {found.__name__}"
-    require(isinstance(given, Mapping), f"{key} must be {allowed}, got {shown(given)}.")
-    for name, parameter in parameters_of(found).items():
-        if name not in given:
+    allowed = f"a mapping with the parameters of {owner.__name__}"
+    require(isinstance(values, Mapping), f"{key} must be {allowed}, got {shown(values)}.")
+    for name, parameter in parameters_of(owner).items():
+        if name not in values:
             continue
-        value, hint, shown_key = given[name], parameter.annotation, f"{key}.{name}"
+        value, hint, shown_key = values[name], parameter.annotation, f"{key}.{name}"
         group = group_of(hint)
         is_null = value is None and parameter.default is not None and not allows_null(hint)
         is_scalar = group is not None and value is not None and not isinstance(value, Mapping | group)
@@ -141,25 +141,27 @@ def check_group(given: Any, found: Any, key: str) -> None:
             check_class(inner, shown_key)
 
 
-def check_class(given: Any, key: str) -> None:
+def check_class(value: Any, key: str) -> None:
     """Check the parameters of a class in a mapping with class_path; accept any other value."""
-    found = locate(given["class_path"]) if isinstance(given, Mapping) and given.get("class_path") else None
-    if isinstance(found, type):
-        check_group(given.get("init_args") or {}, found, key)
+    value_class = locate(value["class_path"]) if isinstance(value, Mapping) and value.get("class_path") else None
+    if isinstance(value_class, type):
+        check_group(value.get("init_args") or {}, value_class, key)
 
 
-def free_parameters(given: Any) -> dict[str, str]:
+def free_parameters(config: Any) -> dict[str, str]:
     """Return by name the classes of a configuration that get a parameter under `dict_kwargs`, which the parser does not check.
 
     >>> free_parameters({"model": {"class_path": "Net", "init_args": {}, "dict_kwargs": {"x": 3}}})
     {'x': 'Net'}
     """
-    if isinstance(given, list):
-        given = dict(enumerate(given))
-    if not isinstance(given, Mapping):
+    if isinstance(config, list):
+        config = dict(enumerate(config))
+    if not isinstance(config, Mapping):
         return {}
-    free = {name: str(given["class_path"]) for name in given.get("dict_kwargs") or {}} if "class_path" in given else {}
-    return {name: owner for inner in given.values() for name, owner in free_parameters(inner).items()} | free
+    free = (
+        {name: str(config["class_path"]) for name in config.get("dict_kwargs") or {}} if "class_path" in config else {}
+    )
+    return {name: owner for inner in config.values() for name, owner in free_parameters(inner).items()} | free
 
 
 def check_free_parameters(error: BaseException, free: Mapping[str, str]) -> None:
@@ -189,7 +191,7 @@ def check_optimizer(config: Mapping[str, Any]) -> None:
     for name, owner in free_parameters([config.get("optimizer"), config.get("lr_scheduler")]).items():
         raise UserError(_no_free_parameter(owner, name))
     optimizer, scheduler = (
-        str(given.get("class_path", key)).rpartition(".")[2] if (given := config.get(key)) else None
+        str(part.get("class_path", key)).rpartition(".")[2] if (part := config.get(key)) else None
         for key in ("optimizer", "lr_scheduler")
     )
     require(

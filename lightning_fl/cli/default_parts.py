@@ -15,29 +15,31 @@ from typing import Any
 from jsonargparse import Namespace, dict_to_namespace
 
 
-def named_parts(given: Any) -> frozenset[str]:
+def named_parts(parameters: Any) -> frozenset[str]:
     """Return the parameters whose value names a class."""
-    return frozenset(key for key, value in _top(given) if isinstance(value, str) or "class_path" in _keys(value))
+    return frozenset(key for key, value in _top(parameters) if isinstance(value, str) or "class_path" in _keys(value))
 
 
-def with_default_init_args(parser: ArgumentParser, given: Any, earlier: Any) -> Any:
+def with_default_init_args(parser: ArgumentParser, parameters: Any, earlier: Any) -> Any:
     """Return parameters of a class; those of a part without its class are completed by the default part.
 
     Args:
         parser: parser of the class.
-        given: parameters by name.
+        parameters: parameters by name.
         earlier: parameters that were given before, which the parser merges itself.
     """
-    known = {key for key, _ in _top(earlier)}
-    for key, value in _top(given):
+    earlier_keys = {key for key, _ in _top(earlier)}
+    for key, value in _top(parameters):
         default = _default_part(parser, key)
-        if default is None or key in known or "class_path" in _keys(value) or not _keys(value):
+        if default is None or key in earlier_keys or "class_path" in _keys(value) or not _keys(value):
             continue
-        own = value["init_args"] if _keys(value) == {"init_args"} else value
-        default["init_args"].update(own if isinstance(own, Namespace) else dict_to_namespace(dict(own)))
-        given = deepcopy(given)
-        given[key] = default
-    return given
+        init_args = value["init_args"] if _keys(value) == {"init_args"} else value
+        default["init_args"].update(
+            init_args if isinstance(init_args, Namespace) else dict_to_namespace(dict(init_args))
+        )
+        parameters = deepcopy(parameters)
+        parameters[key] = default
+    return parameters
 
 
 def with_default_parts(parser: ArgumentParser, words: Sequence[str], earlier: Any) -> Any:
@@ -65,11 +67,11 @@ def _default_part(parser: ArgumentParser, key: str) -> Namespace | None:
     return dict_to_namespace(default) if isinstance(default, Mapping) else deepcopy(default)
 
 
-def _top(given: Any) -> list[tuple[str, Any]]:
+def _top(parameters: Any) -> list[tuple[str, Any]]:
     """Return the parameters with their values, without those inside."""
-    if isinstance(given, Namespace):
-        return list(vars(given).items())
-    return list(given.items()) if isinstance(given, Mapping) else []
+    if isinstance(parameters, Namespace):
+        return list(vars(parameters).items())
+    return list(parameters.items()) if isinstance(parameters, Mapping) else []
 
 
 def _keys(value: Any) -> set[str]:

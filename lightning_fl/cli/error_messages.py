@@ -49,17 +49,17 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 def unknown_variable(prefix: str, names: Iterable[str], parser: ArgumentParser) -> str | None:
     """Return the sentence for the first of some environment variables that starts with `prefix` and sets no flag of `parser`."""
-    known = {prefix + action.dest.replace(".", "__").upper() for action in parser._actions}
+    variables = {prefix + action.dest.replace(".", "__").upper() for action in parser._actions}
     for name in sorted(names):
-        if name.startswith(prefix) and name not in known:
+        if name.startswith(prefix) and name not in variables:
             key = name.removeprefix(prefix).replace("__", ".").lower()
             return f"the environment variable {name} sets no flag; {_nearest_key(key, parser)}."
     return None
 
 
-def _unknown_name(parser: ArgumentParser, given: str) -> str:
+def _unknown_name(parser: ArgumentParser, word: str) -> str:
     """Return the sentence for a flag with its dashes, or for a key of a mapping, that no parameter has."""
-    name = given.lstrip("-")
+    name = word.lstrip("-")
     if hasattr(parser, "_inner_parser"):
         return _no_parameter(parser, name)
     group, _, flag = name.rpartition(".")
@@ -68,14 +68,14 @@ def _unknown_name(parser: ArgumentParser, given: str) -> str:
     commands: list[Any] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
     # All commands share the keys of `fit`.
     command = next((choices["fit"] for choices in commands if "fit" in choices), parser)
-    shown_name = f"flag {given}" if given != name else f"parameter {name!r}"
+    shown_name = f"flag {word}" if word != name else f"parameter {name!r}"
     return f"there is no {shown_name}; {_nearest_key(name, command)}."
 
 
 def _no_parameter(parser: ArgumentParser, name: str) -> str:
     """Return the sentence for a parameter that a class does not have."""
     owner, first = _class_of(parser), name.partition(".")[0]
-    classes = {known for key in CLASS_PACKAGES for known in classes_under(key)}
+    classes = {class_name for key in CLASS_PACKAGES for class_name in classes_under(key)}
     if first in {"name", "type", "class", *classes} or get_close_matches(
         first, ("class_path", "init_args"), cutoff=0.8
     ):
@@ -102,18 +102,18 @@ def _class_of(parser: ArgumentParser) -> str:
     return next(iter(getattr(parser, "groups", None) or {}), "the class")
 
 
-def _nearest_key(given: str, parser: ArgumentParser) -> str:
+def _nearest_key(word: str, parser: ArgumentParser) -> str:
     """Return the key with this name in another section, or the nearest of a parser's keys, with all of them if they are few."""
     keys = sorted({action.dest for action in parser._actions} - {"help", "print_completion", "subcommand"})
-    group, _, name = given.rpartition(".")
+    group, _, name = word.rpartition(".")
     owner = _class_of(parser) if hasattr(parser, "_inner_parser") else None
     if elsewhere := _key_elsewhere(name, group, owner, keys):
         return f"did you mean {elsewhere!r}? lightning-fl fit --help lists all"
     siblings = [key for key in keys if group and key.rpartition(".")[0] == group]
     few = siblings or [key for key in keys if "." not in key]
     if len(few) <= 15:
-        return nearest(given, few)
-    match = get_close_matches(given, few, n=1)
+        return nearest(word, few)
+    match = get_close_matches(word, few, n=1)
     return (f"did you mean {match[0]!r}? " if match else "") + "lightning-fl fit --help lists all"
 
 
@@ -123,25 +123,25 @@ def _key_elsewhere(name: str, group: str, owner: str | None, keys: list[str]) ->
     home = group if owner is None else next((key for key, classes in sections.items() if owner in classes), None)
     if home is None:
         return None
-    known = keys if owner is None else [f"trainer.{flag}" for flag in parameters_of(FederatedTrainer)]
-    of_classes = [
-        f"{key}.{name}" for key, found in sections.items() if any(name in parameters_of(c) for c in found.values())
+    flags = keys if owner is None else [f"trainer.{flag}" for flag in parameters_of(FederatedTrainer)]
+    class_keys = [
+        f"{key}.{name}" for key, section in sections.items() if any(name in parameters_of(c) for c in section.values())
     ]
-    named = [key for key in known if key.rpartition(".")[2] == name] + of_classes
+    named = [key for key in flags if key.rpartition(".")[2] == name] + class_keys
     return next((key for key in named if key.rpartition(".")[0] not in (home, "")), None)
 
 
 # ------------------------------------------------------------------------------------------------ values that do not fit
 
 
-def _read(given: str) -> Any:
+def _read(text: str) -> Any:
     try:
-        return literal_eval(given)
+        return literal_eval(text)
     except (ValueError, SyntaxError):
-        return None if given == "null" else given
+        return None if text == "null" else text
 
 
-def _value_misfit(parser: ArgumentParser, key: str, given: Any) -> str | None:
+def _value_misfit(parser: ArgumentParser, key: str, value: Any) -> str | None:
     """Return what is wrong with a value, by the type of its key; None if the type is unknown."""
     shown_key = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
     hint = next((getattr(a, "_typehint", None) or a.type for a in parser._actions if a.dest == key), None)
@@ -149,20 +149,20 @@ def _value_misfit(parser: ArgumentParser, key: str, given: Any) -> str | None:
         return None
     _, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], None))
     if base is not None and base.__name__ in in_words(hint):
-        return class_misfit(given, key, shown_key)
-    if isinstance(given, str) and (choices := choices_of(hint)):
-        return f"{shown_key} {given!r} is unknown; {nearest(given, choices)}."
+        return class_misfit(value, key, shown_key)
+    if isinstance(value, str) and (choices := choices_of(hint)):
+        return f"{shown_key} {value!r} is unknown; {nearest(value, choices)}."
     number = {"float", "int"} & set(in_words(hint).split())
-    if number and re.fullmatch(r"[-+]?\.?(inf|infinity|nan)", str(given).lower()):
-        return f"{shown_key} must be a finite number, got {given}."
-    return f"{shown_key} must be {in_words(hint)}, got {shown(given)}."
+    if number and re.fullmatch(r"[-+]?\.?(inf|infinity|nan)", str(value).lower()):
+        return f"{shown_key} must be a finite number, got {value}."
+    return f"{shown_key} must be {in_words(hint)}, got {shown(value)}."
 
 
-def _no_group(parser: ArgumentParser, key: str, given: str) -> str:
+def _no_group(parser: ArgumentParser, key: str, value: str) -> str:
     names = [action.dest.removeprefix(f"{key}.") for action in parser._actions if action.dest.startswith(f"{key}.")]
     inner = [name for name in names if "." not in name and name != "help"]
     parameters = ", ".join(inner) if len(inner) <= 15 else f"the parameters of the {key}"
-    return f"{key} must be a mapping with {parameters}, or a file with one, got {given}."
+    return f"{key} must be a mapping with {parameters}, or a file with one, got {value}."
 
 
 def _no_class_to_explain(_: ArgumentParser, key: str, name: str) -> str:

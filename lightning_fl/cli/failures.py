@@ -66,9 +66,9 @@ def _declared(command: str) -> str:
         requirements = requires("lightning-fl") or []
     except PackageNotFoundError:  # it is not installed, but runs from its source
         return command
-    for given in (requirement.partition(";")[0].strip() for requirement in requirements):
-        if re.match(rf"{re.escape(wanted)}(?![\w.-])", given, re.IGNORECASE):
-            return f"pip install '{given}'"
+    for declared in (requirement.partition(";")[0].strip() for requirement in requirements):
+        if re.match(rf"{re.escape(wanted)}(?![\w.-])", declared, re.IGNORECASE):
+            return f"pip install '{declared}'"
     return command
 
 

@@ -97,10 +97,10 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_object(self, obj: Any, *arguments: Any, **options: Any) -> Any:
         """Parse the parameters of a class; a part whose class is named starts from the defaults of that class."""
-        given = with_default_init_args(self, obj, options.get("namespace"))
-        before, self._named = self._named, named_parts(given)
+        parameters = with_default_init_args(self, obj, options.get("namespace"))
+        before, self._named = self._named, named_parts(parameters)
         try:
-            return super().parse_object(given, *arguments, **options)
+            return super().parse_object(parameters, *arguments, **options)
         finally:
             self._named = before
 
@@ -252,19 +252,22 @@ class FederatedCLI(LightningCLI):
             raise
         finally:
             trainer.callbacks = callbacks  # as given, for config.yaml and the digests of studies
-        model, of_data = self._given_model, type(self.datamodule).__name__
+        model, data_class = self._given_model, type(self.datamodule).__name__
         parameters = parameters_of(locate(model["class_path"]))
         for name in LINKED:
-            given, known = self._given(name), getattr(self.datamodule, name)
+            value, data_value = self._given(name), getattr(self.datamodule, name)
             require(
-                given == known or known is None or name not in parameters or given == parameters[name].default,
-                f"model.{name} is {given}, but {of_data} has {known}: leave it out, so that it is taken from the data.",
+                value == data_value
+                or data_value is None
+                or name not in parameters
+                or value == parameters[name].default,
+                f"model.{name} is {value}, but {data_class} has {data_value}: leave it out, so that it is taken from the data.",
             )
         is_square = getattr(self.datamodule, "image_size", None) or self._given("image_size")
         by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(self._given("network"), str)
         require(
             bool(is_square) or not (by_name and isinstance(self.datamodule, data.Arrays | data.ImageFolder)),
-            f"the images of {of_data} are not square, but ImageClassifier's networks need square ones: resize them, as with "
+            f"the images of {data_class} are not square, but ImageClassifier's networks need square ones: resize them, as with "
             "--data ImageFolder --data.image_size, or use a network of your own.",
         )
 
@@ -275,8 +278,8 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return the trainer's methods and, for each, the arguments that are not flags."""
-        given = {"model", "datamodule", "algorithm", "verbose", "return_predictions", "weights_only"}
-        return dict.fromkeys(("fit", "validate", "test", "predict"), given)
+        arguments = {"model", "datamodule", "algorithm", "verbose", "return_predictions", "weights_only"}
+        return dict.fromkeys(("fit", "validate", "test", "predict"), arguments)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `algorithm`, and link parameters of the model to the data."""
@@ -286,22 +289,22 @@ class FederatedCLI(LightningCLI):
             known_or_given = partial(self._known_or_given, name)
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", known_or_given, apply_on="instantiate")
 
-    def _known_or_given(self, name: str, known: int | None) -> int | None:
+    def _known_or_given(self, name: str, data_value: int | None) -> int | None:
         """Return the value from the data, or else the configuration's value for the model."""
-        return self._given(name) if known is None else known
+        return self._given(name) if data_value is None else data_value
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a method of the trainer; with --dry_run print what the fit would cost."""
         if not self.config[subcommand].get("dry_run"):
             super()._run_subcommand(subcommand)
             return
-        given = self._prepare_subcommand_kwargs(subcommand)
+        arguments = self._prepare_subcommand_kwargs(subcommand)
         require(
-            given.get("ckpt_path") is None,
-            f"--dry_run plans a run from its first round, but ckpt_path is {given.get('ckpt_path')}: leave it out.",
+            arguments.get("ckpt_path") is None,
+            f"--dry_run plans a run from its first round, but ckpt_path is {arguments.get('ckpt_path')}: leave it out.",
         )
         trainer: Any = self.trainer
-        plan = trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
+        plan = trainer.plan(arguments["model"], arguments.get("datamodule"), arguments["algorithm"])
         if trainer.is_global_zero:
             print(plan)
 

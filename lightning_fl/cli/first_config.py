@@ -84,25 +84,25 @@ def init(words: Sequence[str]) -> str:
     Raises:
         UserError: a name is unknown, the network does not fit the method or the data, or the file exists or cannot be written.
     """
-    given = build_parser().parse_args(words)
-    method, data = catalogue.entry("algorithms", given.algorithm), catalogue.entry("data", given.data)
-    network, path = catalogue.entry("networks", given.model), Path(given.folder) / NAME
+    parsed = build_parser().parse_args(words)
+    method, data = catalogue.entry("algorithms", parsed.algorithm), catalogue.entry("data", parsed.data)
+    network, path = catalogue.entry("networks", parsed.model), Path(parsed.folder) / NAME
     _check_fit(network, (method.name, data.name))
-    require(given.overwrite or not path.exists(), f"{path} exists: give --overwrite to replace it, or another folder.")
+    require(parsed.overwrite or not path.exists(), f"{path} exists: give --overwrite to replace it, or another folder.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(first_config(method, data, network, str(path)), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from error
-    own = "".join(f"Set data.{key} in it to your own.\n" for key in TO_FILL_IN.get(data.name, {}))
+    to_fill_in = "".join(f"Set data.{key} in it to your own.\n" for key in TO_FILL_IN.get(data.name, {}))
     command = f"lightning-fl fit --config {shlex.quote(str(path))}"
-    return f"Wrote {path}: {method.name}, {network.name}, {data.name}.\n{own}Run it with\n  {command}"
+    return f"Wrote {path}: {method.name}, {network.name}, {data.name}.\n{to_fill_in}Run it with\n  {command}"
 
 
 def _check_fit(network: Entry, others: Collection[str]) -> None:
     """Raise `UserError` with the reason if a network does not fit one of these other names."""
-    known = [entry for entry in catalogue.entries() if entry.section == "networks"]
-    fitting = ", ".join(entry.name for entry in known if not entry.misfits.keys() & {*others})
+    networks = [entry for entry in catalogue.entries() if entry.section == "networks"]
+    fitting = ", ".join(entry.name for entry in networks if not entry.misfits.keys() & {*others})
     for name in others:
         require(
             name not in network.misfits,
@@ -115,21 +115,21 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
     (trainer,) = [entry for entry in catalogue.entries() if entry.section == "trainer"]
     (model,) = [entry for entry in catalogue.entries() if entry.section == "models"]
     folder = f"runs/{method.name}_{network.name}_{data.name}".lower()
-    of_model: dict[str, Any] = {"network": network.name}
+    model_values: dict[str, Any] = {"network": network.name}
     if "beta2" in method.parameters:
-        of_model["learning_rate"] = RATE_OF_ADAM
+        model_values["learning_rate"] = RATE_OF_ADAM
     elif method.name in RATES:
-        of_model["learning_rate"] = RATES[method.name]
-    of_data: dict[str, Any] = {"image_size": 32, "download": True, **OF_DATA.get(data.name, {})}
-    of_data |= TO_FILL_IN.get(data.name, {})
+        model_values["learning_rate"] = RATES[method.name]
+    data_values: dict[str, Any] = {"image_size": 32, "download": True, **OF_DATA.get(data.name, {})}
+    data_values |= TO_FILL_IN.get(data.name, {})
     if method.uses_server:
-        of_data["server_fraction"] = SERVER_FRACTION
-    shorter, of_user = SHORT_SETUP.get(method.name, {}), TO_FILL_IN.get(data.name, {})
-    keys = [*of_user, *(key for key in DATA_KEYS if key not in of_user)]
-    of_data |= shorter
+        data_values["server_fraction"] = SERVER_FRACTION
+    shorter, user_values = SHORT_SETUP.get(method.name, {}), TO_FILL_IN.get(data.name, {})
+    keys = [*user_values, *(key for key in DATA_KEYS if key not in user_values)]
+    data_values |= shorter
     if "ByGroup" in str(data.parameters["partition"].get("default")):  # which never cuts a user
         keys[keys.index("server_fraction")] = "server_groups"
-        of_data["server_groups"] = of_data.get("server_fraction", 0.0)
+        data_values["server_groups"] = data_values.get("server_fraction", 0.0)
     paragraphs = [
         [
             *_comment(f"{method.name} with the network {network.name} on {data.name}. Run it with", 0),
@@ -146,8 +146,8 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
         ],
         ["trainer:", *_values(trainer, 1, TRAINER_KEYS, {"local_epochs": 5, "default_root_dir": folder})],
         ["algorithm:", *_class(method, tuple(method.parameters), shorter)],
-        ["model:", *_class(model, MODEL_KEYS, of_model, {"network": network.about})],
-        ["data:", *_class(data, keys, of_data)],
+        ["model:", *_class(model, MODEL_KEYS, model_values, {"network": network.about})],
+        ["data:", *_class(data, keys, data_values)],
     ]
     return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
 

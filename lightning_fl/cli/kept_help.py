@@ -79,8 +79,8 @@ def names_of(module: str) -> list[str] | None:
     True
     """
     package, *inner = module.split(".")
-    found = find_spec(package)
-    places = [Path(place).joinpath(*inner) for place in (found.submodule_search_locations or [] if found else [])]
+    spec = find_spec(package)
+    places = [Path(place).joinpath(*inner) for place in (spec.submodule_search_locations or [] if spec else [])]
     files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()]
     listed = NAMES.search(files[0].read_text(encoding="utf-8")) if files else None
     return sorted(ast.literal_eval(listed[1])) if listed else None

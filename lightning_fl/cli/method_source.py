@@ -26,8 +26,8 @@ def listing(names: Sequence[str]) -> str:
     Raises:
         UserError: not one method is named.
     """
-    given = " ".join(names) or "none"
-    require(len(names) == 1, f"lightning-fl list --source takes the name of one method, such as FedProx, got {given}.")
+    named = " ".join(names) or "none"
+    require(len(names) == 1, f"lightning-fl list --source takes the name of one method, such as FedProx, got {named}.")
     return source(entry("algorithms", names[0]))
 
 
@@ -43,10 +43,10 @@ def _classes(path: str, title: str) -> str:
     """Return a class, after the classes of its file from which it derives, under a title with the file."""
     module, _, name = path.rpartition(".")
     text = source_of(module).read_text(encoding="utf-8")
-    known = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
-    chain = [known[name]]
+    classes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+    chain = [classes[name]]
     for node in chain:
-        chain += [known[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in known]
+        chain += [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
     code = [_lines(text, node) for node in reversed(chain)]
     return "\n\n\n".join([f"# {'-' * 20} {title} ({shown_source(module)})", *code])
 

@@ -57,10 +57,10 @@ def plan(arguments: Sequence[str]) -> Plan:
     """
     with _sentences(), _quiet():
         cli = _made(arguments)
-        given = cli._prepare_subcommand_kwargs("fit")
+        inputs = cli._prepare_subcommand_kwargs("fit")
         trainer: Any = cli.trainer
-        found: Plan = trainer.plan(given["model"], given.get("datamodule"), given["algorithm"])
-        return found
+        planned: Plan = trainer.plan(inputs["model"], inputs.get("datamodule"), inputs["algorithm"])
+        return planned
 
 
 def _made(arguments: Sequence[str]) -> _PlannedFit:

@@ -37,22 +37,22 @@ def method_of(name: str) -> str:
     return str(method if isinstance(method, str) else method["class_path"])
 
 
-def find(given: str) -> str:
+def find(value: str) -> str:
     """Return the path of a configuration: the file with this path, or else the shipped one with this name.
 
     Args:
-        given: value of --config; YAML, a URL and standard input are returned as they are.
+        value: value of --config; YAML, a URL and standard input are returned as they are.
 
     Raises:
         UserError: there is no such file or name.
     """
-    require(given.strip() != "", "--config needs the name of a file, got an empty one.")
-    path = os.path.expanduser(given)
+    require(value.strip() != "", "--config needs the name of a file, got an empty one.")
+    path = os.path.expanduser(value)
     if os.path.isfile(path) or re.search(r"^[-{]|:\s|://", path):
-        return given
+        return value
     name = _name(Path(path).as_posix())
     if os.path.exists(path) and name not in names():  # a pipe, for instance; a folder is refused by the parser
-        return given
+        return value
     if name in names():
         return str(folder() / f"{name}{SUFFIX}")
     siblings = {_name(str(file)): str(file) for file in Path(path).parent.glob(f"*{SUFFIX}")}
@@ -65,17 +65,17 @@ def find(given: str) -> str:
     raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}; {hint}")
 
 
-def find_study(given: str) -> Path:
+def find_study(value: str) -> Path:
     """Return the path of a study file: the file with this path, or else the shipped one with this name.
 
     Raises:
         UserError: there is no such file or name.
     """
     shipped = _shipped_studies()
-    path = Path(given).expanduser()
+    path = Path(value).expanduser()
     name = _study_name(path)
     if path.is_file() or name not in shipped:
-        require(path.is_file(), f"there is no study file {given!r}; of the package's, {nearest(name, shipped)}.")
+        require(path.is_file(), f"there is no study file {value!r}; of the package's, {nearest(name, shipped)}.")
         return path
     return shipped[name]
 
@@ -90,9 +90,9 @@ def _study_name(path: Path) -> str:
     return _name(path.as_posix()).removeprefix(f"{STUDIES}/")
 
 
-def is_study(given: str) -> bool:
+def is_study(value: str) -> bool:
     """True if what a report is to be made of is a study file, or the name of one of the package's, and no folder of runs."""
-    path = Path(given).expanduser()
+    path = Path(value).expanduser()
     return not path.is_dir() and (path.suffix in (SUFFIX, ".yml") or _study_name(path) in _shipped_studies())
 
 

@@ -76,7 +76,7 @@ def project(vector: Tensor, left: Tensor, layout: Layout, rank: int) -> Tensor:
     """Return all Q' and whole tensors of a vector (d,), in the order of the layout, float64; `left` has all P̂ (Σ R n,)."""
     lefts = iter(left.double().split([n * r for _, n, _, r in matrices(layout, rank)]))
     pairs = zip(split(vector.double(), layout, rank), lefts, strict=True)
-    return _joined((matrix.T @ own.view(-1, r) if r else matrix for (_, matrix, r), own in pairs), vector)
+    return _joined((matrix.T @ columns.view(-1, r) if r else matrix for (_, matrix, r), columns in pairs), vector)
 
 
 def product(left: Tensor, rest: Tensor, layout: Layout, rank: int) -> Tensor:

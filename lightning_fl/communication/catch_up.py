@@ -40,13 +40,13 @@ class CatchUp:
         >>> {kind: bits for kind, bits in catch_up.bits([0, 1], {"model": 20, "mask": 4}, whole=96).items() if bits}
         {'model': 60, 'mask': 12}
         """
-        total, found = self._total(update), Counter[str]()
+        total, counts = self._total(update), Counter[str]()
         for num_loaded, num_clients in Counter(self.loaded.get(client, 0) for client in clients).items():
             missed = {kind: bits - self.totals[num_loaded][kind] for kind, bits in total.items()}
             if sum(missed.values()) > whole:
                 missed = {"model": whole}
-            found.update({kind: bits * num_clients for kind, bits in missed.items()})
-        return dict(found)
+            counts.update({kind: bits * num_clients for kind, bits in missed.items()})
+        return dict(counts)
 
     def add(self, update: Mapping[str, int], clients: Sequence[int]) -> None:
         """Add an update, with which these clients have all."""

@@ -220,22 +220,28 @@ class Link(FormerSetting):
         nothing to encode. With `follow` the recipients must have received the earlier broadcasts.
         """
         direction: Direction = "up" if draw.direction == "up" else "down"
-        shorter, known, context = message, memory, self.context.drawing(draw)
+        shorter, receiver_memory, context = message, memory, self.context.drawing(draw)
         if submodel is not None:
-            context, shorter, known = context.within(submodel), submodel.gather(message), submodel.gather(memory)
+            context, shorter, receiver_memory = (
+                context.within(submodel),
+                submodel.gather(message),
+                submodel.gather(memory),
+            )
         exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
         coded = {name: entry for name, entry in shorter.items() if name not in exact}
         decoded: Message = {}
-        new, parts = known, list[tuple[Codec, Payload]]()
+        new, parts = receiver_memory, list[tuple[Codec, Payload]]()
         for part, through in ((exact, Dense()), (coded, codec)):
             if part:
-                payload, new = through.encode(part, known, context)
+                payload, new = through.encode(part, receiver_memory, context)
                 self.ledger.book(direction, payload, recipients)
                 parts.append((through, payload))
                 decoded |= (
-                    through.decode_incremental(payload, known, context) if follow else through.decode(payload, context)
+                    through.decode_incremental(payload, receiver_memory, context)
+                    if follow
+                    else through.decode(payload, context)
                 )
-        new = new if coded else known
+        new = new if coded else receiver_memory
         if submodel is not None:
             # A vector without sent coordinates is an expanded 0, which takes no storage.
             unsent = {

@@ -14,7 +14,7 @@ from lightning_fl.data.users import Groups, groups_of
 from lightning_fl.errors import require
 
 
-def needed_groups(samples: Samples, given: Any, partition: Partition, server_groups: float) -> Groups | None:
+def needed_groups(samples: Samples, group_of: Any, partition: Partition, server_groups: float) -> Groups | None:
     """Return the group of each training sample if the settings need it, else None, and nothing is read.
 
     Raises:
@@ -22,7 +22,7 @@ def needed_groups(samples: Samples, given: Any, partition: Partition, server_gro
     """
     if not (partition.needs_groups or server_groups):
         return None
-    groups = groups_of(samples, given)
+    groups = groups_of(samples, group_of)
     asking = f"{partition}" if partition.needs_groups else f"server_groups={server_groups}"
     require(
         groups is not None,

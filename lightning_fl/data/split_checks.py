@@ -121,12 +121,12 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
         "server_classes and server_degree need the class of each sample and the number of classes, but the data have "
         f"none {NO_CLASSES}.",
     )
-    for part, found in (("", labels), (" of the test set", None if test is None else test.labels)):
-        if found is None or num_classes is None or not len(found):
+    for part, part_labels in (("", labels), (" of the test set", None if test is None else test.labels)):
+        if part_labels is None or num_classes is None or not len(part_labels):
             continue
         require(
-            bool(found.min() >= 0 and found.max() < num_classes),
-            f"The labels{part} go from {found.min()} to {found.max()}, but num_classes={num_classes} allows 0 to "
+            bool(part_labels.min() >= 0 and part_labels.max() < num_classes),
+            f"The labels{part} go from {part_labels.min()} to {part_labels.max()}, but num_classes={num_classes} allows 0 to "
             f"{num_classes - 1}.",
         )
     if labels is not None and test is not None and test.labels is not None:

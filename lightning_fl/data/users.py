@@ -123,35 +123,35 @@ def _is_missing(value: Any) -> bool:
         return True
 
 
-def groups_of(samples: Samples, given: Any = None) -> Groups | None:
+def groups_of(samples: Samples, group_of: Any = None) -> Groups | None:
     """Return the groups of samples: the given ones, else their own, else those that their data set names.
 
     Args:
         samples: samples with `groups`, or read from a data set with `groups`, `users` or `client_ids`.
-        given: see `given_groups`; None: nothing is given.
+        group_of: see `given_groups`; None: nothing is given.
     """
-    if given is not None:
-        return given_groups(given, samples.source, len(samples))
+    if group_of is not None:
+        return given_groups(group_of, samples.source, len(samples))
     if samples.groups is not None:
         return samples.groups
-    return next((found for name in ATTRIBUTES if (found := _named(samples.source, name)) is not None), None)
+    return next((groups for name in ATTRIBUTES if (groups := _named(samples.source, name)) is not None), None)
 
 
-def groups_of_test(samples: Samples, given: Any) -> Groups | None:
+def groups_of_test(samples: Samples, group_of: Any) -> Groups | None:
     """Return the groups of test samples; a column of the training data names them if the test data have it, too.
 
     Args:
         samples: the test samples.
-        given: what the user gives for the training samples.
+        group_of: what the user gives for the training samples.
     """
-    return _named(samples.source, given) if isinstance(given, str) else groups_of(samples)
+    return _named(samples.source, group_of) if isinstance(group_of, str) else groups_of(samples)
 
 
-def given_groups(given: Any, dataset: Any, num_samples: int) -> Groups:
+def given_groups(group_of: Any, dataset: Any, num_samples: int) -> Groups:
     """Return the groups that a user gives.
 
     Args:
-        given: name of each sample's group (n,), a function from a sample's index to it, or the name of an attribute or column
+        group_of: name of each sample's group (n,), a function from a sample's index to it, or the name of an attribute or column
             of the dataset.
         dataset: data set of the samples, or None.
         num_samples: n.
@@ -159,17 +159,17 @@ def given_groups(given: Any, dataset: Any, num_samples: int) -> Groups:
     Raises:
         UserError: `given` does not name the group of every sample.
     """
-    if isinstance(given, str):
-        groups_of_column = _named(dataset, given)
+    if isinstance(group_of, str):
+        groups_of_column = _named(dataset, group_of)
         if groups_of_column is None:
             columns = _columns(dataset)
-            hint = nearest(given, columns) if columns else "give an array (n,) or a function from index to name"
-            raise UserError(f"groups={given!r} is no column of the data with a name per sample; {hint}.")
+            hint = nearest(group_of, columns) if columns else "give an array (n,) or a function from index to name"
+            raise UserError(f"groups={group_of!r} is no column of the data with a name per sample; {hint}.")
         return groups_of_column
-    if isinstance(given, Callable):  # type: ignore[arg-type]
-        return Groups.of([given(index) for index in range(num_samples)])
+    if isinstance(group_of, Callable):  # type: ignore[arg-type]
+        return Groups.of([group_of(index) for index in range(num_samples)])
     try:
-        groups = Groups.of(given)
+        groups = Groups.of(group_of)
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(f"groups is no array (n,): {error}.") from error
     require(

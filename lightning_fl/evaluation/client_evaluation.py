@@ -137,10 +137,10 @@ class ClientEvaluator:
             return ClientResult(client, 0, not has_own)
         samples = data.train if stage == "validation" else data.test
         assert samples is not None
-        order, own = self.run.torch_seeds(EVALUATION, client, in_round=self.round)
+        order, seeds = self.run.torch_seeds(EVALUATION, client, in_round=self.round)
 
         def measured() -> dict[str, float]:
-            flat_module.seed(own)
+            flat_module.seed(seeds)
             batches = samples.batches(data.eval_batch_size, rows)
             return measure(flat_module, stage, batches, samples.resident, alone=True)
 
@@ -151,7 +151,7 @@ class ClientEvaluator:
                 start = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
                 job = replace(job, start=start, initial_counters=flat_module.read_counters())
                 with flat_module.optimizer.schedules.constant(finetune_lr):
-                    work = job.schedule.work(data.client(client), (order, own), data.train.resident)
+                    work = job.schedule.work(data.client(client), (order, seeds), data.train.resident)
                     train_locally(flat_module, job, work, {})
                 flat_module.progress = None
                 flat_module.logs.forget()
@@ -162,14 +162,14 @@ class ClientEvaluator:
 @contextmanager
 def _leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
     """Restore model, logs, random generators and attributes of the module afterwards, and call no callback inside."""
-    module, own = flat_module.module, flat_module.logs
+    module, logs = flat_module.module, flat_module.logs
     present = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
     with isolate_rng(), keeping_attributes(list(module.modules())), flat_module.hooks.without_callbacks():
         flat_module.logs = LogCollector(lambda: flat_module.progress is not None, module)
-        flat_module.logs.gather, flat_module.logs.gather_tensors = own.gather, own.gather_tensors
+        flat_module.logs.gather, flat_module.logs.gather_tensors = logs.gather, logs.gather_tensors
         module.log = flat_module.logs.log  # type: ignore[method-assign]
         try:
             yield
         finally:
-            flat_module.logs, flat_module.progress = own, None
+            flat_module.logs, flat_module.progress = logs, None
             flat_module.load(*present)

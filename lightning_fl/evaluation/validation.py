@@ -82,8 +82,8 @@ class ModelValidation(FormerSetting):
             client: self._measure(client, self._batches(), are_resident(self.loaders))
             for client in groups[rank::num_ranks]
         }
-        own = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
-        measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, own)
+        my_values = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
+        measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, my_values)
         return {
             **_means([measured[client if client in self.states else NEWCOMER] for client in clients]),
             **{f"{name}_local": value for name, value in _means(local.values()).items()},
@@ -126,7 +126,7 @@ class ModelValidation(FormerSetting):
 def _means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the unweighted mean of each name over the clients that logged it."""
     by_name: dict[str, list[float]] = {}
-    for found in measured:
-        for name, value in found.items():
+    for client_values in measured:
+        for name, value in client_values.items():
             by_name.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in by_name.items()}

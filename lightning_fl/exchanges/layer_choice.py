@@ -109,10 +109,10 @@ class GroupChoice(LayerChoice):
         return resolve(self.groups, context.groups, context.layout, context.buffer_layout)
 
 
-def upload_of(result: Result, layers: Sequence[Group], kept: Sequence[Tensor], channel: Channel) -> Upload:
+def upload_of(result: Result, layers: Sequence[Group], chosen: Sequence[Tensor], channel: Channel) -> Upload:
     """Send some layers of a client's message to the server, or some of their units; see `Submodel.from_groups`."""
     context, device = channel.context, result.message["model"].device
-    submodel = Submodel.from_groups(context.layout, context.buffer_layout, layers, kept, device)
+    submodel = Submodel.from_groups(context.layout, context.buffer_layout, layers, chosen, device)
     return Upload(result, channel.send_up(result.client, result.message, submodel), submodel.masks(result.message))
 
 

@@ -119,11 +119,11 @@ class Projection(Codec):
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode all Q' (m, R) and the whole tensors, in the order of the layout; the new memory is e."""
-        payload, kept = {name: Packed.whole(entry) for name, entry in message.items()}, dict(memory)
+        payload, next_memory = {name: Packed.whole(entry) for name, entry in message.items()}, dict(memory)
         for name, z in _wanted({name: message[name] for name in self.lefts}, memory).items():
             payload[name] = Packed.whole(project(z, self.lefts[name], context.layout, self.rank).to(z.dtype))
-            kept[RESIDUAL + name] = z - self.decode({name: payload[name]}, context)[name]
-        return payload, kept
+            next_memory[RESIDUAL + name] = z - self.decode({name: payload[name]}, context)[name]
+        return payload, next_memory
 
     def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return P̂ Q'ᵀ, and the tensors that were sent whole."""

@@ -84,7 +84,8 @@ class PrunedUnits(Exchange):
             scores.append((squares / numbers[-1]).sqrt())
         if self.per_layer:
             return [
-                fill([own], [size], self.keep * size * len(own))[0] for own, size in zip(scores, numbers, strict=True)
+                fill([unit_scores], [size], self.keep * size * len(unit_scores))[0]
+                for unit_scores, size in zip(scores, numbers, strict=True)
             ]
         return fill(scores, numbers, self.keep * layout.numel)
 
@@ -103,10 +104,14 @@ def fill(scores: list[Tensor], sizes: list[int], budget: float) -> list[Tensor]:
     [tensor([False,  True]), tensor([False, False,  True])]
     """
     joined = torch.cat(scores)
-    size = torch.cat([torch.full_like(own, numbers) for own, numbers in zip(scores, sizes, strict=True)])
-    first = torch.cat([torch.arange(len(own), device=own.device) == own.argmax() for own in scores])
+    size = torch.cat(
+        [torch.full_like(unit_scores, numbers) for unit_scores, numbers in zip(scores, sizes, strict=True)]
+    )
+    first = torch.cat(
+        [torch.arange(len(unit_scores), device=unit_scores.device) == unit_scores.argmax() for unit_scores in scores]
+    )
     order = joined.masked_fill(first, torch.inf).argsort(descending=True, stable=True)
     within = size[order].cumsum(0) <= budget + 1e-6  # tolerance, as budget is a product of floats
     is_kept = first.clone()
     is_kept[order] |= within
-    return list(is_kept.split([len(own) for own in scores]))
+    return list(is_kept.split([len(unit_scores) for unit_scores in scores]))

@@ -118,16 +118,16 @@ def _shapes(state_dict: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def _cut_shape(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     """Return the shape of a tensor after a plan; () if the plan does not fit it."""
     sizes = list(shape)
-    for axis, kept in plan.axes.get(name, {}).items():
-        if axis >= len(sizes) or int(kept.max()) >= sizes[axis]:
+    for axis, indices in plan.axes.get(name, {}).items():
+        if axis >= len(sizes) or int(indices.max()) >= sizes[axis]:
             return ()
-        sizes[axis] = len(kept)
+        sizes[axis] = len(indices)
     return tuple(sizes)
 
 
 def _checksum(plans: Sequence[Plan], earlier: int) -> int:
     """Return the checksum of the earlier prunings and of these."""
     for plan in plans:
-        kept = {name: {axis: x.tolist() for axis, x in axes.items()} for name, axes in plan.axes.items()}
-        earlier = zlib.crc32(repr(kept).encode(), earlier)
+        axes_of_tensors = {name: {axis: x.tolist() for axis, x in axes.items()} for name, axes in plan.axes.items()}
+        earlier = zlib.crc32(repr(axes_of_tensors).encode(), earlier)
     return earlier

@@ -110,8 +110,8 @@ class Federation:
         self._say_if_none_accepted(outcome)
         self._warn_without_loss(outcome, work)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
-        of_clients = [outcome.logs[k] for k in cohort.answering if k in outcome.logs]
-        averages = self.flat_module.logs.averages(of_clients, intake.known)
+        client_logs = [outcome.logs[k] for k in cohort.answering if k in outcome.logs]
+        averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models

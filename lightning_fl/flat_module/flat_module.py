@@ -333,13 +333,13 @@ class FlatModule:
         # With manual optimisation the loss is only logged.
         loss = output.get("loss", None if self.is_manual else output) if isinstance(output, Mapping) else output
         if loss is not None and not isinstance(loss, Tensor):
-            found = (
+            returned = (
                 f"a mapping of {', '.join(map(repr, loss)) or 'nothing'}"
                 if isinstance(loss, Mapping)
                 else type(loss).__name__
             )
             raise UserError(
-                f"training_step of {type(self.module).__name__} returns {found}: return the loss, a tensor, or a mapping with "
+                f"training_step of {type(self.module).__name__} returns {returned}: return the loss, a tensor, or a mapping with "
                 "'loss'."
             )
         return loss, output
@@ -365,10 +365,10 @@ class FlatModule:
     def after_backward(self) -> bool:
         """Let the optimiser step parameters that got their first gradient; return True if there are any."""
         self.bind_replaced()  # `forward` may have moved what the optimiser is about to step
-        found = self._flat_gradient.discover() if self._flat_gradient is not None else []
-        if found:
-            self.optimizer.activate(found)
-        return bool(found)
+        discovered = self._flat_gradient.discover() if self._flat_gradient is not None else []
+        if discovered:
+            self.optimizer.activate(discovered)
+        return bool(discovered)
 
     def transfer(self, batch: Any, resident: bool, loader_index: int = 0) -> Any:
         """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""

@@ -82,7 +82,7 @@ class Hooks:
                 module, None for all.
         """
         if (name, monitoring) not in self._listeners:
-            found = [
+            functions = [
                 self._bound(callback, name)
                 for callback in self._callbacks
                 if monitoring in (None, is_a(callback, Checkpoint, EarlyStopping))
@@ -90,9 +90,9 @@ class Hooks:
                 and not (name in STEP_HOOKS and is_a(callback, *SERVER_CALLBACKS))
             ]
             if not monitoring and self.module_overrides(name):
-                own = getattr(self._module, name)
-                found.append(_never_skipping(own, self._module) if name == "on_train_batch_start" else own)
-            self._listeners[name, monitoring] = found
+                hook = getattr(self._module, name)
+                functions.append(_never_skipping(hook, self._module) if name == "on_train_batch_start" else hook)
+            self._listeners[name, monitoring] = functions
         return self._listeners[name, monitoring]
 
     def module_overrides(self, name: str) -> bool:
@@ -118,12 +118,12 @@ class Hooks:
     @contextmanager
     def without_callbacks(self) -> Iterator[None]:
         """Call the hooks of the module alone, for a training that no callback should notice."""
-        own = self._callbacks, self._listeners
+        before = self._callbacks, self._listeners
         self._callbacks, self._listeners = (), {}
         try:
             yield
         finally:
-            self._callbacks, self._listeners = own
+            self._callbacks, self._listeners = before
 
     def overridden_by(self, name: str) -> list[str]:
         """Return the class names of the hook's callbacks and module, without Lightning's own callbacks."""

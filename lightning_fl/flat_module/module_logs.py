@@ -186,7 +186,7 @@ class LogCollector:
             return [other for other in states if other.numel()] or [state]
 
         parts = [part for part in metric.modules() if isinstance(part, Metric)]
-        own = [part.dist_sync_fn for part in parts]
+        before = [part.dist_sync_fn for part in parts]
         for part in parts:
             part.dist_sync_fn = part.dist_sync_fn or from_all
         try:
@@ -194,7 +194,7 @@ class LogCollector:
                 warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
                 return float(metric.compute())
         finally:
-            for part, function in zip(parts, own, strict=True):
+            for part, function in zip(parts, before, strict=True):
                 part.dist_sync_fn = function
 
     def knowledge(self) -> Known:
@@ -221,28 +221,28 @@ class LogCollector:
             dtype = torch.int64 if all(isinstance(value, int) for value in values) else torch.float64
             return _reduce(how, torch.tensor(values, dtype=dtype)).item()
 
-        own = {name: reduced(name, self._reductions[name]) for name in names & self._reductions.keys()}
+        reductions = {name: reduced(name, self._reductions[name]) for name in names & self._reductions.keys()}
         if self.gather is None:
-            return own
+            return reductions
         paths: dict[str, str] = {}
         known = self.gather(self.knowledge()) if known is None else known
         for other in known:
             self.progress_bar_names |= other.progress_bar_names
             self.unlogged_names |= other.unlogged_names
             self._forms |= other.forms
-            own |= {
+            reductions |= {
                 name: reduced(name, how)
                 for name, how in other.reductions.items()
-                if how is not None and name in names - own.keys()
+                if how is not None and name in names - reductions.keys()
             }
             paths |= other.metrics
         if any(name not in other.reductions for name in names for other in known) and any(
             how is None for name in names for other in known for how in [other.reductions.get(name, "")]
         ):  # a function, which not every process has
-            own = {name: value for values in self.gather(own) for name, value in values.items()}
+            reductions = {name: value for values in self.gather(reductions) for name, value in values.items()}
         if self._module is not None:
             self._metrics = {name: self._module.get_submodule(path) for name, path in paths.items()}  # type: ignore[misc]
-        return own
+        return reductions
 
     def _metric_paths(self) -> dict[str, str]:
         """Return the paths in the module of the metrics to compute, by their logged names."""

@@ -55,7 +55,7 @@ def add_gates(
     check_options(keep, mode)
     name = type(network).__name__
     require(not gates_of(network), f"{name} has gates already: remove them with remove_gates first.")
-    convolutions = [found for found in layers(network) if not _is_skipped(found[0], skip)]
+    convolutions = [layer for layer in layers(network) if not _is_skipped(layer[0], skip)]
     require(bool(convolutions), f"{name} has no convolution to gate: dynamic pruning chooses channels of convolutions.")
     generator = torch.Generator().manual_seed(seed)
     for _, convolution, norm in convolutions:

@@ -36,12 +36,12 @@ def sliced(network: nn.Module, shared: bool = False) -> Iterator[None]:
     Raises:
         UserError: it has no gates or is in training mode; later, if samples of a batch choose different channels.
     """
-    found = only_gated(network)
+    gated = only_gated(network)
     require(not network.training, "sliced inference needs a network in evaluation mode: call eval() first.")
-    before = [(gate, gate.active, gate.shared) for _, _, gate in found]
-    layers = [_SlicedLayer(*layer) for layer in found if _can_slice(*layer[:2])]
+    before = [(gate, gate.active, gate.shared) for _, _, gate in gated]
+    layers = [_SlicedLayer(*layer) for layer in gated if _can_slice(*layer[:2])]
     try:
-        for _, _, gate in found:
+        for _, _, gate in gated:
             gate.shared = shared
         for layer in layers:
             layer.take_over()

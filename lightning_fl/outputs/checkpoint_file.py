@@ -43,10 +43,10 @@ def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], ke
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return the hyper-parameters that `torch.load(weights_only=True)` can read, and name the others in a warning."""
-    kept = {name: value for name, value in values.items() if _is_plain(value)}
-    if left_out := sorted(values.keys() - kept.keys()):
+    plain_values = {name: value for name, value in values.items() if _is_plain(value)}
+    if left_out := sorted(values.keys() - plain_values.keys()):
         say_lost(f"hyper-parameters that are not plain values are not saved in checkpoints: {', '.join(left_out)}.")
-    return kept
+    return plain_values
 
 
 def _is_plain(value: Any) -> bool:

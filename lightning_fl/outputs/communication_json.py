@@ -61,12 +61,12 @@ def as_bits(content: Any) -> Bits:
         ValueError: the content is something else.
     """
     try:
-        found = {direction: {str(kind): int(n) for kind, n in content[direction].items()} for direction in KEYS}
+        bits = {direction: {str(kind): int(n) for kind, n in content[direction].items()} for direction in KEYS}
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no bits by direction and kind: {error}") from error
-    if not all(0 <= n <= LARGEST for by_kind in found.values() for n in by_kind.values()):
+    if not all(0 <= n <= LARGEST for by_kind in bits.values() for n in by_kind.values()):
         raise ValueError("bits are numbers from 0 on")
-    return found
+    return bits
 
 
 def read_metric(root: str | os.PathLike[str]) -> dict[str, str] | None:

@@ -165,8 +165,8 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     target = trainer.metric
     if target is not None and target in trainer.callback_metrics:
         best = best_of(trainer, rows)
-        known = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f})" if best else ""
-        lines.insert(0, (target.removeprefix("val/"), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
+        best_text = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f})" if best else ""
+        lines.insert(0, (target.removeprefix("val/"), f"{float(trainer.callback_metrics[target]):.4f}{best_text}"))
         if chosen := tested_at_best_validation(trainer, rows):
             name, value, number = chosen
             lines.insert(1, (AT_BEST_VALIDATION, f"{name} {value:.4f} (after round {number:.0f})"))

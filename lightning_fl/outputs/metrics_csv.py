@@ -143,9 +143,9 @@ class RoundCSVLogger(CSVLogger):
             path: metrics.csv of the run.
             round_index: first round of the resumed run.
         """
-        columns, kept = rows_before(round_index, path)
-        self.experiment.begin(columns if kept else [], kept)
-        return len(kept)
+        columns, rows = rows_before(round_index, path)
+        self.experiment.begin(columns if rows else [], rows)
+        return len(rows)
 
     @property
     def num_rows(self) -> int:

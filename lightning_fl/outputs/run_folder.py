@@ -56,11 +56,11 @@ def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'algorithm.aggregator': 'KeepUploads'}
     """
     renamed = {RENAMED[name]: value for name, value in settings.items() if name in RENAMED and value is not None}
-    found = {name: value for name, value in settings.items() if name not in RENAMED} | renamed
-    for name, value in found.items():
+    present = {name: value for name, value in settings.items() if name not in RENAMED} | renamed
+    for name, value in present.items():
         if "aggregator" in name.split(".") and isinstance(value, str):
-            found[name] = RENAMED_CLASSES.get(value, value)
-    return found
+            present[name] = RENAMED_CLASSES.get(value, value)
+    return present
 
 
 class RunFolder:
@@ -123,11 +123,11 @@ class RunFolder:
             if self._home is None:
                 logger.begin()
                 continue
-            found = logger.resume(self._home / METRICS, first_round) or 0  # None in processes that write nothing
-            self._lacks_rows = num_rows is not None and found < num_rows
+            resumed = logger.resume(self._home / METRICS, first_round) or 0  # None in processes that write nothing
+            self._lacks_rows = num_rows is not None and resumed < num_rows
             if self._lacks_rows:
                 say_lost(
-                    f"{self._home / METRICS} lacks {(num_rows or 0) - found} of the {num_rows} rows that the run logged in its "
+                    f"{self._home / METRICS} lacks {(num_rows or 0) - resumed} of the {num_rows} rows that the run logged in its "
                     f"first {first_round} rounds; the run goes on without them."
                 )
 
@@ -182,15 +182,15 @@ def config_name(root: str | os.PathLike[str], resumed: bool, first: str = CONFIG
 
 def configs_of_fits(root: str | os.PathLike[str]) -> list[Path]:
     """Return the configurations or settings of a run: of the fit that began it, then of those that resumed it."""
-    found = [path for first in (CONFIG, SETTINGS) for path in Path(root).glob(f"{Path(first).stem}*.yaml")]
-    return sorted(filter(_fit_number, found), key=_fit_number)
+    paths = [path for first in (CONFIG, SETTINGS) for path in Path(root).glob(f"{Path(first).stem}*.yaml")]
+    return sorted(filter(_fit_number, paths), key=_fit_number)
 
 
 def _fit_number(config: Path) -> int:
     """Return the number of the fit that wrote a configuration, from 1; 0 for a file of another name."""
     stem, _, number = config.stem.partition("-")
-    found = int(number) if number.isdecimal() else 1
-    return found if config.name == _fit_name(found, f"{stem}.yaml") else 0
+    fit_number = int(number) if number.isdecimal() else 1
+    return fit_number if config.name == _fit_name(fit_number, f"{stem}.yaml") else 0
 
 
 def _fit_name(number: int, first: str) -> str:

@@ -135,8 +135,8 @@ class WandbRun(Callback):
         names: dict[str, Any] = {"tags": [word[: LONGEST["tag"]] for word in words]}
         if not in_sweep():
             names |= {"name": " ".join(words)[: LONGEST["name"]], "group": " ".join(words[:-1])[: LONGEST["group"]]}
-        given = {kind for kind in VARIABLES if logger._wandb_init.get(kind) or os.environ.get(VARIABLES[kind])}
-        return {kind: value for kind, value in names.items() if kind not in given}
+        fixed = {kind for kind in VARIABLES if logger._wandb_init.get(kind) or os.environ.get(VARIABLES[kind])}
+        return {kind: value for kind, value in names.items() if kind not in fixed}
 
     def _missing(self, logger: WandbLogger) -> dict[str, str]:
         """Return arguments that the user has not given: the id of a resumed run, and offline mode if there is no key."""

@@ -122,9 +122,9 @@ class Network:
     def plan(self, filters: Mapping[str, Sequence[int] | Tensor]) -> Plan:
         """Return the plan for these filters: see `plan_for`."""
         lost = {}
-        for name, kept in filters.items():
+        for name, filter_indices in filters.items():
             self.require_prunable(name)
-            chosen = _checked(name, kept, self.blocks[name])
+            chosen = _checked(name, filter_indices, self.blocks[name])
             if len(chosen) < self.widths[name]:
                 lost[name] = chosen
         axes = self._tried(lost)
@@ -173,10 +173,10 @@ class Network:
         first, reasons = dict[str, Tensor](), dict[str, str]()
         for name, layer in convolutions:
             unused = Examined("evaluation does not use it", torch.empty(0))
-            self._examined[name] = found = examine(graph, layer, names) if layer in self._evaluated else unused
-            reasons[name] = found.reason
-            if not found.reason:
-                first[name] = (found.blocks != found.blocks[0]).nonzero().flatten()  # lose only the first block
+            self._examined[name] = examined = examine(graph, layer, names) if layer in self._evaluated else unused
+            reasons[name] = examined.reason
+            if not examined.reason:
+                first[name] = (examined.blocks != examined.blocks[0]).nonzero().flatten()  # lose only the first block
         for name in self._culprits(first):
             odd = " and ".join(self._examined[name].own_forwards[:2])
             reasons[name] = f"{BEHIND}{f'; perhaps {odd} with a forward of its own' if odd else ''}"
@@ -232,9 +232,9 @@ class Network:
             for tensor in tensors_of(twin).values():
                 if tensor.is_floating_point():
                     tensor.data = torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)
-            for name, kept in filters.items():
+            for name, filter_indices in filters.items():
                 layer: Any = twin.get_submodule(name)
-                lost = sorted(set(range(layer.weight.shape[0])) - set(kept.tolist()))
+                lost = sorted(set(range(layer.weight.shape[0])) - set(filter_indices.tolist()))
                 out = graph.get_pruner_of_module(layer).prune_out_channels
                 graph.get_pruning_group(layer, out, lost).prune()
             for name, tensor in tensors_of(twin).items():
@@ -251,9 +251,9 @@ class Network:
             cut = [way(twin, self._inputs) for way in self._calls]
         with restored(twin):
             for name, tensor in tensors_of(twin).items():
-                for axis, kept in plan.axes.get(name, {}).items():
+                for axis, indices in plan.axes.get(name, {}).items():
                     if axis > 0:  # input channels
-                        lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, kept, False)
+                        lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, indices, False)
                         tensor.data = tensor.data.index_fill(axis, lost.nonzero().flatten(), 0.0)
             whole = [way(twin, self._inputs) for way in self._calls]
         return are_alike(cut, whole)
@@ -284,9 +284,9 @@ def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:
     return axes
 
 
-def _checked(name: str, kept: Sequence[int] | Tensor, blocks: Tensor) -> Tensor:
+def _checked(name: str, filter_indices: Sequence[int] | Tensor, blocks: Tensor) -> Tensor:
     width = len(blocks)
-    indices = torch.as_tensor(kept, dtype=torch.int64).flatten().cpu()
+    indices = torch.as_tensor(filter_indices, dtype=torch.int64).flatten().cpu()
     ascending = bool((indices.diff() > 0).all()) and len(indices) > 0
     is_allowed = ascending and int(indices[0]) >= 0 and int(indices[-1]) < width
     require(

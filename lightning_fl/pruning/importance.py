@@ -92,11 +92,15 @@ def filters_to_keep(
     {'conv1': tensor([2, 3])}
     """
     kept_filters = {}
-    for name, own in scores.items():
+    for name, layer_scores in scores.items():
         rate = rates.get(name, 0.0) if isinstance(rates, Mapping) else rates
-        quota = whole_share(rate, len(own))
-        lost = lowest(own, quota) if blocks is None else _lowest_blocks(own, blocks[name].to(own.device), quota)
-        is_kept = torch.ones(len(own), dtype=torch.bool)
+        quota = whole_share(rate, len(layer_scores))
+        lost = (
+            lowest(layer_scores, quota)
+            if blocks is None
+            else _lowest_blocks(layer_scores, blocks[name].to(layer_scores.device), quota)
+        )
+        is_kept = torch.ones(len(layer_scores), dtype=torch.bool)
         is_kept[lost] = False
         kept_filters[name] = is_kept.nonzero().flatten()
     return kept_filters

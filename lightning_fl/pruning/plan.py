@@ -30,6 +30,6 @@ class Plan:
         The copy keeps the memory format of a convolution's weight.
         """
         channels_last = tensor.dim() == 4 and not tensor.is_contiguous()
-        for axis, kept in self.axes.get(name, {}).items():
-            tensor = tensor.index_select(axis, kept.to(tensor.device))
+        for axis, indices in self.axes.get(name, {}).items():
+            tensor = tensor.index_select(axis, indices.to(tensor.device))
         return tensor.contiguous(memory_format=torch.channels_last) if channels_last else tensor

@@ -58,19 +58,19 @@ def restored(module: nn.Module) -> Iterator[None]:
             replace_data(tensor, data)
 
 
-def arguments_of(module: nn.Module, given: Any) -> Any:
+def arguments_of(module: nn.Module, batch: Any) -> Any:
     """Return the arguments of `forward` for one sample, on the CPU in float64: from `given` or the module's own example.
 
     Raises:
         UserError: there is no example.
     """
-    given = getattr(module, "example_input_array", None) if given is None else given
+    batch = getattr(module, "example_input_array", None) if batch is None else batch
     require(
-        given is not None,
+        batch is not None,
         f"pruning {type(module).__name__} needs an example input for its forward: set its example_input_array, or pass "
         "example_input.",
     )
-    return tree_map(_first_sample, given if isinstance(given, (dict, tuple)) else (given,))
+    return tree_map(_first_sample, batch if isinstance(batch, (dict, tuple)) else (batch,))
 
 
 def _first_sample(leaf: Any) -> Any:

@@ -52,15 +52,15 @@ def read_clients(record: Record, column: str) -> Clients | None:
     """Return a column of a run's clients.csv in its last round; None without the file or without a finite value."""
     try:
         rows = _read_rows(record)
-        found = np.array(
+        samples_and_values = np.array(
             [(row["round"], row.get(column) or "nan", row["samples"]) for row in rows], dtype=float
         ).reshape(-1, 3)
     except ValueError:
         return None
-    found = found[np.isfinite(found).all(axis=1)]
-    if not len(found):
+    samples_and_values = samples_and_values[np.isfinite(samples_and_values).all(axis=1)]
+    if not len(samples_and_values):
         return None
-    last = found[found[:, 0] == found[:, 0].max()]
+    last = samples_and_values[samples_and_values[:, 0] == samples_and_values[:, 0].max()]
     return Clients(int(last[0, 0]), last[:, 1], last[:, 2])
 
 
@@ -111,8 +111,8 @@ def _lines(groups: Sequence[Group], metric: Metric) -> list[tuple[str, list[Clie
     for group in groups:
         for end, more in KINDS.items():
             read = [read_clients(curve.record, f"{metric.name}{end}") for curve in group.curves]
-            if found := [clients for clients in read if clients is not None]:
-                lines.append((group.label + more, found))
+            if readable := [clients for clients in read if clients is not None]:
+                lines.append((group.label + more, readable))
     return lines
 
 
@@ -123,20 +123,20 @@ def clients_table(groups: Sequence[Group], metric: Metric) -> Table:
     columns |= {name: Column(title, "share" if name == "jain" else kind) for name, title in SHOWN.items()}
     rows: list[Row] = []
     for label, runs in _lines(groups, metric):
-        found = [
+        statistics = [
             {"rounds": run.round + 1, "clients": len(run.values)}
             | _rounded(distribution(run.values.tolist(), run.samples.tolist(), metric.falls))
             for run in runs
         ]
         rows.append(
-            ([label], {name: mean_and_spread([run_values.get(name) for run_values in found]) for name in columns})
+            ([label], {name: mean_and_spread([run_values.get(name) for run_values in statistics]) for name in columns})
         )
     return table(["method"], columns, rows)
 
 
-def _rounded(found: Mapping[str, float]) -> dict[str, float]:
+def _rounded(statistics: Mapping[str, float]) -> dict[str, float]:
     """Return statistics with five digits: clients log in float32, so that equal ones would seem to have a tiny spread."""
-    return {name: float(f"{value:.5g}") for name, value in found.items()}
+    return {name: float(f"{value:.5g}") for name, value in statistics.items()}
 
 
 def draw_clients(groups: Sequence[Group], metric: Metric, look: Look = Look()) -> Figure | None:  # noqa: B008

@@ -58,16 +58,16 @@ def codec_parts(groups: Sequence[Group], look: Look) -> list[Part]:
 
 def codec_table(groups: Sequence[Group]) -> Table | None:
     """Return a row for each group with the means over its rounds, several seeds as mean ± deviation; None if none has any."""
-    found = {name: [[_number(curve.record, name) for curve in group.curves] for group in groups] for name in SHOWN}
-    known = {name: of for name, of in found.items() if any(x is not None for values in of for x in values)}
-    if ERROR not in known:
+    columns = {name: [[_number(curve.record, name) for curve in group.curves] for group in groups] for name in SHOWN}
+    measured = {name: of for name, of in columns.items() if any(x is not None for values in of for x in values)}
+    if ERROR not in measured:
         return None
     rows: list[Row] = [
-        ([group.label], {name: mean_and_spread(of[place]) for name, of in known.items()})
+        ([group.label], {name: mean_and_spread(of[place]) for name, of in measured.items()})
         for place, group in enumerate(groups)
-        if any(x is not None for of in known.values() for x in of[place])
+        if any(x is not None for of in measured.values() for x in of[place])
     ]
-    return table(["method"], {name: Column(SHOWN[name], "figures") for name in known}, rows)
+    return table(["method"], {name: Column(SHOWN[name], "figures") for name in measured}, rows)
 
 
 def draw_errors(groups: Sequence[Group], look: Look) -> Figure | None:
@@ -92,28 +92,28 @@ def draw_errors(groups: Sequence[Group], look: Look) -> Figure | None:
 def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:
     """Draw the error and the bytes of each layer side by side, with a bar for each group; None if no run has any."""
     panels = {"error": (ERRORS, 1.0), "uplink": (BITS, 1 / 8)}
-    found = {
+    bars_by_title = {
         title: [(i, values) for i, group in enumerate(groups) if (values := _by_layer(group, start, unit))]
         for title, (start, unit) in panels.items()
     }
-    found = {title: bars for title, bars in found.items() if bars}
-    names = dict.fromkeys(name for bars in found.values() for _, values in bars for name in values)
+    bars_by_title = {title: bars for title, bars in bars_by_title.items() if bars}
+    names = dict.fromkeys(name for bars in bars_by_title.values() for _, values in bars for name in values)
     layers = sorted(names, key=lambda name: name == SHARED)  # last, the others in the network's order
     if not layers:
         return None
-    order = sorted({i for bars in found.values() for i, _ in bars})
+    order = sorted({i for bars in bars_by_title.values() for i, _ in bars})
     with matplotlib.rc_context(look.style):
         lines = 10 + len(layers) * max(1.6, 0.9 * len(order))
         figure = Figure(figsize=(look.size[0], 0.017 * look.font_size * lines), layout="constrained")
-        both = np.atleast_1d(figure.subplots(1, len(found), sharey=True))
-        for axes, (title, bars) in zip(both, found.items(), strict=True):
+        both = np.atleast_1d(figure.subplots(1, len(bars_by_title), sharey=True))
+        for axes, (title, bars) in zip(both, bars_by_title.items(), strict=True):
             height = 0.8 / len(order)
             for i, values in bars:
                 style = {"color": line_style(i)["color"], "label": in_picture(groups[i].label)}
                 offset = (order.index(i) - (len(order) - 1) / 2) * height
                 places = np.array([layers.index(name) for name in values]) + offset
                 axes.barh(places, [*values.values()], height=height, **style)
-            _scale(axes, title, len(found), look)
+            _scale(axes, title, len(bars_by_title), look)
         both[0].set_yticks(range(len(layers)), [*map(in_picture, layers)])
         both[0].set_ylim(len(layers) - 0.4, -0.6)
         entries = {
@@ -137,9 +137,9 @@ def _scale(axes: Axes, title: str, num_panels: int, look: Look) -> None:
 def _by_layer(group: Group, start: str, unit: float) -> dict[str, float]:
     """Return the mean of a column over rounds and runs for each layer, for the columns that begin with `start`."""
     names = dict.fromkeys(name for curve in group.curves for name in curve.record.columns if name.startswith(start))
-    found = {name: [_number(curve.record, name) for curve in group.curves] for name in names}
-    known = {name: [x for x in values if x is not None] for name, values in found.items()}
-    return {name.removeprefix(start): unit * fmean(values) for name, values in known.items() if values}
+    columns = {name: [_number(curve.record, name) for curve in group.curves] for name in names}
+    measured = {name: [x for x in values if x is not None] for name, values in columns.items()}
+    return {name.removeprefix(start): unit * fmean(values) for name, values in measured.items() if values}
 
 
 def _number(record: Record, name: str) -> float | None:

@@ -96,12 +96,12 @@ def report(arguments: Sequence[str], study: OfStudy | None = None) -> str:
     return write_report(build_parser().parse_args(arguments), study)
 
 
-def write_report(given: Namespace, study: OfStudy | None = None) -> str:
+def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
     """Write the report that the flags describe, as `report` does."""
-    look = look_of(given)
-    published = read_published(given.paper) if given.paper else None
-    records, notes = read_runs(given.runs)
-    metric = common_metric(records, given.metric, given.target, given.window)
+    look = look_of(flags)
+    published = read_published(flags.paper) if flags.paper else None
+    records, notes = read_runs(flags.runs)
+    metric = common_metric(records, flags.metric, flags.target, flags.window)
     if published and not is_accuracy(metric.name):
         raise UserError(
             f"the published numbers are accuracies and cannot be compared with {metric.name}; leave out --paper."
@@ -110,21 +110,21 @@ def write_report(given: Namespace, study: OfStudy | None = None) -> str:
     records = [curve.record for curve in curves.values()]
     notes += [f"Left out: {problem}" for problem in without]
     require_same_data({str(record.folder): record.settings for record in records})
-    groups = _labelled(group_runs(records, metric) if study is None else _groups(study.lines, curves), given.label)
-    folder = Path(given.out)
-    require_writable(given.out, flag="--out")
+    groups = _labelled(group_runs(records, metric) if study is None else _groups(study.lines, curves), flags.label)
+    folder = Path(flags.out)
+    require_writable(flags.out, flag="--out")
     commands = commands_of(groups) if study is None or study.commands is None else study.commands
     sections = {
         **_origin(groups, commands),
         **(study.sections(look) if study else {}),
-        **_sections(groups, metric, published, look, given.panels, notes),
+        **_sections(groups, metric, published, look, flags.panels, notes),
     }
     name = study.name if study and study.name else ", ".join(dict.fromkeys(group.algorithm for group in groups))
     title = f"{name}: {metric.short}"
     pages = {"report.md": to_markdown(title, sections)}
-    if given.html:
+    if flags.html:
         pages["report.html"] = to_html(title, sections)
-    if TEX in formats_of(given):
+    if TEX in formats_of(flags):
         comments = [title, *in_common(groups), *["report.md has the commands that made the runs."] * bool(commands)]
         pages = {"results.tex": latex.results(groups, metric, comments), **pages}
 
@@ -140,12 +140,12 @@ def write_report(given: Namespace, study: OfStudy | None = None) -> str:
         for picture in pictures:
             picture.save(folder)
         note_written(folder, names)
-    kept = (
+    set_aside = (
         f"\nkept    {aside}, with files that stood in the way and that no report had written as they were"
         if aside
         else ""
     )
-    return _printed(sections, folder / list(pages)[-1]) + kept
+    return _printed(sections, folder / list(pages)[-1]) + set_aside
 
 
 def _labelled(groups: Sequence[Group], names: Sequence[str] | None) -> Sequence[Group]:
@@ -163,11 +163,11 @@ def _labelled(groups: Sequence[Group], names: Sequence[str] | None) -> Sequence[
 
 def _groups(lines: Mapping[str, Sequence[str]], curves: Mapping[Path, Curve]) -> list[Group]:
     """Return the groups of the runs, each line's in one."""
-    found = {
+    curves_by_line = {
         name: tuple(curves[Path(folder)] for folder in folders if Path(folder) in curves)
         for name, folders in lines.items()
     }
-    return [Group(name, line_records) for name, line_records in found.items() if line_records]
+    return [Group(name, line_records) for name, line_records in curves_by_line.items() if line_records]
 
 
 def _origin(groups: Sequence[Group], commands: Sequence[str]) -> Sections:
@@ -182,7 +182,7 @@ def _origin(groups: Sequence[Group], commands: Sequence[str]) -> Sections:
 
 def _without_empty(sections: Mapping[str, Sequence[Part]]) -> Sections:
     """Return the headings that have content, with it."""
-    return {heading: kept for heading, parts in sections.items() if (kept := [part for part in parts if part])}
+    return {heading: content for heading, parts in sections.items() if (content := [part for part in parts if part])}
 
 
 def _sections(
@@ -206,15 +206,15 @@ def _sections(
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
     sections["Codecs"] = codec_parts(groups, look)
-    of_clients = metric.of_clients
-    if figure := draw_clients(groups, of_clients, look):
+    local_metric = metric.of_clients
+    if figure := draw_clients(groups, local_metric, look):
         about = (
-            f"{of_clients.short.capitalize()} of each client on its own held-out samples, in the last round that evaluated the "
+            f"{local_metric.short.capitalize()} of each client on its own held-out samples, in the last round that evaluated the "
             "clients. `worst 10 %` is the mean of the worst tenth of them."
         )
-        caption = f"Share of clients by {of_clients.short} on their own samples"
-        picture = Picture(f"{of_clients.short.replace(' ', '_')}_of_clients", caption, figure, look.formats)
-        sections["Clients"] = [about, clients_table(groups, of_clients), picture]
+        caption = f"Share of clients by {local_metric.short} on their own samples"
+        picture = Picture(f"{local_metric.short.replace(' ', '_')}_of_clients", caption, figure, look.formats)
+        sections["Clients"] = [about, clients_table(groups, local_metric), picture]
     if published:
         about = (
             "Each row of the paper is followed by your runs of the same method and network, measured at the paper's target. "

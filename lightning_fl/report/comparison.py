@@ -133,8 +133,8 @@ class Curve:
     @property
     def window(self) -> int:
         """Length of the smoothing window in values; 1: the curve is not smoothed."""
-        given = self.metric.window
-        return suitable_window(len(self.raw)) if given is None else fitting_window(len(self.raw), given)
+        window = self.metric.window
+        return suitable_window(len(self.raw)) if window is None else fitting_window(len(self.raw), window)
 
     @property
     def is_smoothed(self) -> bool:
@@ -164,14 +164,16 @@ class Curve:
         if names is None or self.tested is None:
             return None
         validated, tested = (self.record.columns[name] for name in names)
-        known = np.where(np.isnan(tested), np.nan, validated)
-        return float(tested[np.nanargmin(known) if self.metric.falls else np.nanargmax(known)])
+        validated_where_tested = np.where(np.isnan(tested), np.nan, validated)
+        return float(
+            tested[np.nanargmin(validated_where_tested) if self.metric.falls else np.nanargmax(validated_where_tested)]
+        )
 
     @cached_property
     def numbers(self) -> dict[str, float | None]:
         """All numbers that the tables show of the run; None if unknown, or if the target was not reached."""
         record = self.record
-        found = {
+        numbers = {
             "final": final(self.raw),
             "last": self.raw[-1],
             "best": self.smoothed.min() if self.metric.falls else self.smoothed.max(),
@@ -181,8 +183,8 @@ class Curve:
             "parameters": record.column("model/parameters")[-1],
         }
         if self.metric.target is not None:
-            found |= {f"target_{name}": value for name, value in self.price(self.metric).items()}
-        return {name: None if value is None or np.isnan(value) else float(value) for name, value in found.items()}
+            numbers |= {f"target_{name}": value for name, value in self.price(self.metric).items()}
+        return {name: None if value is None or np.isnan(value) else float(value) for name, value in numbers.items()}
 
     def price(self, metric: Metric) -> dict[str, float | None]:
         """Return the cost of first reaching a target; all values are None if it was not reached."""
@@ -226,8 +228,8 @@ class Group:
 
     def mean_bytes(self) -> dict[tuple[str, str], float]:
         """Return mean bytes of the whole run by direction and kind, over the runs that recorded them; {} if none did."""
-        known = [curve.record.bytes for curve in self.curves if curve.record.bytes]
-        return {key: fmean(of[key] for of in known) for key in known[0]} if known else {}
+        recorded = [curve.record.bytes for curve in self.curves if curve.record.bytes]
+        return {key: fmean(of[key] for of in recorded) for key in recorded[0]} if recorded else {}
 
 
 def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float | None, int]:
@@ -236,36 +238,36 @@ def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float
     >>> mean_and_spread([1.0, None, 3.0])
     (2.0, 1.4142135623730951, 2)
     """
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None, stdev(known) if len(known) > 1 else None, len(known)
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None, len(numbers)
 
 
-def common_metric(records: Sequence[Record], given: str | None, target: float | None, window: int | None) -> Metric:
+def common_metric(records: Sequence[Record], chosen: str | None, target: float | None, window: int | None) -> Metric:
     """Return the metric to compare: the given one, or the one that the runs are about.
 
     Args:
         records: runs; those of earlier versions have no metric, which then is found among their columns.
-        given: name of the metric; None: the one that the runs are about.
+        chosen: name of the metric; None: the one that the runs are about.
         target: value whose cost is reported, or None.
         window: length of the smoothing window in values; None for one that suits the curves.
 
     Raises:
         UserError: no metric is given, and the runs are about different ones.
     """
-    kept = [
+    metrics = [
         (record.metric["name"], record.metric["mode"])
         if record.metric
         else (find_metric(record.columns) or ACCURACY, None)
         for record in records
     ]
-    names = dict(zip((name for name, _ in kept), records, strict=True))
+    names = dict(zip((name for name, _ in metrics), records, strict=True))
     run_metrics = ", ".join(f"{name} in {record.folder}" for name, record in names.items())
     require(
-        given is not None or len(names) == 1,
+        chosen is not None or len(names) == 1,
         f"the runs are about different metrics, {run_metrics}; choose one with --metric.",
     )
-    name = given or kept[0][0]
-    return Metric(name, target, window, next((mode for known, mode in kept if known == name), None))
+    name = chosen or metrics[0][0]
+    return Metric(name, target, window, next((mode for metric, mode in metrics if metric == name), None))
 
 
 def curves_with(records: Sequence[Record], metric: Metric) -> tuple[dict[Path, Curve], list[str]]:
@@ -290,8 +292,8 @@ def group_runs(records: Sequence[Record], metric: Metric) -> list[Group]:
     """
     members: dict[Any, list[Record]] = {}
     for record in records:
-        known = "trainer.max_rounds" in record.settings and not unknown_settings(record)
-        members.setdefault(identity(record) if known else record.folder, []).append(record)
+        has_settings = "trainer.max_rounds" in record.settings and not unknown_settings(record)
+        members.setdefault(identity(record) if has_settings else record.folder, []).append(record)
     groups = list(members.values())
     return [
         Group(label, tuple(Curve(record, metric) for record in group))

@@ -189,8 +189,10 @@ def plain(text: str) -> str:
     text = on_one_line(text)
     parts = re.split(r"((?<!`)`(?!`)[^`]+(?<!`)`(?!`))", text)  # every second one is code
     for position in range(0, len(parts), 2):
-        own = re.sub(r"\\(?=[\\<\]`|]|$)", r"\\\\", parts[position])  # else it would undo the backslashes that follow
-        parts[position] = re.sub(r"<(?=[A-Za-z/!?])|\](?=\()|`", r"\\\g<0>", own)
+        escaped = re.sub(
+            r"\\(?=[\\<\]`|]|$)", r"\\\\", parts[position]
+        )  # else it would undo the backslashes that follow
+        parts[position] = re.sub(r"<(?=[A-Za-z/!?])|\](?=\()|`", r"\\\g<0>", escaped)
     return "".join(parts)
 
 

@@ -90,9 +90,9 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def formats_of(given: Namespace) -> tuple[str, ...]:
+def formats_of(flags: Namespace) -> tuple[str, ...]:
     """Return the formats of the pictures, and `tex` if a LaTeX table is to be written."""
-    formats = tuple(dict.fromkeys(filter(None, given.format.lower().replace(" ", "").split(","))))
+    formats = tuple(dict.fromkeys(filter(None, flags.format.lower().replace(" ", "").split(","))))
     allowed = (*FORMATS, TEX)
     require(bool(formats), f"--format is empty: give one or several of {', '.join(allowed)}, separated by commas.")
     for name in formats:
@@ -100,14 +100,14 @@ def formats_of(given: Namespace) -> tuple[str, ...]:
     return formats
 
 
-def look_of(given: Namespace) -> Look:
+def look_of(flags: Namespace) -> Look:
     """Return the look of the pictures that the flags describe."""
-    size = PANELS_SIZE if given.panels else Look.size
-    if given.size is not None:
+    size = PANELS_SIZE if flags.panels else Look.size
+    if flags.size is not None:
         try:
-            width, height = map(float, given.size.lower().split("x"))
+            width, height = map(float, flags.size.lower().split("x"))
         except ValueError:
-            raise UserError(f"--size is the width and height in inches, such as 3.5x2.4, got {given.size!r}.") from None
+            raise UserError(f"--size is the width and height in inches, such as 3.5x2.4, got {flags.size!r}.") from None
         size = width, height
-    formats = tuple(name for name in formats_of(given) if name != TEX)
-    return Look(formats, size, given.dpi, given.font_size, given.xscale, given.yscale, given.ylabel)
+    formats = tuple(name for name in formats_of(flags) if name != TEX)
+    return Look(formats, size, flags.dpi, flags.font_size, flags.xscale, flags.yscale, flags.ylabel)

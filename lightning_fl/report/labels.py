@@ -52,9 +52,9 @@ def unknown_settings(record: Record) -> list[str]:
 
 def differing(records: Sequence[Record]) -> list[str]:
     """Return the settings that differ between the records that have any, without seeds and incidental flags."""
-    known = [experiment_settings(record.settings) for record in records if record.settings]
-    keys = dict.fromkeys(key for settings in known for key in settings)
-    return [key for key in keys if len({str(settings.get(key)) for settings in known}) > 1]
+    settings_of_runs = [experiment_settings(record.settings) for record in records if record.settings]
+    keys = dict.fromkeys(key for settings in settings_of_runs for key in settings)
+    return [key for key in keys if len({str(settings.get(key)) for settings in settings_of_runs}) > 1]
 
 
 def labels(firsts: Sequence[Record]) -> list[str]:
@@ -63,16 +63,16 @@ def labels(firsts: Sequence[Record]) -> list[str]:
     If a label is too long or no settings distinguish a method's runs, their folders replace the settings.
     """
     chosen = {name: distinguishing_settings(name, firsts) for name in {record.algorithm for record in firsts}}
-    found = []
+    texts = []
     for record in firsts:
         keys = chosen[record.algorithm]
         settings = [text for key in keys if (text := _part_label(record, key, keys) or setting(record, key))]
-        found.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *dict.fromkeys(settings)]))
-    is_allowed = [found.count(label) == 1 and len(label) <= LONGEST_LABEL for label in found]
+        texts.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *dict.fromkeys(settings)]))
+    is_allowed = [texts.count(label) == 1 and len(label) <= LONGEST_LABEL for label in texts]
     by_folder = {record.algorithm for record, allowed in zip(firsts, is_allowed, strict=True) if not allowed}
     return [
         f"{_short(record.algorithm, LONGEST_FOLDER)} ({folder})" if record.algorithm in by_folder else label
-        for label, record, folder in zip(found, firsts, _folders(firsts), strict=True)
+        for label, record, folder in zip(texts, firsts, _folders(firsts), strict=True)
     ]
 
 
@@ -185,5 +185,5 @@ def _folders(records: Sequence[Record]) -> list[str]:
 
 
 def _all_differ(items: Iterable[Any]) -> bool:
-    found = list(items)
-    return len(set(found)) == len(found)
+    all_items = list(items)
+    return len(set(all_items)) == len(all_items)

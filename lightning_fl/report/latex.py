@@ -44,14 +44,14 @@ def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) ->
         comments: where the numbers come from, a line each, for comments at the top.
     """
     columns = _columns(groups, metric)
-    found = [{name: group.spread(name) for name in columns} for group in groups]
-    shown = table(["method"], columns, [([group.label], of) for group, of in zip(groups, found, strict=True)])
+    spreads = [{name: group.spread(name) for name in columns} for group in groups]
+    shown = table(["method"], columns, [([group.label], of) for group, of in zip(groups, spreads, strict=True)])
     cells = [list(row) for row in shown.rows]
     for place, name in enumerate(columns, 1):
         column = [row[place] for row in cells]
-        counts = [of[name][2] for of in found]
+        counts = [of[name][2] for of in spreads]
         whole = [count == len(group.curves) for count, group in zip(counts, groups, strict=True)]
-        means = [of[name][0] if is_whole else None for of, is_whole in zip(found, whole, strict=True)]
+        means = [of[name][0] if is_whole else None for of, is_whole in zip(spreads, whole, strict=True)]
         is_best = _best(means, column, min if name not in VALUES or metric.falls else max)
         for row, group, count, bold in zip(cells, groups, counts, is_best, strict=True):
             text = escaped(row[place])
@@ -89,13 +89,13 @@ def _columns(groups: Sequence[Group], metric: Metric) -> dict[str, Column]:
 
 def _best(means: Sequence[float | None], shown: Sequence[str], better: Callable[..., float]) -> list[bool]:
     """Return which cells read as the best mean does; none if there is one row, or if all read so."""
-    known = [mean for mean in means if mean is not None]
-    if not known:
+    numbers = [mean for mean in means if mean is not None]
+    if not numbers:
         return [False for _ in means]
     texts = [text.partition(" ± ")[0] for text in shown]
-    best = texts[means.index(better(known))]
-    found = [mean is not None and text == best for mean, text in zip(means, texts, strict=True)]
-    return [each and not all(found) for each in found]
+    best = texts[means.index(better(numbers))]
+    is_best = [mean is not None and text == best for mean, text in zip(means, texts, strict=True)]
+    return [each and not all(is_best) for each in is_best]
 
 
 def _how(groups: Sequence[Group], metric: Metric) -> list[str]:

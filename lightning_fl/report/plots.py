@@ -59,14 +59,14 @@ def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) ->
 
     An axis that no run has is left out; None if no run has any.
     """
-    known = [axis for axis in PANELS if _has_axis(groups, axis)]
-    if not known:
+    axes_with_values = [axis for axis in PANELS if _has_axis(groups, axis)]
+    if not axes_with_values:
         return None
-    panel_look = replace(look, size=(max(1.0, look.size[0] / len(known)), look.size[1]))
+    panel_look = replace(look, size=(max(1.0, look.size[0] / len(axes_with_values)), look.size[1]))
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
-        panels = np.atleast_1d(figure.subplots(1, len(known), sharey=True))
-        for axes, axis in zip(panels, known, strict=True):
+        panels = np.atleast_1d(figure.subplots(1, len(axes_with_values), sharey=True))
+        for axes, axis in zip(panels, axes_with_values, strict=True):
             _draw_axes(axes, groups, metric, axis, panel_look)
         panels[0].set_ylabel(_ylabel(groups, metric, look))
         _add_legend(figure, groups, look)
@@ -137,8 +137,8 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
 
 def _decades(values: Floats) -> float:
     """Return how many powers of ten lie between the smallest and the largest of the values above 0."""
-    known = values[values > 0]
-    return float(np.log10(known.max() / known.min())) if len(known) else 0.0
+    positive = values[values > 0]
+    return float(np.log10(positive.max() / positive.min())) if len(positive) else 0.0
 
 
 def _plain_ticks(axis: Axis, few: bool = False) -> None:
@@ -161,8 +161,8 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
     if not measured.curves:
         return
     spent, mean, spread = measured.mean_curve(axis)
-    known = spent > 0
-    spent, mean, spread = spent[known] / unit, mean[known], spread[known]
+    positive = spent > 0
+    spent, mean, spread = spent[positive] / unit, mean[positive], spread[positive]
     if not len(spent):
         return
     axes.plot(spent, mean, label=_label(measured), linewidth=1.8, marker="o" * (len(spent) == 1), **style)
@@ -186,25 +186,25 @@ def _label(group: Group) -> str:
 
 def draw_bits(groups: Sequence[Group], look: Look = Look()) -> Figure | None:  # noqa: B008
     """Draw the mean bytes by direction and kind, over the runs that recorded them; None if none did."""
-    known = [(group, bits) for group in groups if (bits := group.mean_bytes())]
-    if not known:
+    recorded = [(group, bits) for group in groups if (bits := group.mean_bytes())]
+    if not recorded:
         return None
-    kinds = [kind for kind in KINDS if any(bits[way, kind] for _, bits in known for way in ("up", "down"))]
+    kinds = [kind for kind in KINDS if any(bits[way, kind] for _, bits in recorded for way in ("up", "down"))]
     with matplotlib.rc_context(look.style):
-        lines = 0.017 * look.font_size * (10 + 1.9 * len(known))  # inches
+        lines = 0.017 * look.font_size * (10 + 1.9 * len(recorded))  # inches
         figure = Figure(figsize=(look.size[0], lines), layout="constrained")
         both = figure.subplots(1, 2, sharex=True, sharey=True)  # same scale in both directions
         for axes, way in zip(both, ("up", "down"), strict=True):
-            left = np.zeros(len(known))
+            left = np.zeros(len(recorded))
             for kind, colour in zip(kinds, COLOURS, strict=False):
-                width = np.array([bits[way, kind] for _, bits in known])
-                axes.barh(range(len(known)), width, left=left, height=0.7, color=colour, label=kind)
+                width = np.array([bits[way, kind] for _, bits in recorded])
+                axes.barh(range(len(recorded)), width, left=left, height=0.7, color=colour, label=kind)
                 left += width
             axes.set_title(f"{way}link", fontsize="medium")
             axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
             axes.xaxis.set_major_locator(MaxNLocator(max(2, min(4, look.line_length // 22))))
             axes.grid(visible=False, axis="y")
-        both[0].set_yticks(range(len(known)), [in_picture(group.label) for group, _ in known])
+        both[0].set_yticks(range(len(recorded)), [in_picture(group.label) for group, _ in recorded])
         both[0].invert_yaxis()
         handles, labels = both[0].get_legend_handles_labels()
         num_columns = max(1, min(len(kinds), look.line_length // 12))

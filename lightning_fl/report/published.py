@@ -73,9 +73,9 @@ class PublishedTable:
 
     def nearest_rows(self, group: Group) -> list[PublishedRow]:
         """Return the rows of a group's method and network whose settings are nearest to the group's."""
-        found = [(len(row.differences(group)), row) for row in self.rows if row.is_of(group)]
-        least = min((count for count, _ in found), default=0)
-        return [row for count, row in found if count == least]
+        counted_rows = [(len(row.differences(group)), row) for row in self.rows if row.is_of(group)]
+        least = min((count for count, _ in counted_rows), default=0)
+        return [row for count, row in counted_rows if count == least]
 
     def missing(self, group: Group) -> str | None:
         """Return why no row has a group's method and network; None if a row has them."""
@@ -108,21 +108,25 @@ def read_published(name: str) -> PublishedTable:
     rows: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for line in tables[wanted]:
         rows.setdefault((line["dataset"], line["network"], line["method"], line["setting"]), []).append(line)
-    found = []
+    published_rows = []
     for key, lines in rows.items():
         target = next((float(line["target"]) for line in lines if line["target"]), None)
-        found.append(PublishedRow(paper, *key, target, {line["metric"]: float(line["value"]) for line in lines}))
-    return PublishedTable(f"{papers()['titles'][paper]}, table {number}", tuple(found))
+        published_rows.append(
+            PublishedRow(paper, *key, target, {line["metric"]: float(line["value"]) for line in lines})
+        )
+    return PublishedTable(f"{papers()['titles'][paper]}, table {number}", tuple(published_rows))
 
 
 def measured(row: PublishedRow, group: Group) -> dict[str, tuple[float | None, float | None, int]]:
     """Return a group's numbers for the metrics of a published row, as mean, spread and count, at the row's target."""
-    found = []
+    measurements = []
     for curve in group.curves:
-        own = {"final_accuracy": curve.numbers["best"], "mflops": curve.numbers["mflops"]}
+        numbers = {"final_accuracy": curve.numbers["best"], "mflops": curve.numbers["mflops"]}
         if row.target is not None:
-            own |= curve.price(Metric(target=row.target))
-            if own["uplink"] is not None:
-                own["uplink_mbit_per_client"] = own["uplink"] * 8 / 1e6 / curve.record.column("clients/selected")[-1]
-        found.append(own)
-    return {name: mean_and_spread([own.get(name) for own in found]) for name in row.numbers}
+            numbers |= curve.price(Metric(target=row.target))
+            if numbers["uplink"] is not None:
+                numbers["uplink_mbit_per_client"] = (
+                    numbers["uplink"] * 8 / 1e6 / curve.record.column("clients/selected")[-1]
+                )
+        measurements.append(numbers)
+    return {name: mean_and_spread([numbers.get(name) for numbers in measurements]) for name in row.numbers}

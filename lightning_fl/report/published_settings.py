@@ -98,16 +98,16 @@ def published_settings(paper: str, dataset: str, network: str, algorithm: str, s
     >>> published_settings("fedadam-ssm", "SVHN", "resnet18", "FedAdam", "Dirichlet(0.1)")["partition"]
     'Dirichlet(0.1)'
     """
-    known = papers()
-    method_settings = known["methods"].get(algorithm, {})
-    partition = setting if paper == "fedadam-ssm" else f"Shards({known['shards'][dataset]})"
+    published = papers()
+    method_settings = published["methods"].get(algorithm, {})
+    partition = setting if paper == "fedadam-ssm" else f"Shards({published['shards'][dataset]})"
     wanted: Settings = {"data": dataset.replace("-", ""), "partition": partition}
-    wanted |= {"model": "ImageClassifier", "options": known["options"][paper].get(network, {})}
-    if network in known["computation"][paper]:
-        wanted["computation"] = f"{known['computation'][paper][network]:g} s"
-    wanted |= known["settings"][paper] | method_settings
+    wanted |= {"model": "ImageClassifier", "options": published["options"][paper].get(network, {})}
+    if network in published["computation"][paper]:
+        wanted["computation"] = f"{published['computation'][paper][network]:g} s"
+    wanted |= published["settings"][paper] | method_settings
     if "p" in method_settings:
-        wanted["server classes"] = known["server_classes"][dataset]
+        wanted["server classes"] = published["server_classes"][dataset]
         options = dict(part.split("=", 1) for part in setting.split("; ") if "=" in part)
         wanted |= {OPTIONS[name][0]: OPTIONS[name][1](value) for name, value in options.items()}
     return wanted
@@ -115,44 +115,44 @@ def published_settings(paper: str, dataset: str, network: str, algorithm: str, s
 
 def settings_of(record: Record) -> Settings:
     """Return a run's settings under the same names, without unknown ones except the data and the partition."""
-    given = {key: value for key, value in record.settings.items() if value != UNKNOWN}
-    found = Settings()
-    data = str(given.get("data", "unknown data"))
-    source = given.get(SOURCES.get(data, ""))
-    found["data"] = data if source is None else f"{data} of {shown(source)}"
-    found["partition"] = _partition(given)
-    if given.get("trainer.local_steps"):
-        found["work"] = counted(given["trainer.local_steps"], "step")
-    elif "trainer.local_steps" in given:
-        found["work"] = counted(given.get("trainer.local_epochs") or 1, "epoch")
-    cohort = given.get("trainer.clients_per_round")
-    if isinstance(cohort, float) and given.get("data.num_clients"):
-        cohort = max(1, round(cohort * given["data.num_clients"]))
-    found |= {"cohort": cohort, "rounds": record.num_rounds}
-    if "algorithm.prune_round" in given:
-        found["sources"] = given.get("algorithm.max_sources") or "all"
-    degree = given.get("data.server_degree")
-    found["server classes"] = given.get("data.server_classes") or "all"
-    for known, num_classes in papers()["degrees"].items():
-        if degree is not None and isclose(known, degree, abs_tol=5e-3):
-            found["server classes"] = num_classes
-    found["model"] = given.get("model", "ImageClassifier")
-    found["options"] = {
-        flag.removeprefix(OPTIONS_FLAG): value for flag, value in given.items() if flag.startswith(OPTIONS_FLAG)
+    settings = {key: value for key, value in record.settings.items() if value != UNKNOWN}
+    named = Settings()
+    data = str(settings.get("data", "unknown data"))
+    source = settings.get(SOURCES.get(data, ""))
+    named["data"] = data if source is None else f"{data} of {shown(source)}"
+    named["partition"] = _partition(settings)
+    if settings.get("trainer.local_steps"):
+        named["work"] = counted(settings["trainer.local_steps"], "step")
+    elif "trainer.local_steps" in settings:
+        named["work"] = counted(settings.get("trainer.local_epochs") or 1, "epoch")
+    cohort = settings.get("trainer.clients_per_round")
+    if isinstance(cohort, float) and settings.get("data.num_clients"):
+        cohort = max(1, round(cohort * settings["data.num_clients"]))
+    named |= {"cohort": cohort, "rounds": record.num_rounds}
+    if "algorithm.prune_round" in settings:
+        named["sources"] = settings.get("algorithm.max_sources") or "all"
+    degree = settings.get("data.server_degree")
+    named["server classes"] = settings.get("data.server_classes") or "all"
+    for published_degree, num_classes in papers()["degrees"].items():
+        if degree is not None and isclose(published_degree, degree, abs_tol=5e-3):
+            named["server classes"] = num_classes
+    named["model"] = settings.get("model", "ImageClassifier")
+    named["options"] = {
+        flag.removeprefix(OPTIONS_FLAG): value for flag, value in settings.items() if flag.startswith(OPTIONS_FLAG)
     }
-    seconds = given.get("trainer.clock.computation_seconds")
-    found["computation"] = "estimated" if seconds is None else f"{seconds:g} s"
-    found |= {name: given.get(flag) for name, (flag, _) in PHRASES.items() if flag}
-    return {name: value for name, value in found.items() if value is not None}
+    seconds = settings.get("trainer.clock.computation_seconds")
+    named["computation"] = "estimated" if seconds is None else f"{seconds:g} s"
+    named |= {name: settings.get(flag) for name, (flag, _) in PHRASES.items() if flag}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def differences(wanted: Settings, record: Record) -> list[str]:
     """Return a run's values of the settings that differ from the published ones, the most important first."""
-    own = settings_of(record)
+    run_settings = settings_of(record)
     named = [
-        _phrase(name, own[name])
+        _phrase(name, run_settings[name])
         for name in PHRASES
-        if name in wanted and name in own and not _equal(wanted[name], own[name])
+        if name in wanted and name in run_settings and not _equal(wanted[name], run_settings[name])
     ]
     unknown = [
         f"{name} unknown"
@@ -173,7 +173,7 @@ def _phrase(name: str, value: Any) -> str:
 def _others(record: Record) -> list[str]:
     """Return the flags that no row names and that do not have their default."""
     left_out = {*READ_OR_HARMLESS.split(), *SOURCES.values(), *(flag for flag, _ in PHRASES.values())}
-    found = []
+    flags = []
     for flag, value in experiment_settings(record.settings).items():
         part, _, name = flag.partition(".")
         if flag in left_out or flag.startswith(OPTIONS_FLAG) or value == UNKNOWN:
@@ -184,8 +184,8 @@ def _others(record: Record) -> list[str]:
         if leaf and default is not None:
             default = getattr(default, leaf, value)
         if not _equal(default, value):
-            found.append(flag)
-    return found
+            flags.append(flag)
+    return flags
 
 
 @cache
@@ -194,15 +194,15 @@ def _defaults(part: str, name: str) -> Settings:
     from lightning_fl import algorithms, data, modules, trainer  # here, as they import PyTorch
 
     if part == "trainer":
-        known: Any = trainer.FederatedTrainer
+        owner: Any = trainer.FederatedTrainer
     else:
-        known = getattr({"algorithm": algorithms, "data": data, "model": modules}.get(part), name, None)
-    found = Settings()
-    for base in reversed(getattr(known, "__mro__", ())):
+        owner = getattr({"algorithm": algorithms, "data": data, "model": modules}.get(part), name, None)
+    defaults = Settings()
+    for base in reversed(getattr(owner, "__mro__", ())):
         if "__init__" in vars(base):
             parameters = signature(vars(base)["__init__"]).parameters.values()
-            found |= {each.name: each.default for each in parameters if each.default is not Parameter.empty}
-    return found
+            defaults |= {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+    return defaults
 
 
 def in_short(differing: list[str]) -> str:
@@ -215,17 +215,17 @@ def in_short(differing: list[str]) -> str:
     return ", ".join(differing[:MAX_PHRASES] + [f"{more} more"] * (more > 0)) or "as published"
 
 
-def _partition(given: Settings) -> str:
+def _partition(settings: Settings) -> str:
     """Return the partition's class and parameter, such as `Shards(2)`."""
-    name = str(given.get("data.partition", "unknown partition"))
+    name = str(settings.get("data.partition", "unknown partition"))
     option = {"Shards": "shards_per_client", "Dirichlet": "alpha"}.get(name)
-    number = given.get(f"data.partition.{option}")
-    plain = given.get("data.partition.skip_full_clients") is False
+    number = settings.get(f"data.partition.{option}")
+    plain = settings.get("data.partition.skip_full_clients") is False
     skipping = ", full clients not skipped" if name == "Dirichlet" and plain else ""
     return name if number is None else f"{name}({shown(number)}{skipping})"
 
 
-def _equal(wanted: Any, own: Any) -> bool:
-    wanted, own = (list(each) if isinstance(each, tuple) else each for each in (wanted, own))
-    numbers = isinstance(wanted, (int, float)) and isinstance(own, (int, float))
-    return isclose(wanted, own, rel_tol=1e-6) if numbers else str(wanted) == str(own)
+def _equal(wanted: Any, value: Any) -> bool:
+    wanted, value = (list(each) if isinstance(each, tuple) else each for each in (wanted, value))
+    numbers = isinstance(wanted, (int, float)) and isinstance(value, (int, float))
+    return isclose(wanted, value, rel_tol=1e-6) if numbers else str(wanted) == str(value)

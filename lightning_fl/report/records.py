@@ -150,7 +150,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
     Raises:
         UserError: a folder does not exist, or there is no run at all that can be read.
     """
-    found: dict[Path, Record] = {}
+    records: dict[Path, Record] = {}
     remarks: list[str] = []
     problems: list[str] = []
     for path in map(Path, paths):
@@ -167,9 +167,9 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
             names = [record.folder.relative_to(path).as_posix() for record in read.values()]
             more = f" and {len(names) - MOST_NAMES} more, which `runs.csv` lists" if len(names) > MOST_NAMES else ""
             remarks.append(f"Below {path}: {', '.join(names[:MOST_NAMES])}{more}.")
-        found |= {record.folder.resolve(): record for record in read.values()}
-    require(bool(found), "".join(problems[:1]))
-    return list(found.values()), remarks + [f"Left out: {problem}" for problem in problems]
+        records |= {record.folder.resolve(): record for record in read.values()}
+    require(bool(records), "".join(problems[:1]))
+    return list(records.values()), remarks + [f"Left out: {problem}" for problem in problems]
 
 
 def readable(folders: Sequence[Path]) -> tuple[dict[Path, Record], list[str]]:
@@ -178,25 +178,25 @@ def readable(folders: Sequence[Path]) -> tuple[dict[Path, Record], list[str]]:
     Raises:
         UserError: none can be read.
     """
-    found, problems = _readable(folders)
-    require(bool(found), "".join(problems[:1]))
-    return found, problems
+    records, problems = _readable(folders)
+    require(bool(records), "".join(problems[:1]))
+    return records, problems
 
 
 def _readable(folders: Sequence[Path]) -> tuple[dict[Path, Record], list[str]]:
-    found: dict[Path, Record] = {}
+    records: dict[Path, Record] = {}
     problems: list[str] = []
     for folder in folders:
         with collecting(problems):
-            found[folder] = read_run(folder)
-    return found, problems
+            records[folder] = read_run(folder)
+    return records, problems
 
 
 def runs_below(folder: Path) -> list[Path]:
     """Return the folders of the runs below a folder by name, numbers by size, without runs that were moved aside or hidden."""
-    found = [path.parent for path in folder.rglob(METRICS)]
-    kept = [path for path in found if not any(map(ASIDE.match, path.relative_to(folder).parts))]
-    return sorted(kept, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.as_posix())])
+    folders = [path.parent for path in folder.rglob(METRICS)]
+    shown = [path for path in folders if not any(map(ASIDE.match, path.relative_to(folder).parts))]
+    return sorted(shown, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.as_posix())])
 
 
 def _where_runs_are(folder: Path) -> str:
@@ -253,7 +253,7 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
     A run started from Python with an earlier version has only the hyper-parameters.
     """
-    found: list[dict[str, Any]] = []
+    settings: list[dict[str, Any]] = []
     problems: list[str] = []
     configs = configs_of_fits(folder)
     for path in configs or [folder / HPARAMS] * (folder / HPARAMS).is_file():
@@ -263,15 +263,15 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             problems.append(f"its {path.name} is ignored ({str(error).rstrip('.')})")
             continue
         if isinstance(content, dict):
-            given = content if configs else {"algorithm": content.get("algorithm"), "model": content}
-            flat = with_present_names(flatten(given))
+            config = content if configs else {"algorithm": content.get("algorithm"), "model": content}
+            flat = with_present_names(flatten(config))
             if odd := [key for key in (*NUMBERS, *NAMES) if not _is_possible(key, flat.get(key))]:
                 problems.append(f"its {path.name} is ignored: it has {odd[0]} {shortened(repr(flat[odd[0]]))}")
                 continue
             if "trainer.local_epochs" in flat and not (flat["trainer.local_epochs"] or flat.get("trainer.local_steps")):
                 flat["trainer.local_epochs"] = 1  # the trainer's default
-            found.append(flat)
-    return found, problems
+            settings.append(flat)
+    return settings, problems
 
 
 def _is_possible(key: str, value: Any) -> bool:
@@ -340,17 +340,17 @@ def require_same_data(settings: Mapping[str, Mapping[str, Any]], what: str = "re
     Raises:
         UserError: the runs use different data sets.
     """
-    found: dict[tuple[str, str], str] = {}
-    for name, given in settings.items():
-        if "data" in given:
-            data = str(given["data"])
-            source = given.get(SOURCES.get(data, ""))
+    data_by_source: dict[tuple[str, str], str] = {}
+    for name, run_settings in settings.items():
+        if "data" in run_settings:
+            data = str(run_settings["data"])
+            source = run_settings.get(SOURCES.get(data, ""))
             named = data if source is None else f"{data} of {source}"
-            found.setdefault((data, file_name(source or "")), f"{named} in {name}")
+            data_by_source.setdefault((data, file_name(source or "")), f"{named} in {name}")
     require(
-        len(found) < 2,
+        len(data_by_source) < 2,
         "the runs use different data, so their accuracies cannot be compared: "
-        f"{', '.join(found.values())}; make a {what} for each.",
+        f"{', '.join(data_by_source.values())}; make a {what} for each.",
     )
 
 

@@ -75,12 +75,12 @@ def _measured_on(val_fraction: Any, data: str) -> str | None:
 def remarks(groups: Sequence[Group]) -> list[str]:
     """Return the remarks, one or two sentences each."""
     records = [curve.record for group in groups for curve in group.curves]
-    found = [f"{record.folder}: {gap}." for record in records for gap in record.gaps]
+    said = [f"{record.folder}: {gap}." for record in records for gap in record.gaps]
     if unknown := [f"`{record.folder}`" for record in records if "data" not in record.settings]:
-        found.append(
+        said.append(
             f"Data and settings of {', '.join(unknown)} are unknown: there is no readable config.yaml or settings.yaml."
         )
-    found += [
+    said += [
         f"{record.folder}: {', '.join(f'`{key}`' for key in keys)} unknown, so the run has its own line; "
         "save_hyperparameters() in the constructor keeps such arguments."
         for record in records
@@ -88,27 +88,27 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     ]
     name = groups[0].curves[0].metric.name
     for record in records:
-        found += _changed(record) + _rejected(record)
+        said += _changed(record) + _rejected(record)
         if count := record.not_finite.get(name):
-            found.append(f"{record.folder}: left out {counted(count, 'non-finite value')} of {name}.")
-    found += _evaluation(groups)
+            said.append(f"{record.folder}: left out {counted(count, 'non-finite value')} of {name}.")
+    said += _evaluation(groups)
     for group in groups:
         seeds = [tuple(curve.record.settings.get(seed) for seed in SEEDS) for curve in group.curves]
         if len(set(seeds)) < len(seeds):
-            found.append(f"{group.label}: some of its {len(seeds)} runs have the same seeds.")
-    return found + _short_curves(groups)
+            said.append(f"{group.label}: some of its {len(seeds)} runs have the same seeds.")
+    return said + _short_curves(groups)
 
 
 def _changed(record: Record) -> list[str]:
     """Return a remark on settings that changed when the run was resumed; the last ones stand for the run elsewhere."""
-    kept = [experiment_settings(leg) for leg in record.legs]
-    found = []
-    for key in dict.fromkeys(key for leg in kept for key in leg):
+    settings = [experiment_settings(leg) for leg in record.legs]
+    changes = []
+    for key in dict.fromkeys(key for leg in settings for key in leg):
         values = [shown(leg[key]) for leg in record.legs if key in leg]
         changed = [value for position, value in enumerate(values) if position == 0 or value != values[position - 1]]
         if len(changed) > 1 and key != "trainer.max_rounds":
-            found.append(f"`{key}` {' → '.join(changed)}")
-    return [f"{record.folder}: settings changed when it was resumed: {', '.join(found)}."] if found else []
+            changes.append(f"`{key}` {' → '.join(changed)}")
+    return [f"{record.folder}: settings changed when it was resumed: {', '.join(changes)}."] if changes else []
 
 
 def _rejected(record: Record) -> list[str]:
@@ -128,15 +128,15 @@ def _rejected(record: Record) -> list[str]:
 
 def _evaluation(groups: Sequence[Group]) -> list[str]:
     """Return remarks on settings for which runs may have been evaluated on different samples."""
-    found, kinds = [], {group.settings.get("data") for group in groups}
+    said, kinds = [], {group.settings.get("data") for group in groups}
     for key in sorted({*EVALUATION, *SOURCES.values()} & {*differing([group.curves[0].record for group in groups])}):
         values = list(dict.fromkeys(f"`{group.settings[key]}`" for group in groups if key in group.settings))
         if len(values) < 2:  # a run without a configuration has no known value
             continue
         what = "may use different data" if key in SOURCES.values() else "were not evaluated on the same samples"
         zero = "; 0 stands for the test set" * (key == "data.val_fraction" and "Federated" not in kinds)
-        found.append(f"The runs {what}: `{key}` is {' and '.join(values)}{zero}.")
-    return found
+        said.append(f"The runs {what}: `{key}` is {' and '.join(values)}{zero}.")
+    return said
 
 
 def _short_curves(groups: Sequence[Group]) -> list[str]:

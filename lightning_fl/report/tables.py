@@ -67,45 +67,45 @@ def table(names: Sequence[str], columns: Mapping[str, Column], rows: Sequence[Ro
         rows: rows of the table.
         num_texts: number of columns of words that are aligned left.
     """
-    columns = {name: of for name, of in columns.items() if any(_is_known(found.get(name)) for _, found in rows)}
+    columns = {name: of for name, of in columns.items() if any(_is_known(row.get(name)) for _, row in rows)}
     units = {kind: unit_of(_largest(kind, columns, rows), of) for kind, of in UNITS.items()}
     header = [c.title + (f" ({units[c.kind]})" if c.kind in units else "") for c in columns.values()]
     lines = []
-    for words, found in rows:
+    for words, row in rows:
         cells = []
         for name, column in columns.items():
-            given = found.get(name, (None, None, 0))
-            cells.append(given if isinstance(given, str) else _in_unit(given, column, units.get(column.kind)))
+            cell = row.get(name, (None, None, 0))
+            cells.append(cell if isinstance(cell, str) else _in_unit(cell, column, units.get(column.kind)))
         lines.append([*words, *cells])
     return Table([*names, *header], lines, num_texts)
 
 
-def _is_known(given: Spread | str | None) -> bool:
+def _is_known(cell: Spread | str | None) -> bool:
     """True if a row has a number, or its text, in a column."""
-    return given is not None and (isinstance(given, str) or given[0] is not None)
+    return cell is not None and (isinstance(cell, str) or cell[0] is not None)
 
 
-def _in_unit(found: Spread, column: Column, name: str | None) -> str:
+def _in_unit(cell: Spread, column: Column, name: str | None) -> str:
     """Return a cell in the unit of its column, or with a unit of its own if it is less than a hundredth of that."""
-    mean, units = found[0], UNITS.get(column.kind)
+    mean, units = cell[0], UNITS.get(column.kind)
     if units is None or name is None:
-        return _cell(found, column, 1.0)
+        return _cell(cell, column, 1.0)
     if not mean or not isfinite(mean) or mean >= units[name] / 100:
-        return _cell(found, column, units[name])
-    own = unit_of(mean, units)
-    return _cell(found, column, units[own]) + f" {own}" * (own != name)
+        return _cell(cell, column, units[name])
+    cell_unit = unit_of(mean, units)
+    return _cell(cell, column, units[cell_unit]) + f" {cell_unit}" * (cell_unit != name)
 
 
 def _largest(kind: str, columns: Mapping[str, Column], rows: Sequence[Row]) -> float:
     """Return the largest finite mean in the columns of a kind."""
-    cells = [found[name] for _, found in rows for name, of in columns.items() if of.kind == kind and name in found]
+    cells = [row[name] for _, row in rows for name, of in columns.items() if of.kind == kind and name in row]
     means = [cell[0] for cell in cells if not isinstance(cell, str)]
     return max((mean for mean in means if mean is not None and isfinite(mean)), default=0.0)
 
 
-def _cell(found: Spread, column: Column, unit: float) -> str:
+def _cell(cell: Spread, column: Column, unit: float) -> str:
     """Return mean ± standard deviation, if any, with the decimals of the mean, or more if the deviation would read as 0."""
-    mean, spread, _ = found
+    mean, spread, _ = cell
     if mean is None:
         return NONE
     if not isfinite(mean):
@@ -161,8 +161,8 @@ def prices(groups: Sequence[Group]) -> Table:
     """Return the cost of reaching the target for each group, as means over the runs that did."""
     rows = []
     for group in groups:
-        found = {name: group.spread(f"target_{name}") for name in COSTS}
-        rows.append(([group.label, f"{found['rounds'][2]} of {len(group.curves)}"], found))
+        spreads = {name: group.spread(f"target_{name}") for name in COSTS}
+        rows.append(([group.label, f"{spreads['rounds'][2]} of {len(group.curves)}"], spreads))
     return table(["method", "reached it"], COSTS, rows)
 
 
@@ -182,8 +182,8 @@ def beside(published: PublishedTable, groups: Sequence[Group]) -> Table:
         rows.append(([row.method, setting, target], _printed(row)))
         rows += [
             ([f"↳ here: {group.label}", in_short(row.differences(group)), target], {**measured(row, group)})
-            for group, found in nearest
-            if row in found
+            for group, nearest_rows in nearest
+            if row in nearest_rows
         ]
     return table(["method", "setting", "target"], columns, rows, num_texts=2)
 
@@ -198,16 +198,16 @@ def _printed(row: PublishedRow) -> dict[str, Spread | str]:
 
 def settings(groups: Sequence[Group]) -> list[Table]:
     """Return the settings that differ: those besides the method, and each method's own that differ between its runs."""
-    known = [group for group in groups if "data" in group.settings]
-    keys = [key for key in _outermost(known) if not is_of_method(key)]
-    for algorithm in dict.fromkeys(group.algorithm for group in known):
-        keys += filter(is_of_method, _outermost([group for group in known if group.algorithm == algorithm]))
+    with_settings = [group for group in groups if "data" in group.settings]
+    keys = [key for key in _outermost(with_settings) if not is_of_method(key)]
+    for algorithm in dict.fromkeys(group.algorithm for group in with_settings):
+        keys += filter(is_of_method, _outermost([group for group in with_settings if group.algorithm == algorithm]))
     keys = list(dict.fromkeys(keys))
     pages = [keys[start : start + MOST_SETTINGS] for start in range(0, len(keys), MOST_SETTINGS)]
     return [
         Table(
             ["method", *(key.partition(".")[2] or key for key in page)],
-            [[group.label, *(_with_options(group.settings, key) for key in page)] for group in known],
+            [[group.label, *(_with_options(group.settings, key) for key in page)] for group in with_settings],
             num_texts=1 + len(page),
         )
         for page in pages
@@ -220,26 +220,27 @@ def _outermost(groups: Sequence[Group]) -> list[str]:
     return [key for key in keys if not any(key.startswith(f"{part}.") for part in keys)]
 
 
-def _with_options(given: Mapping[str, Any], key: str) -> str:
+def _with_options(values: Mapping[str, Any], key: str) -> str:
     """Return a value with the options of the part that it names, such as `Shards(shards_per_client=2)`."""
-    if key not in given:
+    if key not in values:
         return NONE
     if key in SOURCES.values():
-        return str(given[key])
-    options = [f"{name[len(key) + 1 :]}={shown(value)}" for name, value in given.items() if name.startswith(f"{key}.")]
-    return shown(given[key]) + (f"({', '.join(options)})" if options else "")
+        return str(values[key])
+    options = [f"{name[len(key) + 1 :]}={shown(value)}" for name, value in values.items() if name.startswith(f"{key}.")]
+    return shown(values[key]) + (f"({', '.join(options)})" if options else "")
 
 
 def bytes_by_kind(groups: Sequence[Group]) -> Table:
     """Return bytes of the whole run by direction and kind, as means over the runs that recorded them."""
-    known = [(group.label, bits) for group in groups if (bits := group.mean_bytes())]
+    recorded = [(group.label, bits) for group in groups if (bits := group.mean_bytes())]
     columns = {
         f"{way}: {kind}": Column(f"{way}: {kind}", "bytes")
-        for way, kind in known[0][1]
-        if any(bits[way, kind] for _, bits in known)
+        for way, kind in recorded[0][1]
+        if any(bits[way, kind] for _, bits in recorded)
     }
     rows: list[Row] = [
-        ([label], {f"{way}: {kind}": (value, None, 1) for (way, kind), value in bits.items()}) for label, bits in known
+        ([label], {f"{way}: {kind}": (value, None, 1) for (way, kind), value in bits.items()})
+        for label, bits in recorded
     ]
     return table(["method"], columns, rows)
 

@@ -76,9 +76,9 @@ class ModuleLearner:
             "method that trains in rounds only, or keep nothing on the clients.",
         )
         adam = self._adam
-        order, own = (int(seed) for seed in random.integers(2**63, size=2))
+        order, own_seed = (int(seed) for seed in random.integers(2**63, size=2))
         flat_module.load(start["model"], start["buffers"], self.counters)
-        flat_module.seed(own)
+        flat_module.seed(own_seed)
         adam.state.clear()
         adam.param_groups[0]["lr"] = learning_rate
         labels = labels.to(flat_module.fabric.device)

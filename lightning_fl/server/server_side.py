@@ -209,12 +209,12 @@ class ServerSide:
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
         """Return the degrees D of `lightning_fl.data.non_iid_degree`."""
-        histograms, own = self.data.label_histograms, self.data.server_histogram
+        histograms, server_histogram = self.data.label_histograms, self.data.server_histogram
         assert histograms is not None
-        assert own is not None
+        assert server_histogram is not None
         everyone = histograms.sum(0)
         cohort = histograms[np.asarray(clients)].sum(0)
-        return float(non_iid_degree(cohort, everyone)), float(non_iid_degree(own, everyone))
+        return float(non_iid_degree(cohort, everyone)), float(non_iid_degree(server_histogram, everyone))
 
     def label_histograms(self) -> Tensor:
         assert self.data.label_histograms is not None

@@ -125,7 +125,7 @@ def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))
         yield from ((type(callback).__name__, callback) for callback in value.configure_callbacks())
     elif is_a(value, Callback):
-        yield from ((name, kept) for name, kept in kept_arguments(value).items() if kept is not UNKEPT)
+        yield from ((name, argument) for name, argument in kept_arguments(value).items() if argument is not UNKEPT)
     elif isinstance(value, Part | FederatedDataModule) or is_dataclass(value):
         yield from ((name, getattr(value, name)) for name in parameters_of(type(value)) if hasattr(value, name))
     else:  # a LightningDataModule under `Federated`

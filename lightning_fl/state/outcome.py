@@ -88,10 +88,10 @@ class Outcome:
     ) -> None:
         """Raise the counters to the `counts` of another process."""
         together = torch.tensor(values, device=device)
-        found = {
+        counts = {
             name: value.to(dtype).reshape(shape) for (name, dtype, shape), value in zip(forms, together, strict=True)
         }
-        self.counters = maximum(self.counters, found)
+        self.counters = maximum(self.counters, counts)
 
     def add(self, other: Outcome) -> None:
         """Add the outcome of another process, by the reductions of the fields; those without one stay in their process."""

@@ -125,11 +125,11 @@ class DynamicServerUpdate(Step):
         >>> DynamicServerUpdate(decay=0.5).alpha(0.6, 0.3, 0.3, 1000, 3000, round=1)
         0.05
         """
-        own, others = num_server * cohort_degree, num_cohort * server_degree
-        if own + others == 0:  # both are IID: the limit in which the degrees cancel
-            own, others = num_server, num_cohort
+        own_share, others = num_server * cohort_degree, num_cohort * server_degree
+        if own_share + others == 0:  # both are IID: the limit in which the degrees cancel
+            own_share, others = num_server, num_cohort
         inverse = 1 - accuracy if self.f == "one_minus" else 1 / (accuracy + self.epsilon)
-        alpha = inverse * own / (own + others) * self.C * self.decay**round
+        alpha = inverse * own_share / (own_share + others) * self.C * self.decay**round
         bound = 1.0 if self.alpha_max is None and self.f == "inverse" else self.alpha_max
         return alpha if bound is None else min(alpha, bound)
 

@@ -111,37 +111,38 @@ def read_budget(content: Mapping[str, Any]) -> Budget | None:
     if "budget" not in content:
         require("chance" not in content, "chance belongs to a budget: give budget, too.")
         return None
-    given, chance = content["budget"], content.get("chance", 0.0)
-    ends = [number(end) for end in given] if isinstance(given, list) else []
+    ends_given, chance = content["budget"], content.get("chance", 0.0)
+    ends = [number(end) for end in ends_given] if isinstance(ends_given, list) else []
     is_range = len(ends) == 2 and all(map(is_real, ends)) and 0 < ends[0] < ends[1] < inf
     require(
-        is_range, f"budget must be two numbers of uplink bytes, the lower first, such as [1.0e6, 1.0e8], got {given!r}."
+        is_range,
+        f"budget must be two numbers of uplink bytes, the lower first, such as [1.0e6, 1.0e8], got {ends_given!r}.",
     )
     require(is_real(chance) and 0 <= chance < 1, f"chance must be an accuracy in [0, 1), got {chance!r}.")
     return Budget(float(ends[0]), float(ends[1]), float(chance))
 
 
-def number(given: Any) -> Any:
+def number(value: Any) -> Any:
     """Return a number that YAML reads as text, such as 1.0e6, which lacks the sign of its exponent."""
     try:
-        return float(given) if isinstance(given, str) else given
+        return float(value) if isinstance(value, str) else value
     except ValueError:
-        return given
+        return value
 
 
 Found = Mapping[str, Mapping[int, Efficiency]]
 """What the runs reach, by cell and seed; the first cell is the one that the others are compared with."""
 
 
-def efficiency_table(found: Found) -> Table:
+def efficiency_table(cells: Found) -> Table:
     """Return a row for each cell."""
-    baseline = next(iter(found))
-    adjusted = holm({name: _p_value(_differences(found, name, baseline)) for name in found if name != baseline})
-    fronts = front_shares(found)
-    has_target = any(run.target is not None for runs in found.values() for run in runs.values())
+    baseline = next(iter(cells))
+    adjusted = holm({name: _p_value(_differences(cells, name, baseline)) for name in cells if name != baseline})
+    fronts = front_shares(cells)
+    has_target = any(run.target is not None for runs in cells.values() for run in runs.values())
     rows = []
-    for name, runs in found.items():
-        differences = _differences(found, name, baseline) if name != baseline else []
+    for name, runs in cells.items():
+        differences = _differences(cells, name, baseline) if name != baseline else []
         target = [bytes_to_target([*runs.values()])] if has_target else []
         star = "*" * (not all(run.is_whole for run in runs.values()))
         rows.append(
@@ -182,16 +183,16 @@ def on_front(spent: Any, reached: Any) -> Any:
     return ~(no_worse & ~no_worse.T).any(axis=0)
 
 
-def front_shares(found: Found) -> dict[str, float] | None:
+def front_shares(cells: Found) -> dict[str, float] | None:
     """Return the share of resamples of the seeds in which each cell is on the front; None for fewer than three common seeds."""
-    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    seeds = sorted(set.intersection(*(set(runs) for runs in cells.values())))
     if len(seeds) < 3:
         return None
-    points = np.array([[[runs[seed].spent, runs[seed].best] for seed in seeds] for runs in found.values()])
+    points = np.array([[[runs[seed].spent, runs[seed].best] for seed in seeds] for runs in cells.values()])
     draws = np.random.default_rng(0).integers(len(seeds), size=(NUM_RESAMPLES, len(seeds)))
     means = points[:, draws].mean(axis=2)  # (cells, resamples, 2)
     counts = sum(on_front(means[:, draw, 0], means[:, draw, 1]).astype(int) for draw in range(NUM_RESAMPLES))
-    return dict(zip(found, (counts / NUM_RESAMPLES).tolist(), strict=True))
+    return dict(zip(cells, (counts / NUM_RESAMPLES).tolist(), strict=True))
 
 
 def holm(values: Mapping[str, float]) -> dict[str, float]:
@@ -207,10 +208,10 @@ def holm(values: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def _differences(found: Found, name: str, baseline: str) -> list[float]:
+def _differences(cells: Found, name: str, baseline: str) -> list[float]:
     """Return the differences of the areas, seed by seed."""
-    seeds = sorted(found[name].keys() & found[baseline].keys())
-    return [found[name][seed].area - found[baseline][seed].area for seed in seeds]
+    seeds = sorted(cells[name].keys() & cells[baseline].keys())
+    return [cells[name][seed].area - cells[baseline][seed].area for seed in seeds]
 
 
 def _p_value(differences: Sequence[float]) -> float:

@@ -227,12 +227,12 @@ def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:
     sign = -1 if ours.metric.falls else 1
     sent = [curve.axis("uplink") for curve in (ours, theirs)]
     values = [sign * curve.raw[of <= high] for curve, of in zip((ours, theirs), sent, strict=True)]
-    best, other = (sign * float(found.max()) if len(found) else None for found in values)
+    best, other = (sign * float(reached.max()) if len(reached) else None for reached in values)
     area, low = None, max(float(of[0]) for of in sent)
     if all(map(len, values)) and 0 < low < high:
         first, second = (
-            spend(of[: len(found)], found, low, high, float(found.min())).area
-            for of, found in zip(sent, values, strict=True)
+            spend(bytes_sent[: len(reached)], reached, low, high, float(reached.min())).area
+            for bytes_sent, reached in zip(sent, values, strict=True)
         )
         area = sign * (first - second)
     return Pair(best, other, area)
@@ -248,15 +248,15 @@ def _most_different(ours: Curve, theirs: Curve) -> Pair:
     return Pair(float(a[at]), float(b[at]))
 
 
-def read_claims(given: Any, cells: Sequence[str], has_target: bool) -> tuple[Claim, ...]:
+def read_claims(content: Any, cells: Sequence[str], has_target: bool) -> tuple[Claim, ...]:
     """Return the claims of a study file.
 
     Raises:
         UserError: a claim has an unknown key, cell or number, or lacks one.
     """
-    require(isinstance(given, list), f"claims must be a list, got {given!r}.")
+    require(isinstance(content, list), f"claims must be a list, got {content!r}.")
     claims = []
-    for entry in given:
+    for entry in content:
         require(isinstance(entry, dict), f"a claim has the keys {', '.join(KEYS)}; got {entry!r}.")
         for key in entry:
             require(key in KEYS, f"a claim has the key {key!r}; {nearest(str(key), KEYS)}.")

@@ -157,7 +157,7 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
     return _reported(file, name, out, done, parsed)
 
 
-def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun], given: Namespace) -> str:
+def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun], parsed: Namespace) -> str:
     """Write the report of the runs that are done, with the claims, and return it as text.
 
     Args:
@@ -165,11 +165,11 @@ def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun],
         name: path of the study file, or its name.
         out: folder of the study.
         done: runs that are done.
-        given: flags of the report; claims and budget are left out if these ask for another comparison than the file's.
+        parsed: flags of the report; claims and budget are left out if these ask for another comparison than the file's.
     """
     place = {cell.name: position for position, cell in enumerate(file.cells)}
     done = sorted(done, key=lambda run: (place[run.cell], run.seed))
-    compared = replace(file, metric=given.metric, target=given.target, window=given.window)
+    compared = replace(file, metric=parsed.metric, target=parsed.target, window=parsed.window)
     curves, left_out = _read(compared, done)
     if missing := len(file.cells) * len(file.seeds) - len(done):
         left_out.append(f"{missing} of {len(file.cells) * len(file.seeds)} runs of the study are not done.")
@@ -183,8 +183,8 @@ def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun],
         return {**claims, **within, **({"Left out": [left_out]} if left_out else {})}
 
     lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}
-    given.runs = [folder for line_folders in lines.values() for folder in line_folders]
-    return write_report(given, OfStudy(lines, Path(name).stem, _commands(file, name, out, done), sections))
+    parsed.runs = [folder for line_folders in lines.values() for folder in line_folders]
+    return write_report(parsed, OfStudy(lines, Path(name).stem, _commands(file, name, out, done), sections))
 
 
 def _commands(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun]) -> list[str]:

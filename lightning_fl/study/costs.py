@@ -26,8 +26,8 @@ class _Costs:
 
     def plus(self, plan: Plan, count: int) -> _Costs:
         """Return the costs with those of so many runs of a plan."""
-        of_run = (plan.uplink_bytes, plan.downlink_bytes, plan.seconds, plan.disk_bytes)
-        return _Costs(*(before + count * each for before, each in zip(astuple(self), of_run, strict=True)))
+        run_costs = (plan.uplink_bytes, plan.downlink_bytes, plan.seconds, plan.disk_bytes)
+        return _Costs(*(before + count * each for before, each in zip(astuple(self), run_costs, strict=True)))
 
     @property
     def cells(self) -> list[str]:
@@ -54,15 +54,15 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
     if not left:
         return ["# All runs are done."]
     rows, unknown, said, total = [["", "runs", "uplink", "downlink", "time", "disk"]], [], [], _Costs()
-    for cell, of_cell in left.items():
+    for cell, cell_runs in left.items():
         try:
-            found = plan(of_cell[0].arguments)
+            planned = plan(cell_runs[0].arguments)
         except UserError as error:
             unknown.append(f"{cell} is not in the table: {error}")
             continue
-        total = total.plus(found, len(of_cell))
-        rows.append([cell, str(len(of_cell)), *_Costs().plus(found, len(of_cell)).cells])
-        said += [f"{cell}: {warning}" for warning in found.warnings]
+        total = total.plus(planned, len(cell_runs))
+        rows.append([cell, str(len(cell_runs)), *_Costs().plus(planned, len(cell_runs)).cells])
+        said += [f"{cell}: {warning}" for warning in planned.warnings]
     rows.append(["all", str(sum(int(row[1]) for row in rows[1:])), *total.cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [

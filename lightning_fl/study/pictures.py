@@ -21,23 +21,23 @@ Choices = Mapping[str, Sequence[str]]
 """Names of the choices of each cell, one for each axis of the grid."""
 
 
-def draw_front(found: Found, choices: Choices, short: str, look: Look = Look()) -> Figure:  # noqa: B008
+def draw_front(cells: Found, choices: Choices, short: str, look: Look = Look()) -> Figure:  # noqa: B008
     """Draw the best accuracy within the budget over the bytes sent for it, with deviations over seeds, and the means' front.
 
     The first axis of the grid has colours, the others have markers.
     """
-    spent = {name: [run.spent for run in runs.values()] for name, runs in found.items()}
-    best = {name: [run.best for run in runs.values()] for name, runs in found.items()}
+    spent = {name: [run.spent for run in runs.values()] for name, runs in cells.items()}
+    best = {name: [run.best for run in runs.values()] for name, runs in cells.items()}
     colours, markers = _looks(choices, 0), _looks(choices, 1)
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
-        means = np.array([[fmean(spent[name]), fmean(best[name])] for name in found])
+        means = np.array([[fmean(spent[name]), fmean(best[name])] for name in cells])
         sent = means[means[:, 0] > 0, 0]
         if len(sent):
             # A logarithmic axis has few ticks between numbers of the same size.
             scale_axis(axes, "uplink", sent, replace(look, xscale="log" if sent.max() > 4 * sent.min() else "linear"))
-        for name in found:
+        for name in cells:
             axes.errorbar(
                 fmean(spent[name]),
                 fmean(best[name]),
@@ -76,7 +76,7 @@ def draw_front(found: Found, choices: Choices, short: str, look: Look = Look()) 
     return figure
 
 
-def draw_areas(found: Found, choices: Choices, look: Look = Look()) -> Figure | None:  # noqa: B008
+def draw_areas(cells: Found, choices: Choices, look: Look = Look()) -> Figure | None:  # noqa: B008
     """Draw the mean areas as a map of the first axis of the grid by the second; None unless the grid has two axes."""
     if any(len(names) != 2 for names in choices.values()):
         return None
@@ -84,7 +84,7 @@ def draw_areas(found: Found, choices: Choices, look: Look = Look()) -> Figure | 
     if min(len(rows), len(columns)) < 2:
         return None
     areas = np.full((len(rows), len(columns)), np.nan)
-    for name, runs in found.items():
+    for name, runs in cells.items():
         areas[rows.index(choices[name][0]), columns.index(choices[name][1])] = fmean(run.area for run in runs.values())
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=(look.size[0], 1.2 + 0.5 * len(rows)), layout="constrained")

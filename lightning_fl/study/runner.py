@@ -303,10 +303,10 @@ def _end(fit: _Fit, outcome: Outcome, bar: tqdm[Any], left: str) -> None:
 @contextmanager
 def _progress(runs: Sequence[PlannedRun], waiting: Sequence[PlannedRun]) -> Iterator[tqdm[Any]]:
     """Show the rounds of all runs, and the time left."""
-    total, known = sum(run.num_rounds for run in runs), sum(map(_rounds_done, runs))
+    total, done = sum(run.num_rounds for run in runs), sum(map(_rounds_done, runs))
     hidden = not waiting or not sys.stderr.isatty()
     about = f"{len(waiting)} of {len(runs)} runs to train"
-    with tqdm(total=total, initial=known, desc=about, unit="round", dynamic_ncols=True, disable=hidden) as bar:
+    with tqdm(total=total, initial=done, desc=about, unit="round", dynamic_ncols=True, disable=hidden) as bar:
         yield bar
 
 

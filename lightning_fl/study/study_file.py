@@ -228,16 +228,16 @@ def read_study(path: Path) -> StudyFile:
     )
 
 
-def _regime(given: Any) -> Regime | None:
+def _regime(content: Any) -> Regime | None:
     """Return the regimes of the paper and of the runs; None if none are given."""
-    if given is None:
+    if content is None:
         return None
-    is_regime = isinstance(given, dict) and given.keys() == {"paper", "here"}
+    is_regime = isinstance(content, dict) and content.keys() == {"paper", "here"}
     require(
-        is_regime and all(isinstance(words, str) and bool(words) for words in given.values()),
-        f"regime has the words paper and here, got {given!r}.",
+        is_regime and all(isinstance(words, str) and bool(words) for words in content.values()),
+        f"regime has the words paper and here, got {content!r}.",
     )
-    return Regime(**given)
+    return Regime(**content)
 
 
 def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, int | None]:
@@ -268,11 +268,11 @@ def _check_names(cells: Sequence[Cell]) -> None:
         )
 
 
-def _grid(given: Any) -> dict[str, dict[str, tuple[str, ...]]]:
+def _grid(content: Any) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the choices of each axis by name."""
     grid: dict[str, dict[str, tuple[str, ...]]] = {}
-    require(isinstance(given, dict), f"grid must name axes, each with its choices, got {given!r}.")
-    for name, choices in given.items():
+    require(isinstance(content, dict), f"grid must name axes, each with its choices, got {content!r}.")
+    for name, choices in content.items():
         axis = str(name)
         require(axis not in grid, f"grid has the axis {axis!r} twice.")
         require(
@@ -296,13 +296,13 @@ def _grid(given: Any) -> dict[str, dict[str, tuple[str, ...]]]:
     return grid
 
 
-def _words(given: Any, what: str) -> tuple[str, ...]:
+def _words(content: Any, what: str) -> tuple[str, ...]:
     """Return files as `--config` flags, and flags as they are, `--flag value` as `--flag=value`."""
     require(
-        isinstance(given, list) and all(isinstance(word, str) for word in given),
-        f"{what} must be a list of files and flags, got {given!r}.",
+        isinstance(content, list) and all(isinstance(word, str) for word in content),
+        f"{what} must be a list of files and flags, got {content!r}.",
     )
-    words = [BLANK.sub(r"\1=", word) if word.startswith("-") else f"--config={word}" for word in given]
+    words = [BLANK.sub(r"\1=", word) if word.startswith("-") else f"--config={word}" for word in content]
     for word in words:
         path = os.path.expanduser(word.removeprefix("--config="))
         is_pipe = word.startswith("--config=") and os.path.exists(path) and not os.path.isfile(path)

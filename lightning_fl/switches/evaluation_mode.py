@@ -40,15 +40,15 @@ def keeping_attributes(parts: Iterable[nn.Module]) -> Iterator[None]:
     before = [
         (vars(part), {n: x for n, x in vars(part).items() if n not in OF_TORCH}, dict(part._modules)) for part in parts
     ]
-    for attributes, own, _ in before:
-        attributes.update({name: _copied(value) for name, value in own.items()})
+    for attributes, attributes_before, _ in before:
+        attributes.update({name: _copied(value) for name, value in attributes_before.items()})
     try:
         yield
     finally:
-        for attributes, own, children in before:
-            for name in attributes.keys() - own.keys() - OF_TORCH:
+        for attributes, attributes_before, children in before:
+            for name in attributes.keys() - attributes_before.keys() - OF_TORCH:
                 del attributes[name]
-            attributes.update(own)
+            attributes.update(attributes_before)
             for name in attributes["_modules"].keys() - children.keys():
                 del attributes["_modules"][name]
 

@@ -119,11 +119,11 @@ def _hook(trainer: TrainerInterface, name: str) -> Callable[..., None] | None:
     return partial(trainer.hooks.call, name) if trainer.hooks.listeners(name) else None
 
 
-def _growth(own: FederatedDataModule, arranged: FederatedDataModule, schedule: LocalSchedule) -> float:
+def _growth(given_data: FederatedDataModule, arranged: FederatedDataModule, schedule: LocalSchedule) -> float:
     """Return how many times as many samples the clients train on with a method that arranges the data anew."""
-    if schedule.steps is not None or not own.client_sizes.sum():
+    if schedule.steps is not None or not given_data.client_sizes.sum():
         return 1.0
-    return float(arranged.client_sizes.sum() / own.client_sizes.sum())
+    return float(arranged.client_sizes.sum() / given_data.client_sizes.sum())
 
 
 def _set_threads(trainer: TrainerInterface, work: int | None) -> None:
@@ -241,11 +241,11 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain
     steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
     flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
     flat_module.configure_optimizer(flat_gradient, by_plain_sgd)
-    own = next((part for part in steppers if part.own_step), None)
-    if own is not None and not flat_module.optimizer.is_plain_sgd:
+    stepper = next((part for part in steppers if part.own_step), None)
+    if stepper is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
         raise UserError(
-            f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.plain_sgd_reason}; "
+            f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {stepper.plain_sgd_reason}; "
             f"{type(flat_module.module).__name__} has {flat_module.optimizer.description}: "
             f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0, or set --trainer.client_optimizer sgd "
             "to have that at the module's learning rate."

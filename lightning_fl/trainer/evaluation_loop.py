@@ -49,17 +49,17 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     module, flat_module = trainer.lightning_module, trainer.active_module
     if stage != "predict" and not overrides(f"{stage}_step", module):
         raise UserError(f"{type(module).__name__} has no {stage}_step.")
-    kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
+    client_states: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
     saved: dict[str, Any] = {}
     if trainer.ckpt_path is not None:
         checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
         saved = checkpoint.get("federation", {})
-        kept = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
+        client_states = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
         checkpointing.evaluate_checkpoint(flat_module, checkpoint, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
-    given = getattr(trainer.data, f"{short}_dataloader")()
-    setattr(trainer, f"{short}_dataloaders", given)
-    loaders = as_loaders(given)
+    loaders_of_stage = getattr(trainer.data, f"{short}_dataloader")()
+    setattr(trainer, f"{short}_dataloaders", loaders_of_stage)
+    loaders = as_loaders(loaders_of_stage)
     if stage != "predict":
         check_loaders(module, loaders.flattened, stage)
     require(
@@ -72,7 +72,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     setattr(trainer, f"num_{short}_batches", counts)
     if not sum(counts):
         return [], [[] for _ in counts]
-    states = what_clients_own(flat_module, trainer.algorithm.personal, kept)
+    states = what_clients_own(flat_module, trainer.algorithm.personal, client_states)
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
     personal, most = trainer.algorithm.personal, most_clients(trainer)
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states, personal, most)
@@ -106,8 +106,8 @@ def _logged_by_callbacks(trainer: TrainerInterface) -> dict[str, float]:
     """Call the hook `on_model_loaded`, and return and publish what callbacks log in it."""
     logs = trainer.active_module.logs
     trainer.hooks.call("on_model_loaded")
-    sums, known, _ = gather_logs(trainer.fabric, logs)
-    logged = logs.averages(sums[:1], known)
+    sums, knowledge, _ = gather_logs(trainer.fabric, logs)
+    logged = logs.averages(sums[:1], knowledge)
     trainer.publish(logged)
     return logged
 
@@ -118,7 +118,7 @@ def _without_other_loaders(averages: dict[str, float], suffix: str) -> dict[str,
 
 
 def evaluate_with_method(
-    trainer: TrainerInterface, validation: ModelValidation, known: Collection[str] = ()
+    trainer: TrainerInterface, validation: ModelValidation, logged: Collection[str] = ()
 ) -> tuple[dict[str, float], list[list[Any]]]:
     """Evaluate the model that the flat module holds, publish the averages, and return them and the outputs of each loader.
 
@@ -127,18 +127,18 @@ def evaluate_with_method(
     Args:
         trainer: trainer in a session.
         validation: model and data.
-        known: names that the round has logged already, which a method's values do not replace.
+        logged: names that the round has logged already, which a method's values do not replace.
 
     Raises:
         UserError: in a fit, the test logs a name that the round has logged already.
     """
     method_values = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
-    method_values = {name: value for name, value in method_values.items() if name not in known}
+    method_values = {name: value for name, value in method_values.items() if name not in logged}
 
     def publish(averages: dict[str, float]) -> None:
         if trainer.fitting and validation.stage == "validation":
             choose_metric(trainer, averages, is_all=False)
-        _refuse_same_names(validation.module, averages, known)
+        _refuse_same_names(validation.module, averages, logged)
         trainer.publish(averages | method_values)
 
     averages, outputs = evaluate(
@@ -152,8 +152,8 @@ def evaluate_with_method(
     return averages | method_values, outputs
 
 
-def _refuse_same_names(module: LightningModule, tested: Iterable[str], known: Collection[str]) -> None:
-    same = [name for name in tested if name in known]
+def _refuse_same_names(module: LightningModule, tested: Iterable[str], logged: Collection[str]) -> None:
+    same = [name for name in tested if name in logged]
     require(
         not same,
         f"{type(module).__name__}.test_step logs {', '.join(map(repr, same))}, which a round logs already, so that one column "

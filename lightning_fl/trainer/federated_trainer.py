@@ -202,9 +202,9 @@ class FederatedTrainer(TrainerInterface):
         with session(self, fn, model, datamodule, algorithm, ckpt_path, weights_only):
             averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
-            found = {name: x for loader_averages in averages for name, x in loader_averages.items()}
-            width = max([24, *map(len, found)])
-            for name, value in found.items():
+            values = {name: x for loader_averages in averages for name, x in loader_averages.items()}
+            width = max([24, *map(len, values)])
+            for name, value in values.items():
                 print(f"{name:<{width}} {value:.6g}")
         return averages
 
@@ -233,8 +233,8 @@ class FederatedTrainer(TrainerInterface):
             UserError: No fit is running, there is no such client, or a name or value is not allowed.
         """
         require(self.fitting, "log_client logs values of a round, but no fit is running: call it in a hook of a fit.")
-        found = own_values(client, values, self.data.num_clients)
-        self.fit_loop.client_values.setdefault(client, {}).update(found)
+        checked = own_values(client, values, self.data.num_clients)
+        self.fit_loop.client_values.setdefault(client, {}).update(checked)
 
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
         """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` resumes from here.

@@ -213,13 +213,13 @@ class FitLoop:
             UserError: processes have pruned the model differently.
         """
         trainer, logs = self.trainer, self.trainer.active_module.logs
-        sums, known, more = gather_logs(trainer.fabric, logs, (self.federation.prunings, self.client_values))
+        sums, knowledge, more = gather_logs(trainer.fabric, logs, (self.federation.prunings, self.client_values))
         check_agreement([prunings for prunings, _ in more])
-        for _, of_process in more:
-            for client, values in of_process.items():
+        for _, process_values in more:
+            for client, values in process_values.items():
                 self._of_clients.setdefault(client, {}).update(values)
         self.client_values = {}
-        return logs.averages(sums[:1], known)
+        return logs.averages(sums[:1], knowledge)
 
     def _check_names(self, record: dict[str, float]) -> None:
         """Check what callbacks and the user watch, once the names of all metrics are known."""
@@ -329,8 +329,8 @@ class FitLoop:
 
 def _hyperparameters(module: LightningModule) -> dict[str, Any]:
     """Return a module's hyper-parameters for loggers, without those that the command line adds to every module."""
-    own = parameters_of(type(module))
-    added = [name for name in OFFERED if name not in own]
+    parameters = parameters_of(type(module))
+    added = [name for name in OFFERED if name not in parameters]
     return {
         name: value for name, value in module.hparams_initial.items() if name not in added and not name.startswith("_")
     }

@@ -231,9 +231,9 @@ class TrainerFlags:
         self.default_root_dir = trial_folder(self.default_root_dir, given_loggers)
         self.loggers = build_loggers(False if fast_dev_run else logger, self.default_root_dir)
         self.profiler = build_profiler(profiler)
-        given = [] if callbacks is None else listed(callbacks, Callback)
-        check_callbacks(given)
-        self.given_callbacks = self.callbacks = given
+        listed_callbacks = [] if callbacks is None else listed(callbacks, Callback)
+        check_callbacks(listed_callbacks)
+        self.given_callbacks = self.callbacks = listed_callbacks
         self.state = TrainerState()
         self.callback_metrics: dict[str, Tensor] = {}
         self.logged_metrics: dict[str, Tensor] = {}

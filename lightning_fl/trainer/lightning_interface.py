@@ -50,8 +50,8 @@ def _limit(name: str) -> Any:
     """Return the property for one of Lightning's `limit_*_batches`: 1.0, all batches, unless the flag is given."""
 
     def limit(self: TrainerFlags) -> int | float:
-        given = self.limits[name]
-        return 1.0 if given is None else given
+        value = self.limits[name]
+        return 1.0 if value is None else value
 
     def set_limit(self: TrainerFlags, value: int | float | None) -> None:
         self.limits[name] = value
@@ -293,8 +293,8 @@ class TrainerInterface(TrainerFlags, ABC):
     @property
     def checkpoint_callback(self) -> Checkpoint | None:
         """The first checkpoint callback that monitors a metric, else the first of all."""
-        found = sorted(self.checkpoint_callbacks, key=lambda c: getattr(c, "monitor", None) is None)
-        return found[0] if found else None
+        callbacks = sorted(self.checkpoint_callbacks, key=lambda c: getattr(c, "monitor", None) is None)
+        return callbacks[0] if callbacks else None
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         """Make metrics visible to callbacks, under Lightning's names with suffix too, and to progress bars."""

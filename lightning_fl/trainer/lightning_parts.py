@@ -98,13 +98,13 @@ def refusing_others(refuse: Callable[[str, Iterable[str]], NoReturn]) -> Callabl
     """
 
     def decorated(method: Function) -> Function:
-        known = signature(method).parameters.keys() - {"self"}
+        parameters = signature(method).parameters.keys() - {"self"}
 
         @wraps(method)
         def checked(*positional: Any, **named: Any) -> Any:
             for name in named:
-                if name not in known:
-                    refuse(name, known)
+                if name not in parameters:
+                    refuse(name, parameters)
             return method(*positional, **named)
 
         return cast(Function, checked)
@@ -221,8 +221,8 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
         f"allowed: {', '.join(STRATEGIES)}.",
     )
     # Fabric checks the names of ddp's variants; those that fork or spawn processes are refused below.
-    known = not isinstance(strategy, str) or name in STRATEGIES or name.startswith("ddp_")
-    require(known, f"strategy {name!r} is not available in a federation; {nearest(name, STRATEGIES)}.")
+    is_known = not isinstance(strategy, str) or name in STRATEGIES or name.startswith("ddp_")
+    require(is_known, f"strategy {name!r} is not available in a federation; {nearest(name, STRATEGIES)}.")
     try:
         fabric = Fabric(
             # `auto` would choose Apple's MPS, which has no float64, in which the updates are summed.
@@ -267,8 +267,8 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
     """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
     if logger is False:
         return []
-    given = [] if logger is None or logger is True else listed(logger, Logger)  # type: ignore[type-abstract]
-    return [RoundCSVLogger(root), *given]
+    listed_loggers = [] if logger is None or logger is True else listed(logger, Logger)  # type: ignore[type-abstract]
+    return [RoundCSVLogger(root), *listed_loggers]
 
 
 def build_profiler(profiler: Profiler | str | None) -> Profiler:

@@ -113,17 +113,17 @@ def rehearse(
             stage = _stage(trainer)
             with session(stage, TrainerFn.FITTING, _copied(model), datamodule, algorithm, None, None):
                 first = _Rehearsal(stage, times=True)
-                found = first.run()
-                plan = first.plan(found, trainer)
+                rehearsed = first.run()
+                plan = first.plan(rehearsed, trainer)
             again = _stage(trainer)
-            if trainer.fabric.broadcast(found.setup_seconds > MOST_SECONDS):
+            if trainer.fabric.broadcast(rehearsed.setup_seconds > MOST_SECONDS):
                 return plan
             with session(again, TrainerFn.FITTING, _copied(model), datamodule, algorithm, None, None):
                 other = _Rehearsal(again, times=False).run()
     finally:
         if isinstance(datamodule, LightningDataModule):
             datamodule.trainer = before
-    return replace(plan, is_fixed=_are_same(found, other))
+    return replace(plan, is_fixed=_are_same(rehearsed, other))
 
 
 def _are_same(one: Rehearsed, other: Rehearsed) -> bool:
@@ -158,26 +158,28 @@ class _Rehearsal(Callback):
 
     def run(self) -> Rehearsed:
         """Run the rounds, as many as the time allows."""
-        found, federation, trainer = self._found, self.federation, self._trainer
+        rehearsed, federation, trainer = self._found, self.federation, self._trainer
         if not self._times:
             _disturb(federation.run)
         begun = perf_counter()
         self._loop.prepare()
         done, left_out = federation.run.num_steps, federation.setup_steps_left_out
-        found.setup_seconds = (perf_counter() - begun) * (done + left_out) / max(1, done)
-        found.setup_steps, found.setup_bits = done + left_out, federation.run.ledger.setup()
+        rehearsed.setup_seconds = (perf_counter() - begun) * (done + left_out) / max(1, done)
+        rehearsed.setup_steps, rehearsed.setup_bits = done + left_out, federation.run.ledger.setup()
         self._steps_before = done
         self._loop.run(None)
-        found.rows = self._loop.rows
+        rehearsed.rows = self._loop.rows
         profiler: Any = trainer.profiler
         durations = profiler.recorded_durations
-        found.evaluation_seconds = {name: durations[name][-1] for name in ("validate", "test") if durations.get(name)}
+        rehearsed.evaluation_seconds = {
+            name: durations[name][-1] for name in ("validate", "test") if durations.get(name)
+        }
         if self._runner.whole_clients:
-            of_batch = self._runner.whole_seconds / max(1, self._batches_of(self._runner.whole_clients))
-            found.training_seconds = of_batch * fmean(self._batches)
-        pairs = zip(durations["train_round"], self._runner.seconds_of_rounds, strict=True) if found.rows else ()
-        found.beside_seconds = [max(0.0, whole - inside) for whole, inside in pairs]
-        return found
+            batch_seconds = self._runner.whole_seconds / max(1, self._batches_of(self._runner.whole_clients))
+            rehearsed.training_seconds = batch_seconds * fmean(self._batches)
+        pairs = zip(durations["train_round"], self._runner.seconds_of_rounds, strict=True) if rehearsed.rows else ()
+        rehearsed.beside_seconds = [max(0.0, whole - inside) for whole, inside in pairs]
+        return rehearsed
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps that the round's clients would make."""
@@ -187,13 +189,13 @@ class _Rehearsal(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps of the round, and stop when the time is over."""
-        found, runner, run = self._found, self._runner, self.federation.run
-        of_clients = sum(gather_objects(trainer.fabric, runner.num_steps))
-        of_server = run.num_steps - self._steps_before - of_clients
+        rehearsed, runner, run = self._found, self._runner, self.federation.run
+        client_steps = sum(gather_objects(trainer.fabric, runner.num_steps))
+        server_steps = run.num_steps - self._steps_before - client_steps
         self._steps_before = run.num_steps
-        found.steps.append(self._planned + max(0, of_server))
-        if len(found.steps) == 1:
-            found.peak, found.accelerator_peak = peak_bytes(), _accelerator_peak(self.federation.flat_module)
+        rehearsed.steps.append(self._planned + max(0, server_steps))
+        if len(rehearsed.steps) == 1:
+            rehearsed.peak, rehearsed.accelerator_peak = peak_bytes(), _accelerator_peak(self.federation.flat_module)
             self._begun = perf_counter()
         elif trainer.fabric.broadcast(perf_counter() - self._begun > MOST_SECONDS):
             trainer.should_stop = True
@@ -205,50 +207,54 @@ class _Rehearsal(Callback):
         schedule, sizes = federation.work.schedule, federation.data.client_sizes
         return trainings * sum(schedule.num_batches(int(sizes[client])) for client in clients)
 
-    def plan(self, found: Rehearsed, trainer: TrainerInterface) -> Plan:
+    def plan(self, rehearsed: Rehearsed, trainer: TrainerInterface) -> Plan:
         """Return the plan, in the session, given what was found; `trainer` has the user's flags."""
         stage, federation = self._trainer, self.federation
         rounds = stage.num_rounds
-        up, down = (_continued(found.bits(way), rounds) for way in ("up", "down"))
-        totals = {way: found.setup_bits.get(way, 0) + sum(bits) for way, bits in (("up", up), ("down", down))}
-        steps = _continued(found.steps, rounds)
-        samples = sum(_continued([int(row["clients/samples"]) for row in found.rows], rounds))
+        up, down = (_continued(rehearsed.bits(way), rounds) for way in ("up", "down"))
+        totals = {way: rehearsed.setup_bits.get(way, 0) + sum(bits) for way, bits in (("up", up), ("down", down))}
+        steps = _continued(rehearsed.steps, rounds)
+        samples = sum(_continued([int(row["clients/samples"]) for row in rehearsed.rows], rounds))
         macs = federation.network.macs
-        beside = float(np.median(found.beside_seconds)) if found.beside_seconds else 0.0
-        round_seconds = beside + found.training_seconds
+        beside = float(np.median(rehearsed.beside_seconds)) if rehearsed.beside_seconds else 0.0
+        round_seconds = beside + rehearsed.training_seconds
         evaluations = {"validate": trainer.val_every_n_rounds, "test": trainer.test_every_n_rounds}
-        of_evaluations = sum(
-            found.evaluation_seconds.get(name, 0.0) * -(-rounds // every)
+        evaluation_seconds = sum(
+            rehearsed.evaluation_seconds.get(name, 0.0) * -(-rounds // every)
             for name, every in evaluations.items()
             if every
         )
-        seconds = found.setup_seconds + rounds * round_seconds + of_evaluations
+        seconds = rehearsed.setup_seconds + rounds * round_seconds + evaluation_seconds
         states = _ClientStates.of(federation, rounds)
-        memory = None if found.peak is None else found.peak + (trainer.client_states == "memory") * states.coming_bytes
+        memory = (
+            None
+            if rehearsed.peak is None
+            else rehearsed.peak + (trainer.client_states == "memory") * states.coming_bytes
+        )
         disk = _checkpoint_bytes(stage, federation, states) if trainer.enable_checkpointing else 0
         plan = Plan(
             algorithm=federation.algorithm.name,
             rounds=rounds,
             clients=federation.population.cohort_size,
-            setup_uplink_bytes=_bytes(found.setup_bits.get("up", 0)),
-            setup_downlink_bytes=_bytes(found.setup_bits.get("down", 0)),
+            setup_uplink_bytes=_bytes(rehearsed.setup_bits.get("up", 0)),
+            setup_downlink_bytes=_bytes(rehearsed.setup_bits.get("down", 0)),
             round_uplink_bytes=_bytes(sum(up[:1])),
             round_downlink_bytes=_bytes(sum(down[:1])),
             uplink_bytes=_bytes(totals["up"]),
             downlink_bytes=_bytes(totals["down"]),
             is_fixed=False,
-            rehearsed_rounds=len(found.rows),
+            rehearsed_rounds=len(rehearsed.rows),
             round_steps=sum(steps[:1]),
-            steps=found.setup_steps + sum(steps),
+            steps=rehearsed.setup_steps + sum(steps),
             macs=None if macs is None else 3.0 * macs * samples,
-            setup_seconds=found.setup_seconds,
+            setup_seconds=rehearsed.setup_seconds,
             round_seconds=round_seconds,
             seconds=seconds,
             memory_bytes=memory,
-            accelerator_bytes=found.accelerator_peak,
+            accelerator_bytes=rehearsed.accelerator_peak,
             disk_bytes=disk,
         )
-        sent = np.cumsum([found.setup_bits.get("up", 0), *up])[1:] / 8
+        sent = np.cumsum([rehearsed.setup_bits.get("up", 0), *up])[1:] / 8
         return replace(plan, warnings=tuple(_exceeded(plan, trainer, sent, states)))
 
 
@@ -421,9 +427,9 @@ class _ClientStates:
     def of(cls, federation: Federation, rounds: int) -> _ClientStates:
         """Return the estimate after so many rounds."""
         run, population = federation.run, federation.population
-        kept = (run.clients, run.client_memory)
-        num_present = max(len(each) for each in kept)
-        present = sum(x.nbytes for each in kept for client in each for x in each[client].values())
+        stores = (run.clients, run.client_memory)
+        num_present = max(len(each) for each in stores)
+        present = sum(x.nbytes for each in stores for client in each for x in each[client].values())
         if not num_present:
             return cls(0, 0)
         eligible = len(population.eligible)

@@ -72,14 +72,16 @@ def earlier_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_personal_parts(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of version 0.2, where clients kept layers by names alone and FedRep's phases were a rule, as of today."""
-    found = dict(settings)
+    completed = dict(settings)
     for key, names in settings.items():
         method = key.removesuffix("personal")
         if method == key or not key.startswith("algorithm.") or not set(names).isdisjoint(personal.__all__):
             continue
-        del found[key]
+        del completed[key]
         if names:
-            found[f"{key}.0.names"] = names
+            completed[f"{key}.0.names"] = names
         if settings.get(f"{method}rule") == "HeadThenBody":
-            found = {name: value for name, value in found.items() if not f"{name}.".startswith(f"{method}rule.")}
-    return found
+            completed = {
+                name: value for name, value in completed.items() if not f"{name}.".startswith(f"{method}rule.")
+            }
+    return completed

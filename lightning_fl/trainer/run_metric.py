@@ -39,15 +39,17 @@ def choose_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
     if name is None or is_lost:
         # Methods log accuracies of their own, such as feddu/accuracy, in a round but not in a validation.
         # The values of a validation are results, whatever their names; in a round they may be a method's own.
-        own = [] if is_all else [name for name in names if not is_over_clients(name)]
-        trainer.metric = find_metric(filter(is_result, names) if is_all else names) or next(iter(own), None)
+        in_validation = [] if is_all else [name for name in names if not is_over_clients(name)]
+        trainer.metric = find_metric(filter(is_result, names) if is_all else names) or next(iter(in_validation), None)
         if trainer.metric not in (None, ACCURACY):
             is_known = is_accuracy(trainer.metric) or falls(trainer.metric)
             reverse = f"{UNSURE}; trainer.metric {trainer.metric} with trainer.metric_mode min reverses that"
-            is_first = len(own) > 1 and find_metric(own) is None
-            of_several = f"; it is the first of {len(own)} values of the validation, none of them its accuracy or loss"
+            is_first = len(in_validation) > 1 and find_metric(in_validation) is None
+            choice = (
+                f"; it is the first of {len(in_validation)} values of the validation, none of them its accuracy or loss"
+            )
             more = "; trainer.metric sets another" if is_known else reverse
-            _say(trainer, trainer.metric, more + of_several * is_first)
+            _say(trainer, trainer.metric, more + choice * is_first)
     elif name not in {*names, *tested} and (is_all or get_close_matches(name, names, cutoff=0.9)):
         raise UserError(f"trainer.metric is {name!r}, which is not logged; {nearest(name, [*names, *tested])}.")
 
@@ -83,19 +85,21 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
         trainer: trainer at the end of a fit.
         rows: logged rows of all rounds of the run.
     """
-    found: dict[str, float | str] = {}
+    results: dict[str, float | str] = {}
     if best := best_of(trainer, rows):
         name = str(trainer.metric)
         values = [row[name] for row in rows if not isnan(row.get(name, nan))]
-        found = {"metric": name, "final": final(values), "last": values[-1]}
-        found |= {"best": best[name], "best_round": best["round"] + 1}
+        results = {"metric": name, "final": final(values), "last": values[-1]}
+        results |= {"best": best[name], "best_round": best["round"] + 1}
     if chosen := tested_at_best_validation(trainer, rows):
-        found["at_best_validation"] = chosen[1]
+        results["at_best_validation"] = chosen[1]
     targets = [callback for callback in trainer.callbacks if isinstance(callback, TargetReached)]
     meters = [callback for callback in trainer.callbacks if isinstance(callback, CommunicationMeter)]
     budgets = [meter.max_uplink_bytes for meter in meters if meter.max_uplink_bytes is not None]
     return (
-        found | (_price(targets[0], rows) if targets else {}) | (_within(trainer, budgets[0], rows) if budgets else {})
+        results
+        | (_price(targets[0], rows) if targets else {})
+        | (_within(trainer, budgets[0], rows) if budgets else {})
     )
 
 

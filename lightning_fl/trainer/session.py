@@ -236,7 +236,7 @@ def _attach(
     return model, datamodule
 
 
-def algorithm_of(given: Given | None) -> Algorithm:
+def algorithm_of(method: Given | None) -> Algorithm:
     """Return the algorithm that a user means; FedAvg for None.
 
     >>> algorithm_of({"class_path": "FedProx", "init_args": {"mu": 0.1}}).rule
@@ -245,42 +245,42 @@ def algorithm_of(given: Given | None) -> Algorithm:
     Raises:
         UserError: there is no such algorithm, or it does not have a parameter.
     """
-    if given is None:
+    if method is None:
         return FedAvg()
-    if isinstance(given, Algorithm):
-        return given
-    own_name = getattr(given, "__name__", "")
+    if isinstance(method, Algorithm):
+        return method
+    own_name = getattr(method, "__name__", "")
     require(
-        not isinstance(given, type),
+        not isinstance(method, type),
         f"algorithm is the class {own_name}: give an object, {own_name}(…), or its name.",
     )
-    given = {"class_path": given} if isinstance(given, str) else given
+    method = {"class_path": method} if isinstance(method, str) else method
     require(
-        isinstance(given, Mapping),
-        f"algorithm must be an Algorithm, its name, or a mapping with class_path and init_args, got {given!r}.",
+        isinstance(method, Mapping),
+        f"algorithm must be an Algorithm, its name, or a mapping with class_path and init_args, got {method!r}.",
     )
     require(
-        "class_path" in given and given.keys() <= {"class_path", "init_args"},
-        f"algorithm as a mapping has the keys class_path and init_args, got {', '.join(map(str, given))}.",
+        "class_path" in method and method.keys() <= {"class_path", "init_args"},
+        f"algorithm as a mapping has the keys class_path and init_args, got {', '.join(map(str, method))}.",
     )
-    name, arguments = str(given["class_path"]), given.get("init_args", {})
-    known = {known: getattr(algorithms, known) for known in algorithms.__all__}
-    found: Any = known.get(name) or (locate(name) if "." in name else None)
+    name, arguments = str(method["class_path"]), method.get("init_args", {})
+    methods = {methods: getattr(algorithms, methods) for methods in algorithms.__all__}
+    method_class: Any = methods.get(name) or (locate(name) if "." in name else None)
     require(
-        isinstance(found, type) and issubclass(found, Algorithm),
-        f"algorithm {name!r} is unknown; {nearest(name.rpartition('.')[2], known)}.",
+        isinstance(method_class, type) and issubclass(method_class, Algorithm),
+        f"algorithm {name!r} is unknown; {nearest(name.rpartition('.')[2], methods)}.",
     )
     require(
         isinstance(arguments, Mapping),
-        f"init_args of {found.__name__} must be a mapping with its parameters, got {arguments!r}.",
+        f"init_args of {method_class.__name__} must be a mapping with its parameters, got {arguments!r}.",
     )
-    parameters = parameters_of(found)
+    parameters = parameters_of(method_class)
     for argument in arguments:
         require(
             argument in parameters,
-            f"{found.__name__} has no parameter {argument!r}; {nearest(str(argument), parameters)}.",
+            f"{method_class.__name__} has no parameter {argument!r}; {nearest(str(argument), parameters)}.",
         )
-    return found(**arguments)
+    return method_class(**arguments)
 
 
 def _check_images(model: LightningModule, data: FederatedDataModule) -> None:

@@ -56,12 +56,12 @@ class Stop:
 
 def stoppers_of(trainer: Stoppable) -> list[tuple[Any, dict[str, Any]]]:
     """Return the callbacks and the module with their settings, before a callback changes its own."""
-    found: list[tuple[Any, dict[str, Any]]] = []
+    stoppers: list[tuple[Any, dict[str, Any]]] = []
     for owner in (*trainer.callbacks, trainer.lightning_module):
         settings = RunSettings()
         settings.add("it", owner, True)
-        found.append((owner, settings.values))
-    return found
+        stoppers.append((owner, settings.values))
+    return stoppers
 
 
 def stop_of(trainer: Stoppable) -> Stop:

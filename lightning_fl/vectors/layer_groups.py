@@ -166,11 +166,11 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
     return tuple(groups)
 
 
-def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout: Layout) -> dict[str, str]:
+def _check_map(layer_map: Mapping[str, Sequence[str]], layout: Layout, buffer_layout: Layout) -> dict[str, str]:
     """Return the group of every name in the map; raise `UserError` if the map is incomplete or repeats a name."""
     home: dict[str, str] = {}
     names = (*layout.names, *buffer_layout.names)
-    for group, members in given.items():
+    for group, members in layer_map.items():
         listed = isinstance(members, (list, tuple)) and bool(members)
         require(listed, f"group {group!r} must list names of parameters, such as [{names[0]}], got {members!r}.")
         for member in members:
@@ -191,9 +191,9 @@ def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout
     return home
 
 
-def _near(given: str, known: Sequence[str]) -> str:
+def _near(name: str, names: Sequence[str]) -> str:
     """Suggest the nearest name alone, as there may be too many names to list."""
-    match = get_close_matches(str(given), known, n=1)
+    match = get_close_matches(str(name), names, n=1)
     return f"did you mean {match[0]!r}" if match else "print_groups: true prints what it trains"
 
 
@@ -216,10 +216,10 @@ def factor_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
     >>> factor_pairs(["c.lora_A.default.weight", "c.lora_B.default.weight", "d.lora_B.default.weight"])
     [('c.lora_A.default.weight', 'c.lora_B.default.weight')]
     """
-    known, pairs = set(names), []
-    for name in sorted(known):
+    rest, pairs = set(names), []
+    for name in sorted(rest):
         for a, b in PARTNERS.items():
             partner = f".{name}".replace(f".{a}.", f".{b}.")[1:]
-            if partner != name and partner in known:
+            if partner != name and partner in rest:
                 pairs.append((name, partner))
     return pairs

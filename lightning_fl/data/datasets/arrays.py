@@ -181,12 +181,12 @@ def _load(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> d
         raise UserError(f"{path} is not a readable .npz file{reason}.") from error
 
 
-def _tensors_of(name: str, given: Any) -> tuple[Tensor, ...]:
-    parts = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+def _tensors_of(name: str, value: Any) -> tuple[Tensor, ...]:
+    parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     arrays = all(isinstance(part, ARRAYS) for part in parts)
     require(
         arrays and len(parts) in (1, 2),
-        f"{name} must be (x, y) or x alone, as tensors or arrays, not {type(given).__name__}.",
+        f"{name} must be (x, y) or x alone, as tensors or arrays, not {type(value).__name__}.",
     )
     inputs = _tensor(f"x of {name}", parts[0])
     require(
@@ -204,16 +204,16 @@ def _tensors_of(name: str, given: Any) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _tensor(name: str, given: Tensor | np.ndarray) -> Tensor:
+def _tensor(name: str, value: Tensor | np.ndarray) -> Tensor:
     """Return a tensor of samples; raise `UserError` if an array has no samples or no numbers."""
     try:
         # torch takes neither another byte order nor negative strides.
-        native = given if isinstance(given, Tensor) else np.ascontiguousarray(given, given.dtype.newbyteorder("="))
+        native = value if isinstance(value, Tensor) else np.ascontiguousarray(value, value.dtype.newbyteorder("="))
         tensor = torch.as_tensor(native)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name} has the type {given.dtype}: pass an array or a tensor of numbers.") from error
-    require(given.ndim > 0, f"{name} is a single number: pass one entry per sample.")
-    require(not np.ma.is_masked(given), f"{name} has masked entries: leave these samples out, or fill them.")
+        raise UserError(f"{name} has the type {value.dtype}: pass an array or a tensor of numbers.") from error
+    require(value.ndim > 0, f"{name} is a single number: pass one entry per sample.")
+    require(not np.ma.is_masked(value), f"{name} has masked entries: leave these samples out, or fill them.")
     return tensor
 
 

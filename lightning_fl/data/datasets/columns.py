@@ -48,8 +48,8 @@ class Targets:
         if values.ndim != 1:
             return cls(values, None, LISTS, place)
         if values.dtype.kind == "U":
-            found, codes = np.unique(values, return_inverse=True)
-            return cls(codes, found.tolist(), TEXT, place)
+            texts, codes = np.unique(values, return_inverse=True)
+            return cls(codes, texts.tolist(), TEXT, place)
         if values.dtype.kind == "f":
             return cls(values, None, REAL, place)
         return cls(values, names, WHOLE if names is None else CLASS_LABELS, place)

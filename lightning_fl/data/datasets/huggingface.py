@@ -112,8 +112,8 @@ class HuggingFace(FederatedDataModule):
         """Read inputs and targets, into memory unless they are large images or have a transform."""
         labels, transforms = self._classes[0], (self.transform, self.test_transform)
         train, test = (
-            None if part is None else self._samples(part, place, known, transform)
-            for part, place, known, transform in zip(self._parts, self._places, labels, transforms, strict=True)
+            None if part is None else self._samples(part, place, part_labels, transform)
+            for part, place, part_labels, transform in zip(self._parts, self._places, labels, transforms, strict=True)
         )
         assert train is not None
         return train, test
@@ -142,8 +142,10 @@ class HuggingFace(FederatedDataModule):
         train = _read(self.path, self.name, self.split)
         test = None
         if self._test_split is not None:
-            own = self._has_own_test
-            test = _read(self._test_split, None, "train") if own else _read(self.path, self.name, self._test_split)
+            own_folder = self._has_own_test
+            test = (
+                _read(self._test_split, None, "train") if own_folder else _read(self.path, self.name, self._test_split)
+            )
         for part, place in zip((train, test), self._places, strict=True):
             for key in ("input", "target"):
                 column = getattr(self, key)

@@ -13,24 +13,24 @@ from lightning_fl.data.samples.dataset_samples import ReadInBatches, seeded
 from lightning_fl.errors import UserError, nearest, require
 
 
-def given_classes(given: Any, dataset: Any) -> np.ndarray:
+def given_classes(class_of: Any, dataset: Any) -> np.ndarray:
     """Return the class of each sample, (n,) int64, as a user gives it. A function or a sample's entry reads all samples once.
 
     Args:
-        given: class of each sample (n,), a function from a sample to its class, or the name of an attribute or column of the
+        class_of: class of each sample (n,), a function from a sample to its class, or the name of an attribute or column of the
             dataset, or else of each sample: an attribute, or a key of a dictionary.
         dataset: data set of the samples; its random draws leave the global generators as they are.
 
     Raises:
         UserError: `given` does not give each sample a whole number.
     """
-    if isinstance(given, str):
-        of_dataset = _named(dataset, given)
-        values = _read(dataset, lambda sample: _entry(sample, given)) if of_dataset is None else of_dataset
-    elif isinstance(given, Callable):  # type: ignore[arg-type]
-        values = _read(dataset, given)
+    if isinstance(class_of, str):
+        attribute = _named(dataset, class_of)
+        values = _read(dataset, lambda sample: _entry(sample, class_of)) if attribute is None else attribute
+    elif isinstance(class_of, Callable):  # type: ignore[arg-type]
+        values = _read(dataset, class_of)
     else:
-        values = given
+        values = class_of
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
     try:

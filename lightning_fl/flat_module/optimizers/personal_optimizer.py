@@ -52,8 +52,8 @@ class PersonalOptimizer:
 
     def step(self) -> None:
         """Make one step of all tensors that have a gradient."""
-        for own, group in zip(self._twin.param_groups, self._source.param_groups, strict=True):
-            own.update({key: value for key, value in group.items() if key not in ("params", "weight_decay")})
-            if "weight_decay" in own:
-                own["weight_decay"] = 0.0
+        for twin_group, group in zip(self._twin.param_groups, self._source.param_groups, strict=True):
+            twin_group.update({key: value for key, value in group.items() if key not in ("params", "weight_decay")})
+            if "weight_decay" in twin_group:
+                twin_group["weight_decay"] = 0.0
         self._twin.step()

@@ -203,14 +203,14 @@ class Schedules:
     def constant(self, rate: float | None) -> Iterator[None]:
         """Train with one learning rate in all groups and without schedulers; with None, as always."""
         self.adopt()
-        own = self._client, self._step_schedulers, self._client_states
+        before = self._client, self._step_schedulers, self._client_states
         if rate is not None:
             self._client, self._step_schedulers, self._client_states = [{**x, "lr": rate} for x in self._client], [], []
             self._restore(self._client)
         try:
             yield
         finally:
-            self._client, self._step_schedulers, self._client_states = own
+            self._client, self._step_schedulers, self._client_states = before
             self._restore(self._client)
 
     def _options(self) -> list[Options]:
@@ -309,13 +309,13 @@ def _moves_rates(change: Change) -> bool:
 
 def _changed(options: Options, earlier: Options) -> Options:
     """Return the hyper-parameters that are new or have another value."""
-    found = {}
+    changed = {}
     for name, value in options.items():
         if name != "params":
             differs: Any = name not in earlier or value != earlier[name]
             if differs.any() if isinstance(differs, Tensor) else differs:
-                found[name] = value
-    return found
+                changed[name] = value
+    return changed
 
 
 def _rebase(scheduler: Any, groups: Sequence[Options]) -> None:

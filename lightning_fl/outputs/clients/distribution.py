@@ -32,8 +32,8 @@ def without_statistic(name: str) -> str:
     >>> without_statistic("val/accuracy_clients_tuned_worst10"), without_statistic("val/accuracy")
     ('val/accuracy', 'val/accuracy')
     """
-    found = OVER_CLIENTS.fullmatch(name)
-    return found["metric"] if found else name
+    match = OVER_CLIENTS.fullmatch(name)
+    return match["metric"] if match else name
 
 
 def distribution(values: Sequence[float], samples: Sequence[float], lower_is_better: bool) -> dict[str, float]:
@@ -54,7 +54,7 @@ def distribution(values: Sequence[float], samples: Sequence[float], lower_is_bet
         return {}
     ascending, tenth = np.sort(a), (count + 9) // 10
     lowest, highest = ascending[:tenth].mean(), ascending[-tenth:].mean()
-    found = {
+    statistics = {
         "weighted": (n @ a) / n.sum(),
         "mean": a.mean(),
         "std": a.std(),
@@ -67,7 +67,7 @@ def distribution(values: Sequence[float], samples: Sequence[float], lower_is_bet
     if ascending[0] >= 0:
         shares = ascending / (ascending[-1] or 1.0)  # of the largest value, so that no square is too small or too large
         total, squares = shares.sum(), shares @ shares
-        found["jain"] = min(1.0, total**2 / (count * squares)) if total else 1.0
+        statistics["jain"] = min(1.0, total**2 / (count * squares)) if total else 1.0
         ranked = 2 * (np.arange(1, count + 1) @ shares)
-        found["gini"] = max(0.0, ranked / (count * total) - (count + 1) / count) if total else 0.0
-    return {name: float(value) for name, value in found.items()}
+        statistics["gini"] = max(0.0, ranked / (count * total) - (count + 1) / count) if total else 0.0
+    return {name: float(value) for name, value in statistics.items()}

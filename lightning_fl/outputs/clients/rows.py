@@ -19,10 +19,10 @@ OF_CLIENT = {"round", "client", "name", "samples"}
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the file anew with further rows, which may have new columns; values of the same client and round share a row."""
     columns, earlier = read_rows(path)
-    kept: dict[Any, Mapping[str, Any]] = {_key(row): row for row in earlier}
+    rows_by_key: dict[Any, Mapping[str, Any]] = {_key(row): row for row in earlier}
     for row in rows:
-        kept[_key(row)] = {**kept.get(_key(row), {}), **row}
-    _write(path, dict.fromkeys([*columns, *(name for row in rows for name in row)]), kept.values())
+        rows_by_key[_key(row)] = {**rows_by_key.get(_key(row), {}), **row}
+    _write(path, dict.fromkeys([*columns, *(name for row in rows for name in row)]), rows_by_key.values())
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -44,17 +44,17 @@ def own_values(client: int, values: Mapping[str, Any], num_clients: int) -> dict
         is_whole(client) and 0 <= client < num_clients,
         f"log_client needs the index of a client, 0 to {num_clients - 1}, got {client!r}.",
     )
-    found = {}
+    checked = {}
     for name, value in values.items():
         require(
             name not in OF_CLIENT,
             f"log_client cannot log {name!r}, because clients.csv has another column of this name: give another name.",
         )
         try:
-            found[name] = float(value)
+            checked[name] = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise UserError(f"log_client logs numbers, got {name} {value!r}.") from None
-    return found
+    return checked
 
 
 def keep_rows_before(round_index: int, source: Path, path: Path) -> None:

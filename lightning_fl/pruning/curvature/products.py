@@ -86,11 +86,11 @@ def gauss_newton_product(outputs: Function, loss: Callable[[Tensor], Tensor], po
         return outputs(parameters)
 
     with torch.enable_grad():
-        found, pull_back = vjp(at, *leaves)[:2]
+        value, pull_back = vjp(at, *leaves)[:2]
 
     def product(vector: Tensor) -> Tensor:
         moved = jvp(at, leaves, tuple(_split(vector, leaves)))[1]
-        curved = jvp(grad(loss), (found,), (moved,))[1]
+        curved = jvp(grad(loss), (value,), (moved,))[1]
         return _flat(pull_back(curved)).to(vector.dtype)
 
     return product
