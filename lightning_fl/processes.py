@@ -128,10 +128,9 @@ def share_states(
     for source, theirs in enumerate(gather_objects(fabric, forms_of(mine)) if forms is None else forms):
         for client, form in theirs.items():
             sizes = [prod(shape) * dtype.itemsize for _, shape, dtype in form]
-            if source == fabric.global_rank:
+            payload = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
+            if source == fabric.global_rank and form:
                 payload = torch.cat([_bytes(tensor) for tensor in mine[client].values()]).to(fabric.device)
-            else:
-                payload = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
             if len(payload):
                 torch.distributed.broadcast(payload, source)
             parts = payload.cpu().split(sizes)

@@ -247,7 +247,11 @@ def command_heard(folder: str, words: list[str]) -> None:
             "lightning-fl: error: SCAFFOLD makes the clients' steps itself",
             "2",
         ),
-        ("--trainer.clients_per_round 1", "A round has 1 client for 2 processes: 1 of them trains no client", "0"),
+        (
+            "--trainer.clients_per_round 1",
+            "A round has 1 client for 2 processes: 1 of them trains no client; trainer.devices_per_client 2 lets 2 of them",
+            "0",
+        ),
     ],
 )
 def test_a_command_in_two_processes_says_a_thing_once(words: str, said: str, code: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
+from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Personal, RoundContext, Rule
@@ -34,6 +35,7 @@ class ClientJob:
         initial_counters: initial integer buffers by name; None for those of the run.
         start: model (d,) and buffers (d_b,) from which clients train; None for the received ones.
         personal: parts that say what each client keeps.
+        group: processes that train each client together; None if this process trains it alone.
     """
 
     rule: Rule
@@ -44,6 +46,7 @@ class ClientJob:
     initial_counters: Mapping[str, Tensor] | None = None
     start: Message | None = None
     personal: tuple[Personal, ...] = ()
+    group: DeviceGroup | None = None
 
     @property
     def counters(self) -> Mapping[str, Tensor]:
@@ -65,7 +68,7 @@ class Batch:
 
     Attributes:
         content: argument of `training_step`.
-        size: number of samples.
+        size: number of samples; 0 if a group of processes has more of them than the minibatch has samples.
         batch_index: index of the batch in the local training, from 0.
         factor: factor of its loss in the step's gradient.
         ends_step: True for the last batch of an optimiser step.
@@ -109,15 +112,18 @@ def _copied(leaf: Any) -> Any:
     return leaf if isinstance(leaf, VALUES) else deepcopy(leaf)
 
 
-def local_batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> Iterator[Batch]:
+def local_batches(
+    work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any], group: DeviceGroup | None = None
+) -> Iterator[Batch]:
     """Yield the batches of a local training, in passes without end; with `repeat`, those of each step several times.
 
     Args:
         work: the client's samples, of at least one batch, and the seed of their order.
         schedule: batch size, and batches per optimiser step.
         prepare: prepares a batch for the module.
+        group: processes that share the client; None to read whole minibatches.
     """
-    batches = _batches(work, schedule, prepare)
+    batches = _batches(work, schedule, prepare, group)
     return batches if schedule.repeat == 1 else _repeated(batches, schedule.repeat)
 
 
@@ -134,8 +140,10 @@ def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
             step_batches.clear()
 
 
-def _batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> Iterator[Batch]:
-    """Yield the batches of passes without end."""
+def _batches(
+    work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any], group: DeviceGroup | None
+) -> Iterator[Batch]:
+    """Yield the batches of passes without end, of a group of processes this one's shares."""
     order, num_samples, batch_size = (
         torch.Generator().manual_seed(work.seeds[0]),
         len(work.selection),
@@ -143,13 +151,17 @@ def _batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any],
     )
     in_step = schedule.step_batches(work.batches_per_epoch)
     samples_per_epoch = min(num_samples, work.batches_per_epoch * batch_size)
+    share = {} if group is None else {"share": group.rows}
     count = 0
     while True:
-        for index, content in enumerate(work.selection.batches(batch_size, order), start=1):
+        for index, content in enumerate(work.selection.batches(batch_size, order, **share), start=1):
             size = min(batch_size, num_samples - (index - 1) * batch_size)
             factor = schedule.loss_factor(size, samples_per_epoch)
+            if group is not None:
+                whole, size = size, group.num_rows(size)
+                factor *= size / whole
             ends_step = index % in_step == 0 or index == work.batches_per_epoch
-            yield Batch(prepare(content), size, count, factor, ends_step)
+            yield Batch(prepare(content) if size else None, size, count, factor, ends_step)
             count += 1
             if index == work.batches_per_epoch:
                 break

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fl.clients.client_job import Batch, ClientJob
+from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.stack import Stack
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.switches.evaluation_mode import keeping_attributes
@@ -65,16 +66,19 @@ def _clip_rows(gradients: Sequence[Tensor], value: float, algorithm: str) -> Non
         gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
 
 
-def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[int], resident: bool) -> Tensor:
+def full_gradient(
+    flat_module: FlatModule, batches: Iterable[Any], sizes: list[int], resident: bool, group: DeviceGroup | None = None
+) -> Tensor:
     """Return the mean over samples of the training loss's gradient at the module's parameters, plus any weight decay.
 
     Buffers change as in training. Values that the module logs are dropped, and its torchmetrics objects do not change.
 
     Args:
         flat_module: module that is set up to gather gradients; its parameters stay unchanged.
-        batches: at least as many batches as `sizes` has entries.
-        sizes: number of samples in each batch.
+        batches: at least as many batches as `sizes` has entries; of a group of processes this one's shares.
+        sizes: number of samples in each whole batch.
         resident: True if the samples are on the accelerator already.
+        group: processes that share the client; None if this one reads all.
 
     Returns:
         Gradient (d,).
@@ -82,7 +86,11 @@ def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[i
     flat_module.zero_gradient()
     with keeping_attributes(flat_module.metrics):
         for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
-            _backward(flat_module, flat_module.transfer(batch, resident), index, size / sum(sizes))
+            mine = size if group is None else group.num_rows(size)
+            if mine:
+                _backward(flat_module, flat_module.transfer(batch, resident), index, mine / sum(sizes))
+    if group is not None:
+        group.sum_gradient(flat_module)
     return _take_gradient(flat_module)
 
 
@@ -107,16 +115,21 @@ def gradient_at_received(
         keeping_attributes(flat_module.metrics),
         flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
     ):
-        return gradient_here(flat_module, step_batches, treat)
+        return gradient_here(flat_module, step_batches, treat, job.group)
 
 
-def gradient_here(flat_module: FlatModule, step_batches: Sequence[Batch], treat: Callable[[], None]) -> Tensor:
+def gradient_here(
+    flat_module: FlatModule, step_batches: Sequence[Batch], treat: Callable[[], None], group: DeviceGroup | None
+) -> Tensor:
     """Return the gradient (d,) of a step's batches at the module's parameters, plus any weight decay.
 
     Buffers change as in training. Values that the module logs are dropped.
     """
     for batch in step_batches:
-        _backward(flat_module, batch.copied().content, batch.batch_index, batch.factor)
+        if batch.size:
+            _backward(flat_module, batch.copied().content, batch.batch_index, batch.factor)
+    if group is not None:
+        group.sum_gradient(flat_module)
     treat()
     return _take_gradient(flat_module)
 

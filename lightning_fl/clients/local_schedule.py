@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Protocol
@@ -18,8 +18,13 @@ class Selection(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
-        """Yield the batches of one pass, in an order drawn from `generator`, or in the stored order without one."""
+    def batches(
+        self, batch_size: int, generator: torch.Generator | None = None, share: Callable[[int], slice] | None = None
+    ) -> Iterator[Any]:
+        """Yield the batches of one pass, in an order drawn from `generator`, or in the stored order without one.
+
+        With `share` only some rows of each batch, given its size.
+        """
 
 
 @dataclass(frozen=True)

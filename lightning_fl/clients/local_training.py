@@ -10,8 +10,10 @@ from math import ceil
 from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
+from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
-from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
+from lightning_fl.clients.local_schedule import ClientWork
+from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
 from lightning_fl.flat_module.local_progress import LocalProgress
@@ -50,7 +52,8 @@ def train_locally(
         return gradient_at_received(flat_module, job, step_batches, treat)
 
     prepare = partial(flat_module.transfer, resident=work.resident)
-    batches = local_batches(work, job.schedule, prepare) if work.num_steps else iter(())
+    group = job.group
+    batches = local_batches(work, job.schedule, prepare, group) if work.num_steps else iter(())
     if flat_module.is_manual:
         _let_module_step(flat_module, islice(batches, work.num_steps), progress)
         batches = iter(())
@@ -60,10 +63,12 @@ def train_locally(
             if reads_at_received and not step_batches:
                 flat_module.seed(work.seeds[1] + step)
             step_batches.append(batch.copied())
-        for listener in listeners.on_train_batch_start:
-            listener(batch.content, batch.batch_index)
-        with forward_context():
-            loss, output = flat_module.training_step(batch.content, batch.batch_index)
+        loss = output = None
+        if batch.size:
+            for listener in listeners.on_train_batch_start:
+                listener(batch.content, batch.batch_index)
+            with forward_context():
+                loss, output = flat_module.training_step(batch.content, batch.batch_index)
         if starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
@@ -71,9 +76,12 @@ def train_locally(
         starts_step = batch.ends_step
         if loss is not None:
             has_gradient = True
-            loss = _backward(flat_module, loss, batch, job.schedule, local, listeners)
+            loss = _backward(flat_module, loss, batch, job, local, listeners)
         if batch.ends_step:
             step += 1
+            if group is not None:
+                _sum_gradient(flat_module, group, local, has_gradient or not batch.size)
+                has_gradient = True
             for listener in listeners.on_before_optimizer_step:
                 listener(flat_module.optimizer.optimizer)
             if has_gradient:
@@ -83,13 +91,29 @@ def train_locally(
                 rule_step(local, job, flat_module, treat, at_received if reads_at_received else None)
             move_schedules(local, flat_module, batch.batch_index + 1)
             step_batches.clear()
-        if listeners.on_train_batch_end:
+        if listeners.on_train_batch_end and batch.size:
             listeners.end_batch(loss, output, batch.content, batch.batch_index)
         if step == work.num_steps:
             break
     flat_module.zero_gradient()
     flat_module.optimizer.schedules.end_client()
     return local
+
+
+def _sum_gradient(flat_module: FlatModule, group: DeviceGroup, local: LocalTraining, has_loss: bool) -> None:
+    """Make a step's gradient that of all processes of a group, which also take the buffers of the first.
+
+    Raises:
+        UserError: this process has samples, but no loss.
+    """
+    require(
+        has_loss,
+        f"training_step of {type(flat_module.module).__name__} returned None for one device's share of a minibatch: with "
+        "trainer.devices_per_client each device's step needs a loss.",
+    )
+    if group.sum_gradient(flat_module):
+        local.learning_rate = flat_module.optimizer.learning_rate
+    group.share_buffers(flat_module)
 
 
 def _let_module_step(flat_module: FlatModule, batches: Iterable[Batch], progress: LocalProgress) -> None:
@@ -190,8 +214,9 @@ def _start(
         flat_module.seed(seed)
         owned = flat_module.read_personal_buffers()
         sizes = schedule.batch_sizes(num_samples)
-        contents = work.selection.batches(schedule.batch_size)
-        local.full_gradient = full_gradient(flat_module, contents, sizes, work.resident)
+        share = {} if job.group is None else {"share": job.group.rows}
+        contents = work.selection.batches(schedule.batch_size, None, **share)
+        local.full_gradient = full_gradient(flat_module, contents, sizes, work.resident, job.group)
         if job.context.unpruned is not None:
             local.full_gradient.mul_(job.context.unpruned.factors)
         flat_module.load(start["model"], start["buffers"], counters)
@@ -213,17 +238,17 @@ def _backward(
     flat_module: FlatModule,
     loss: Tensor,
     batch: Batch,
-    schedule: LocalSchedule,
+    job: ClientJob,
     local: LocalTraining,
     listeners: StepListeners,
 ) -> Tensor:
     """Add the gradient of a batch to that of the step, and return the batch's part of the step's loss."""
     flat_module.require_gradient(loss)
     flat_module.logs.add_loss(loss)
-    if schedule.full_batch:
+    if job.schedule.full_batch or job.group is not None:
         loss = loss * batch.factor
-    elif schedule.accumulate > 1:
-        loss = loss / schedule.accumulate
+    elif job.schedule.accumulate > 1:
+        loss = loss / job.schedule.accumulate
     for listener in listeners.on_before_backward:
         listener(loss)
     flat_module.fabric.backward(loss)

@@ -139,7 +139,7 @@ class OwnModelTraining:
         flat_module, own = self._flat_module, self.own
         other = flat_module.other_model(params, own.buffers, own.counters)
         with isolate_rng(), keeping_attributes(flat_module.metrics), keeping_gradient(flat_module), other:
-            gradient = gradient_here(flat_module, self._batches, self._treat)
+            gradient = gradient_here(flat_module, self._batches, self._treat, self._job.group)
             own.buffers, own.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
         return gradient
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.clients.own_models import OwnModelTraining, take_own_model
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
 from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.module_logs import Sums, merged, on_host
 from lightning_fl.slots import Result, model_keeper
 from lightning_fl.state.run_state import CLIENT
 
@@ -34,6 +36,7 @@ def serial(
         kept = take_own_model(state)
         flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
         seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
+        seeds = seeds if job.group is None else job.group.seeds(seeds)
         work = schedule.work(data.client(client), seeds, resident, (run, client))
         own_training = None if part is None else OwnModelTraining(flat_module, job, part, kept, work)
         beside = own_training.beside if own_training is not None and own_training.steps_beside else None
@@ -41,6 +44,10 @@ def serial(
             starting = job if own_training is None else own_training.starting(job)
             local = train_locally(flat_module, starting, work, state, beside)
         message = finish(flat_module, job, local)
+        last_loss = logs.last_loss(work.batches_per_epoch * schedule.repeat) if schedule.reports_last_loss else None
+        client_logs = logs.take()
+        if job.group is not None:
+            client_logs, last_loss = _of_all(job.group, client_logs, last_loss)
         owned = flat_module.read_personal()
         result = Result(
             client=client,
@@ -48,8 +55,8 @@ def serial(
             weight=float(data.client_sizes[client]),
             state=local.state | owned,
             counters=flat_module.read_counters(),
-            last_loss=logs.last_loss(work.batches_per_epoch * schedule.repeat) if schedule.reports_last_loss else None,
-            logs=logs.take(),
+            last_loss=None if last_loss is None else last_loss[0],
+            logs=client_logs,
             num_steps=local.num_steps,
             owned=owned,
         )
@@ -58,3 +65,14 @@ def serial(
                 result.state |= own_training.finish(local)
         yield result
     flat_module.progress = None
+
+
+def _of_all(
+    group: DeviceGroup, logs: Sums, last_loss: tuple[float, float] | None
+) -> tuple[Sums, tuple[float, float] | None]:
+    """Return what all processes of a group have logged of a client, and its last loss over all of them."""
+    parts = group.gather((on_host([logs])[0], last_loss))
+    losses = [loss for _, loss in parts if loss is not None]
+    samples = sum(count for _, count in losses)
+    mean = (sum(loss * count for loss, count in losses) / samples, samples) if samples else None
+    return merged([sums for sums, _ in parts]), mean

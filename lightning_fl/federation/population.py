@@ -18,7 +18,7 @@ class Cohort:
     Attributes:
         selected: clients that receive the broadcast.
         answering: selected clients that do not drop out.
-        mine: answering clients that this process trains.
+        mine: answering clients that this process trains, alone or with the others of its group.
     """
 
     selected: list[int]
@@ -34,8 +34,8 @@ class Population:
         sizes: number of samples of each client (N,).
         cohort_size: clients of a round, K; 0 for an algorithm that does all its work before the first round.
         dropout_rate: probability that a selected client never answers.
-        rank: index of this process, from 0.
-        num_ranks: number of processes that share the clients.
+        rank: index of this process, or of its group of processes, from 0.
+        num_ranks: number of processes, or of groups of them, that share the clients.
     """
 
     sizes: np.ndarray

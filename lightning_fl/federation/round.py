@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.choose_runner import Runner
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
@@ -58,6 +59,7 @@ class Federation:
         observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
+        group: processes that train each client together with this one; None if this one trains its clients alone.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
         most_setup_steps: optimiser steps of each training of clients before the first round at most; None for all.
         setup_steps_left_out: steps that `most_setup_steps` has left out.
@@ -76,6 +78,7 @@ class Federation:
     observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
     runner: Runner = serial
+    group: DeviceGroup | None = None
     prunings: int = 0
     most_setup_steps: int | None = None
     setup_steps_left_out: int = field(default=0, init=False)
@@ -96,8 +99,10 @@ class Federation:
         received = link.broadcast(method.exchange.recipients(cohort.selected, context), self._model_message() | shared)
 
         received = {"buffers": run.buffers} | received
-        job = ClientJob(method.rule, context, received, work.schedule, run, personal=method.personal)
+        job = ClientJob(method.rule, context, received, work.schedule, run, personal=method.personal, group=self.group)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
+        if self.group is not None:  # only its first process has seen what the clients sent
+            clients = self.group.gather(clients)[0]
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
@@ -191,8 +196,13 @@ class Federation:
         return link
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
-        """Train clients of this process, and yield their results."""
-        return self.runner(self.flat_module, job, clients, self.data)
+        """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
+        results = self.runner(self.flat_module, job, clients, self.data)
+        if self.group is not None and not self.group.is_first:
+            for _ in results:
+                """Train along with the first process."""
+            return
+        yield from results
 
     def _server_turn(
         self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message

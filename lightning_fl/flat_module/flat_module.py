@@ -219,6 +219,10 @@ class FlatModule:
         self.params.copy_(params)
         self._shared_buffers.load(buffers, counters)
 
+    def load_buffers(self, buffers: Tensor) -> None:
+        """Load the shared float buffers (d_b,) into the module."""
+        self._shared_buffers.load_floats(buffers)
+
     def load_server_model(self, run: Run) -> None:
         """Load the server's model into the module, with what clients own at first."""
         self.load(run.params, run.buffers, run.counters)
@@ -361,6 +365,25 @@ class FlatModule:
             return
         for parameter in self.parameters:
             parameter.grad = None
+
+    def sum_gradient(self, all_reduce: Callable[[Tensor], None]) -> bool:
+        """Add the gradients of other processes, and let the optimiser step parameters that got their first gradient in one.
+
+        Args:
+            all_reduce: adds up a contiguous tensor over the processes, in place.
+
+        Returns:
+            True if there are any such parameters.
+        """
+        all_reduce(self.gradient)
+        for leaf in self.personal_leaves.values():
+            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+            all_reduce(gradient)
+            leaf.grad = gradient
+        discovered = self._flat_gradient.admit_nonzero() if self._flat_gradient is not None else []
+        if discovered:
+            self.optimizer.activate(discovered)
+        return bool(discovered)
 
     def after_backward(self) -> bool:
         """Let the optimiser step parameters that got their first gradient; return True if there are any."""

@@ -54,14 +54,18 @@ class ModuleBuffers:
 
     def load(self, vector: Tensor, counters: Mapping[str, Tensor]) -> None:
         """Copy values into the module: one copy of the float buffers (d_b,), one of each counter."""
-        if self.views:
-            self.vector.copy_(vector)
-            for buffer, view in self._replaced():
-                buffer.copy_(view)
+        self.load_floats(vector)
         for name in self.counter_names:
             self._current(name).copy_(counters[name])
         for name, value in self._unsaved.items():
             self._current(name).copy_(value)
+
+    def load_floats(self, vector: Tensor) -> None:
+        """Copy the float buffers (d_b,) into the module."""
+        if self.views:
+            self.vector.copy_(vector)
+            for buffer, view in self._replaced():
+                buffer.copy_(view)
 
     def read(self) -> Tensor:
         """Return the float buffers (d_b,), including those that the module replaced instead of writing to them."""

@@ -109,10 +109,13 @@ class LogCollector:
         if not self._module_logs_loss:
             self.log(LOSS, loss)
 
-    def last_loss(self, count: int) -> float | None:
-        """Return the mean over samples of the last `count` values of `train/loss`, or of all if fewer; None if there is none."""
+    def last_loss(self, count: int) -> tuple[float, float] | None:
+        """Return the mean over samples of the last `count` values of `train/loss`, or of all if fewer, and the samples.
+
+        None if there is no value.
+        """
         values, weights = self._values.get(LOSS, [])[-count:], self._weights.get(LOSS, [])[-count:]
-        return _mean(_stacked(values), weights) if values else None
+        return (_mean(_stacked(values), weights), sum(weights)) if values else None
 
     def take(self) -> Sums:
         """Return the sums of the values logged since the last call, and drop the values."""
@@ -330,6 +333,16 @@ class RowLogs(LogCollector):
                 last = rows.new_full((num_rows,), -1).scatter_reduce_(0, rows, positions, "amax")
                 share_out((name, self._forms[name]["step"]), flat[last] * weights[last], weights[last] * (last >= 0))
         return taken
+
+
+def merged(parts: Sequence[Sums]) -> Sums:
+    """Return the sums of values that several processes have logged in the training of one client, as `on_host` returns them."""
+    sums: Sums = {}
+    for part in parts:
+        for key, (value, weight) in part.items():
+            before, earlier = sums.get(key, (None, 0.0))
+            sums[key] = (value if before is None else before + value, earlier + weight)
+    return sums
 
 
 def on_host(parts: Sequence[Sums]) -> list[Sums]:

@@ -164,7 +164,9 @@ class RoundProgressBar(ProgressBar):
     ) -> None:
         """Show the progress of the round in this process's share of the clients; only federations call this."""
         self._trained_s = time.perf_counter() - self._began
-        self._speed = f"clients/s={position * trainer.world_size / max(self._trained_s, 1e-9):.3g}"
+        self._speed = (
+            f"clients/s={position * trainer.world_size / trainer.devices_per_client / max(self._trained_s, 1e-9):.3g}"
+        )
         self._show_more(f"clients={position}/{total}")
         self._bar.update(trainer.current_epoch + self._training_share * position / total - self._bar.n)
 

@@ -19,6 +19,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
@@ -58,7 +59,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
     num_clients = cohort_size(trainer.clients_per_round, divided.num_clients, num_eligible)
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
-    _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd")
+    group = device_group(trainer, schedule)
+    _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd", adds_up=group is not None)
     network = Network.of(flat_module, data)
     _set_threads(trainer, _work_of_a_step(network, data))
     run = trainer.run = _initial_run(flat_module, algorithm, network)
@@ -66,14 +68,14 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     _check_schedules(trainer, data)
+    place = (trainer.global_rank, trainer.world_size) if group is None else (group.index, group.num_groups)
     federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
         data=data,
         run=run,
-        population=Population(
-            data.client_sizes, selected, trainer.dropout_rate, trainer.global_rank, trainer.world_size
-        ),
+        population=Population(data.client_sizes, selected, trainer.dropout_rate, *place),
+        group=group,
         network=network,
         schedule=schedule,
         clock=trainer.clock.with_work(
@@ -100,9 +102,39 @@ def assemble(trainer: TrainerInterface) -> Federation:
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
-    federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
+    federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
+
+
+def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGroup | None:
+    """Return the processes that train each client together with this one; None if each trains its clients alone.
+
+    Raises:
+        UserError: the flags or the module do not allow such groups.
+    """
+    size, processes, flag = trainer.devices_per_client, trainer.world_size, "trainer.devices_per_client"
+    if size == 1:
+        return None
+    require(
+        processes % size == 0,
+        f"{flag} is {size}, which does not divide the run's processes, of which trainer.devices × trainer.num_nodes are "
+        f"{processes}.",
+    )
+    require(
+        schedule.batch_size >= size,
+        f"{flag} is {size}, more than the {schedule.batch_size} of data.batch_size, the samples that a group would share.",
+    )
+    require(
+        trainer.runner != "stacked",
+        f"{flag} is {size}, and runner 'stacked' trains several clients on one device: use one.",
+    )
+    require(
+        not trainer.active_module.is_manual,
+        f"{flag} is {size}, but {type(trainer.lightning_module).__name__} makes its steps itself (automatic_optimization is "
+        "False), so that its gradients cannot be added up.",
+    )
+    return DeviceGroup.of(trainer.fabric, size, least_rows=2 if trainer.active_module.skips_single_samples else 1)
 
 
 def _check_schedules(trainer: TrainerInterface, data: FederatedDataModule) -> None:
@@ -237,10 +269,13 @@ def _local_schedule(
     return schedule
 
 
-def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain_sgd: bool) -> None:
+def _configure_optimizer(
+    flat_module: FlatModule, algorithm: Algorithm, by_plain_sgd: bool, adds_up: bool = False
+) -> None:
+    """Set up the optimiser for the method; with `adds_up` for gradients that several processes add up."""
     steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
     flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
-    flat_module.configure_optimizer(flat_gradient, by_plain_sgd)
+    flat_module.configure_optimizer(flat_gradient or adds_up, by_plain_sgd)
     stepper = next((part for part in steppers if part.own_step), None)
     if stepper is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
@@ -253,15 +288,17 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain
 
 
 def build_runner(
-    federation: Federation, wanted: Literal["auto", "serial", "stacked"], clients_at_once: int | None, world_size: int
+    federation: Federation, wanted: Literal["auto", "serial", "stacked"], clients_at_once: int | None
 ) -> Runner:
     """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(algorithm.rule, federation.context, received, federation.schedule, run, personal=algorithm.personal)
-    share = ceil(federation.population.cohort_size / world_size)
+    share = ceil(federation.population.cohort_size / federation.population.num_ranks)
     work = _work_of_a_step(federation.network, federation.data)
+    if federation.group is not None:
+        wanted = "serial"
     flat_module = federation.flat_module
     runner = choose_runner(wanted, clients_at_once, flat_module, job, federation.data, work, share)
     return agreed_runner(gather_objects(flat_module.fabric, describe_runner(runner)))

@@ -222,7 +222,7 @@ def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dic
     if trainer.runner == "auto" and trainer.clients_at_once is None:
         # Another callback may need each client's steps now, so that a stack is tried again.
         with suppress(UserError):
-            federation.runner = build_runner(federation, **earlier["runner"], world_size=trainer.world_size)
+            federation.runner = build_runner(federation, **earlier["runner"])
         trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
     if trainer.threads is None and trainer.fabric.device.type == "cpu":
         torch.set_num_threads(earlier["threads"])

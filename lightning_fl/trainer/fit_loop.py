@@ -97,12 +97,21 @@ class FitLoop:
         rank_zero_info(data.description())
         self.evaluation = RoundEvaluation(trainer, data)
         log_metric_choice(trainer)
-        num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
-        if 0 < num_clients < num_ranks:
+        self._say_who_is_idle()
+
+    def _say_who_is_idle(self) -> None:
+        """Say so if a round has fewer clients than there are processes, or groups of them, to train one each."""
+        trainer, population = self.trainer, self.federation.population
+        num_clients, processes = population.cohort_size, trainer.world_size
+        idle = (population.num_ranks - num_clients) * trainer.devices_per_client
+        if num_clients and idle > 0:
+            together = processes // num_clients
+            remedy = "reduce trainer.devices or trainer.num_nodes"
+            if together > trainer.devices_per_client and processes % together == 0:
+                remedy = f"trainer.devices_per_client {together} lets {together} of them train each client together, or {remedy}"
             rank_zero_info(
-                f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {num_ranks} processes: "
-                f"{num_ranks - num_clients} of them {'trains' if num_ranks - num_clients == 1 else 'train'} no client; "
-                "reduce trainer.devices or trainer.num_nodes."
+                f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {processes} processes: "
+                f"{idle} of them {'trains' if idle == 1 else 'train'} no client; {remedy}."
             )
 
     def prepare(self) -> None:

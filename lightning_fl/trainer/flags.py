@@ -87,6 +87,7 @@ class TrainerFlags:
         accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = 1,
+        devices_per_client: int = 1,
         num_nodes: int = 1,
         precision: int | str | None = None,
         plugins: Any | None = None,
@@ -148,6 +149,7 @@ class TrainerFlags:
             accelerator: As in Lightning: auto, cpu, gpu, cuda …, but not Apple's mps.
             strategy: As in Fabric; strategies that shard a model are refused.
             devices: Accelerators to use.
+            devices_per_client: Accelerators that train one client together, each on its share of every minibatch.
             num_nodes: Machines to use.
             precision: 32-true, bf16-mixed, bf16-true or 64-true.
             plugins: As in Fabric.
@@ -198,6 +200,7 @@ class TrainerFlags:
         self.clients_at_once = clients_at_once
         self.threads = threads
         self.client_states = os.fspath(client_states)
+        self.devices_per_client = devices_per_client
         self.default_root_dir = os.path.abspath(default_root_dir or os.curdir)
         self.fast_dev_run = fast_dev_run
         self.limits = {
@@ -261,6 +264,7 @@ class TrainerFlags:
             "log_every_n_rounds",
             "checkpoint_every_n_rounds",
             "accumulate_grad_batches",
+            "devices_per_client",
         ):
             check_whole(name, getattr(self, name), 1)
         counts = (

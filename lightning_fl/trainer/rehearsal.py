@@ -190,7 +190,9 @@ class _Rehearsal(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps of the round, and stop when the time is over."""
         rehearsed, runner, run = self._found, self._runner, self.federation.run
-        client_steps = sum(gather_objects(trainer.fabric, runner.num_steps))
+        group = self.federation.group
+        counts = group is None or group.is_first
+        client_steps = sum(gather_objects(trainer.fabric, runner.num_steps if counts else 0))
         server_steps = run.num_steps - self._steps_before - client_steps
         self._steps_before = run.num_steps
         rehearsed.steps.append(self._planned + max(0, server_steps))

@@ -165,6 +165,10 @@ class FlatGradient:
             view.copy_(leaf.grad.to_dense())  # type: ignore[union-attr]
         return self.admit(new_names)
 
+    def admit_nonzero(self) -> list[str]:
+        """Admit the leaves whose gradients in the vector are not 0, since others have added to it; return their names."""
+        return self.admit([name for name in self._outside if self._pairs[name][1].any()])
+
     def admit(self, names: Iterable[str]) -> list[str]:
         """Add these leaves to those that have had a gradient; return the new ones."""
         new_names = [name for name in names if name in self._outside]

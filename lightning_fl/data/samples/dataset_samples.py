@@ -123,14 +123,32 @@ class DatasetSelection(Selection):
         """Number of samples."""
         return len(self._indices)
 
-    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+    def batches(
+        self, batch_size: int, generator: torch.Generator | None = None, share: Callable[[int], slice] | None = None
+    ) -> Iterator[Any]:
         """Yield every sample once: see `Selection.batches`."""
         if generator is None:
-            return self._samples.batches(batch_size, self._indices)
+            return self._in_order(batch_size, share)
         order = torch.randperm(len(self._indices), generator=generator).numpy()
         batches = _cut(self._indices[order], batch_size)
         seeds = torch.randint(2**31, (len(batches),), generator=generator).tolist()
-        return self._samples.shuffled_pass([[seed, *batch] for seed, batch in zip(seeds, batches, strict=True)])
+        if share is not None:
+            rows = [share(len(batch)) for batch in batches]
+            # The draws of transforms differ between the processes.
+            seeds = [seed + part.start for seed, part in zip(seeds, rows, strict=True)]
+            batches = [batch[part] for batch, part in zip(batches, rows, strict=True)]
+        read = self._samples.shuffled_pass(
+            [[seed, *batch] for seed, batch in zip(seeds, batches, strict=True) if batch]
+        )
+        return read if share is None else (next(read) if batch else None for batch in batches)
+
+    def _in_order(self, batch_size: int, share: Callable[[int], slice] | None) -> Iterator[Any]:
+        """Yield every sample once, in the order given to `select`."""
+        if share is None:
+            return self._samples.batches(batch_size, self._indices)
+        batches = [self._indices[start : start + batch_size] for start in range(0, len(self._indices), batch_size)]
+        parts = [batch[share(len(batch))] for batch in batches]
+        return (next(self._samples.batches(len(part), part)) if len(part) else None for part in parts)
 
 
 class ReadInBatches(Dataset):

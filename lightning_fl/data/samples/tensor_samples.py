@@ -29,13 +29,17 @@ class Selection(ABC):
         """Number of samples."""
 
     @abstractmethod
-    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+    def batches(
+        self, batch_size: int, generator: torch.Generator | None = None, share: Callable[[int], slice] | None = None
+    ) -> Iterator[Any]:
         """Yield every sample once. The last batch contains the remaining samples and may be smaller.
 
         Args:
             batch_size: samples per batch, at least 1.
             generator: a CPU generator that first draws the order, `torch.randperm(len(self), generator=generator)`, and
                 then any augmentation; None: the order given to `select`, without augmentation.
+            share: returns the rows of a batch, given its size, of which alone a batch consists, where several processes train
+                a client together; a batch without rows may be anything. Only given in this case.
         """
 
 
@@ -322,19 +326,31 @@ class TensorSelection(Selection):
         tensors = samples.read(tensors, generator)
         return tensors if samples.lists else tensors[0]
 
-    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+    def batches(
+        self, batch_size: int, generator: torch.Generator | None = None, share: Callable[[int], slice] | None = None
+    ) -> Iterator[Any]:
         """Yield every sample once, as views of one copy: see `Selection.batches`."""
         num_samples = len(self._indices)
         positions = None if generator is None else torch.randperm(num_samples, generator=generator).numpy()
         if not num_samples:
             return iter(())
         batch = self.gather(positions, generator)
+        if share is not None:  # the draws of all samples are made, so that they are those of one process
+            return _shares(batch, batch_size, share)
         if num_samples <= batch_size:
             # Many federated clients have a single batch: skip the split, which would take a third of the pass.
             return iter((batch,))
         if isinstance(batch, Tensor):
             return iter(batch.split(batch_size))
         return map(list, zip(*[tensor.split(batch_size) for tensor in batch], strict=True))
+
+
+def _shares(samples: Any, batch_size: int, share: Callable[[int], slice]) -> Iterator[Any]:
+    """Yield some rows of each batch of a tensor, or of a list of tensors."""
+    for start in range(0, len(samples if isinstance(samples, Tensor) else samples[0]), batch_size):
+        batch = [x[start : start + batch_size] for x in ([samples] if isinstance(samples, Tensor) else samples)]
+        rows = [x[share(len(x))] for x in batch]
+        yield rows[0] if isinstance(samples, Tensor) else rows
 
 
 class Normalize(nn.Module):
