@@ -24,7 +24,7 @@ from torch import Tensor
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import Known, LogCollector, Sums, on_host
-from lightning_fl.slots import Aggregator, Message, Result, State, Upload
+from lightning_fl.slots import Aggregator, Merging, Message, Result, RoundContext, State, Upload
 
 Forms = dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]]
 """For each client, name, shape and dtype of the tensors of its state."""
@@ -289,12 +289,15 @@ class UploadMerge:
         return self._accumulator
 
 
-def mean(fabric: Fabric, aggregator: Aggregator, clients: Sequence[int], uploads: Iterable[Upload]) -> Message:
-    """Merge uploads of all processes by an aggregator; returns {} if there is none.
+def mean(
+    fabric: Fabric, aggregator: Aggregator, context: RoundContext, clients: Sequence[int], uploads: Iterable[Upload]
+) -> Message:
+    """Merge uploads of all processes by an aggregator; returns {} if there is none, or if it skips the round.
 
     Args:
         fabric: Lightning Fabric, which knows the processes.
         aggregator: aggregator that merges the uploads.
+        context: facts about the run.
         clients: the round's clients, in whose order kept uploads are merged.
         uploads: uploads of this process's clients.
     """
@@ -304,7 +307,7 @@ def mean(fabric: Fabric, aggregator: Aggregator, clients: Sequence[int], uploads
         count += 1
     sizes, counts = zip(*gather_objects(fabric, (merge.sizes if fabric.world_size > 1 else {}, count)), strict=True)
     accumulator = merge.accumulate(clients, sizes)
-    return aggregator.finish(accumulator) if any(counts) else {}
+    return aggregator.combine(accumulator, Merging(context)) if any(counts) else {}
 
 
 def _sum(fabric: Fabric, accumulator: dict[str, Any], sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:

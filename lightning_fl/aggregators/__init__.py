@@ -2,14 +2,35 @@
 
 from typing import TYPE_CHECKING
 
+from lightning_fl.aggregators.bucketing import Bucketing
+from lightning_fl.aggregators.bulyan import Bulyan
+from lightning_fl.aggregators.coordinate_median import CoordinateMedian
+from lightning_fl.aggregators.geometric_median import GeometricMedian
 from lightning_fl.aggregators.keep_uploads import KeepUploads
+from lightning_fl.aggregators.krum import Krum, MultiKrum
 from lightning_fl.aggregators.majority_vote import MajorityVote
 from lightning_fl.aggregators.masked_mean import MaskedMean
+from lightning_fl.aggregators.norm_bound import NormBound
 from lightning_fl.aggregators.normalised_mean import NormalisedMean
+from lightning_fl.aggregators.trimmed_mean import TrimmedMean
 from lightning_fl.aggregators.weighted_mean import WeightedMean
 from lightning_fl.slots.former_names import former_names
 
-__all__ = ["KeepUploads", "MajorityVote", "MaskedMean", "NormalisedMean", "WeightedMean"]
+__all__ = [
+    "Bucketing",
+    "Bulyan",
+    "CoordinateMedian",
+    "GeometricMedian",
+    "KeepUploads",
+    "Krum",
+    "MajorityVote",
+    "MaskedMean",
+    "MultiKrum",
+    "NormBound",
+    "NormalisedMean",
+    "TrimmedMean",
+    "WeightedMean",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = former_names(__name__, Members="KeepUploads")

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, Aggregator, Message, Upload, forwards
+from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, Aggregator, Merging, Message, Upload, forwards
 
 
-@forwards("inner", "in_common needs uses weighs_equally")
+@forwards("inner", "check in_common needs uses weighs_equally")
 @dataclass(frozen=True)
 class KeepUploads(Aggregator):
     """Return the inner aggregator's message, and all uploads (K, ·) of a name as `uploads/<name>`. Memory grows with K.
@@ -40,7 +40,14 @@ class KeepUploads(Aggregator):
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the inner message and the stacked uploads."""
+        return self.inner.finish(accumulator["inner"]) | self._stacked(accumulator)
+
+    def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
+        """Return the inner message and the stacked uploads."""
+        return self.inner.combine(accumulator["inner"], merging) | self._stacked(accumulator)
+
+    def _stacked(self, accumulator: dict[str, Any]) -> Message:
         uploads = accumulator["uploads"]
         stacked = {f"uploads/{name}": torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
         stacked[UPLOAD_WEIGHTS] = torch.tensor(accumulator["weights"], dtype=torch.float64)
-        return self.inner.finish(accumulator["inner"]) | stacked
+        return stacked

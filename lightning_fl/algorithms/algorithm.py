@@ -157,7 +157,7 @@ class Algorithm(Remembering):
         """Raise `UserError` if a slot does not fit the run; called before any training.
 
         Args:
-            setting: facts about the run.
+            context: facts about the run.
             server: the server's own samples, and training on them.
             cohort_size: clients of a round, K.
         """
@@ -167,6 +167,7 @@ class Algorithm(Remembering):
         for rule in (rule for step in self.steps for rule in step.rules()):
             rule.check(context)
         self.exchange.check(context, cohort_size)
+        self.aggregator.check(cohort_size)
         for codec in (self.uplink, self.downlink):  # that of a step is inside the downlink
             codec.check(context)
         for step in self.steps:

@@ -149,7 +149,7 @@ def _unused(slots: Slots) -> Iterator[str]:
     if SENT in slots.exchange.provides and SENT not in slots.aggregator.uses:
         yield (
             f"{name_of(slots.sender)} sends parts of the model, and {aggregator} would count what was not sent as zero"
-            f"{_known([SENT], aggregators)}"
+            f": use {aggregators.MaskedMean.__name__}"
         )
     if vain := slots.early - server - slots.rule.needs:
         yield f"clients exchange {_listed(vain)} in {name_of(slots.exchange)}, which neither {rule} nor a step uses: leave it out"

@@ -13,7 +13,7 @@ from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.flat_module.module_logs import Known, LogCollector, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Message, Upload, is_finite
+from lightning_fl.slots import Aggregator, Merging, Message, Upload, is_finite
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.staging import Staging
 
@@ -27,6 +27,8 @@ class Intake:
         known: how each process logs; after `finish`.
         forms: `forms_of` the new client states and of the new codec memories of each process; after `finish`.
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
+        metrics: values that the aggregator reports; after `finish`.
+        is_skipped: True if the aggregator leaves the model as it is; after `finish`.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class Intake:
         self.known: list[Known] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
         self.has_drifted = False
+        self.metrics: dict[str, float] = {}
+        self.is_skipped = False
         self._logs = logs
         self._check_counters = check_counters
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
@@ -82,7 +86,12 @@ class Intake:
         if self._fabric.world_size > 1:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
-        return self._aggregator.finish(accumulator) if self.outcome.logs else {}, self.outcome
+        if not self.outcome.logs:
+            return {}, self.outcome
+        merging = Merging(link.context)
+        message = self._aggregator.combine(accumulator, merging)
+        self.metrics, self.is_skipped = merging.metrics, merging.is_skipped
+        return message, self.outcome
 
     def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:
         """Exchange all that is small, in one object; returns the sizes of the accumulators."""

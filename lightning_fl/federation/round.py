@@ -122,12 +122,12 @@ class Federation:
         num_samples = work.num_samples(cohort.answering) * method.num_models
         run.book(outcome, link, partial(self._seconds, cohort, work), guard.later_initial_loss(averages))
         proposal = None
-        if outcome.logs:
+        if outcome.logs and not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged)
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
-        reported = {} if proposal is None else proposal.metrics
+        reported = intake.metrics | ({} if proposal is None else proposal.metrics)
         return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported)
 
     @property
@@ -186,7 +186,7 @@ class Federation:
             server_memory=run.server_memory,
             gather=partial(gather_by_client, fabric, cohort.answering),
             random=partial(run.random, EXCHANGE),
-            mean=partial(mean, fabric, method.aggregator, cohort.answering),
+            mean=partial(mean, fabric, method.aggregator, context, cohort.answering),
             observer=self.observer,
             catch_up=run.ledger.catch_up,
         )

@@ -12,7 +12,7 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 from typing import TYPE_CHECKING
 
 from lightning_fl.outputs.units import KINDS
-from lightning_fl.slots.aggregator import Aggregator
+from lightning_fl.slots.aggregator import Aggregator, Merging
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
 from lightning_fl.slots.former_names import former_names
@@ -55,6 +55,7 @@ __all__ = [
     "Job",
     "Learner",
     "LocalTraining",
+    "Merging",
     "Message",
     "OwnModel",
     "OwnTraining",

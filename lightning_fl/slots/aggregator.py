@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_fl.slots.exchange import Upload
 from lightning_fl.slots.message import SENT, Message
 from lightning_fl.slots.part import Part
+from lightning_fl.slots.round_context import RoundContext
+
+
+@dataclass
+class Merging:
+    """What an aggregator may know of the round whose uploads it merges, and what it says of it.
+
+    Attributes:
+        context: facts about the run, with the source of random draws.
+        metrics: values that it reports, by the name under which they are logged with the round.
+        is_skipped: set to True if too few uploads have come: the server's model then stays as it is.
+    """
+
+    context: RoundContext
+    metrics: dict[str, float] = field(default_factory=dict)
+    is_skipped: bool = False
 
 
 class Aggregator(Part, ABC):
@@ -35,6 +52,9 @@ class Aggregator(Part, ABC):
         """True if it averages an entry of that name with equal weights, whatever the clients' numbers of samples."""
         return True
 
+    def check(self, cohort_size: int) -> None:
+        """Raise `UserError` if the part needs more clients than a round has."""
+
     @abstractmethod
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add one accepted upload to the accumulator, in place.
@@ -47,3 +67,7 @@ class Aggregator(Part, ABC):
     @abstractmethod
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the merged message, in any floating dtype; called after the last of at least one upload."""
+
+    def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
+        """Return the merged message as `finish` does; for parts that draw numbers, report values or may skip a round."""
+        return self.finish(accumulator)

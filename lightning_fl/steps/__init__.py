@@ -1,6 +1,7 @@
 """Steps: the server's work on the merged uploads."""
 
 from lightning_fl.steps.apply import Apply
+from lightning_fl.steps.centred_clipping import CentredClipping
 from lightning_fl.steps.compress import Compress
 from lightning_fl.steps.distillation import Distillation
 from lightning_fl.steps.product_mean import ProductMean
@@ -9,12 +10,14 @@ from lightning_fl.steps.server_optimizers import Adagrad, Adam, Momentum, Moment
 from lightning_fl.steps.server_update import DynamicServerUpdate, ServerAsClient, StaticServerUpdate
 from lightning_fl.steps.shared_state import ControlUpdate, GradientMomentum, Moments, SharedMomentum
 from lightning_fl.steps.torch_optimizer import ServerOptimizer
+from lightning_fl.steps.trust_scores import TrustScores
 from lightning_fl.steps.warmed_up_moments import WarmedUpMoments
 
 __all__ = [
     "Adagrad",
     "Adam",
     "Apply",
+    "CentredClipping",
     "Compress",
     "ControlUpdate",
     "Distillation",
@@ -29,6 +32,7 @@ __all__ = [
     "ServerOptimizer",
     "SharedMomentum",
     "StaticServerUpdate",
+    "TrustScores",
     "WarmedUpMoments",
     "Yogi",
 ]

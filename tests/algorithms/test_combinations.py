@@ -364,7 +364,10 @@ SENSELESS = [
     ({"steps": (Apply(), UNREAD)}, ["DynamicServerUpdate needs 'scalars/importance'", "LocalOptimizer does not send"]),
     (
         {"aggregator": KeepUploads(WeightedMean())},
-        ["KeepUploads keeps 'uploads/model'", "use Distillation or ProductMean, or leave KeepUploads out"],
+        [
+            "KeepUploads keeps 'uploads/model'",
+            "use CentredClipping or Distillation or ProductMean or TrustScores, or leave",
+        ],
     ),
     ({"exchange": GradientTurn(OneShot())}, ["'moments/gradient' in GradientTurn", "LocalOptimizer", "leave it out"]),
     (

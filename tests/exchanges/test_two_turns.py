@@ -56,7 +56,7 @@ def collected(
         Dense(),
         Dense(),
         client_memory=memory or {},
-        mean=lambda uploads: mean(OneProcess(), aggregator, clients, uploads),  # type: ignore[arg-type]
+        mean=lambda uploads: mean(OneProcess(), aggregator, context, clients, uploads),  # type: ignore[arg-type]
     )
     results = [Result(k, {"model": deltas[k]}, WEIGHTS[k], {}, {}, {}, num_steps=1) for k in clients]
     return {upload.result.client: upload for upload in exchange.collect(results, link)}, link

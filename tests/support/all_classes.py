@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl import FederatedTrainer, aggregators, algorithms, codecs, exchanges, rules, steps
 from lightning_fl import callbacks as all_callbacks
 from lightning_fl import data as all_data
-from lightning_fl.aggregators import WeightedMean
+from lightning_fl.aggregators import CoordinateMedian, WeightedMean
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.exchanges import OneShot
@@ -29,6 +29,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Compress": {"codec": Dense()},
     "WarmedUpMoments": {"codec": Dense()},
     "KeepUploads": {"inner": WeightedMean()},
+    "Bucketing": {"inner": CoordinateMedian()},
     "GradientTurn": {"inner": OneShot()},
     "Thresholded": {"inner": LocalOptimizer()},
     "Reconfiguration": {"rule": SquaredGradients(interval=1)},

@@ -1,0 +1,71 @@
+"""Means of a few uploads each, before another aggregator (Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets
+via Bucketing, ICLR 2022, arXiv:2006.09365).
+
+    shuffle the clients; average buckets of s;  Δ = inner(the ⌈K/s⌉ means)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lightning_fl.aggregators._robust import Robust, Rows, rows_of
+from lightning_fl.checks import check_whole
+from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, forwards
+
+
+@forwards("inner", "in_common needs provides weighs_equally")
+@dataclass(frozen=True)
+class Bucketing(Aggregator):
+    """Give another aggregator the means of buckets of s uploads, which are more alike where clients' data differ.
+
+    A bucket with an attacker is an attacker's, so that the inner part must tolerate as many buckets as there are attackers. The
+    clients are shuffled anew in each round.
+
+    Attributes:
+        inner: aggregator of the means, for instance `CoordinateMedian()`.
+        s: uploads in a bucket; the last one may have fewer. 1 leaves the uploads as they are.
+    """
+
+    keeps_uploads = True
+    is_mean = False
+    inner: Aggregator
+    s: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("s", self.s, 1)
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """What the inner part uses, but no masks: a mean of a bucket counts what was not sent as 0."""
+        return self.inner.uses - {SENT}
+
+    def check(self, cohort_size: int) -> None:
+        """Raise `UserError` if the aggregator inside needs more buckets than a round has."""
+        self.inner.check(-(-cohort_size // self.s))
+
+    def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
+        """Keep the upload."""
+        Robust.add(self, accumulator, upload)  # type: ignore[arg-type]
+
+    def finish(self, accumulator: dict[str, Any]) -> Message:
+        """Return the message of buckets in the order of the clients."""
+        return self.inner.finish(self._buckets(accumulator, torch.arange(len(accumulator["uploads"]))))
+
+    def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
+        """Return the message of the shuffled clients' buckets."""
+        generator = torch.Generator().manual_seed(merging.context.draw.seed("buckets", common=True))
+        order = torch.randperm(len(accumulator["uploads"]), generator=generator)
+        return self.inner.combine(self._buckets(accumulator, order), merging)
+
+    def _buckets(self, accumulator: dict[str, Any], order: torch.Tensor) -> dict[str, Any]:
+        """Return the inner part's accumulator with the means of the buckets, of clients in this order."""
+        rows: Rows = rows_of(accumulator["uploads"])
+        inner: dict[str, Any] = {}
+        for place, bucket in enumerate(order.split(self.s)):
+            means = {name: vectors[bucket].mean(0) for name, vectors in rows.vectors.items()}
+            weight = float(rows.weights[bucket].sum())
+            self.inner.add(inner, Upload(Result(place, {}, weight, {}, {}, {}, num_steps=0), means))
+        return inner

@@ -1,0 +1,52 @@
+"""Several of Krum's choices, trimmed coordinate by coordinate (El Mhamdi et al., The Hidden Vulnerability of Distributed Learning
+in Byzantium, ICML 2018, arXiv:1802.07927).
+
+    choose θ = K − 2f uploads, each by Krum among those that are left
+    Δ_j = mean of the θ − 2f chosen Δ_kj nearest to their median
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_fl.aggregators._robust import Robust, Rows
+from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.slots import Message
+from lightning_fl.vectors.order_statistics import krum_scores, nearest_to_middle, squared_distances
+
+
+@dataclass(frozen=True)
+class Bulyan(Robust):
+    """Mean of the values nearest to the median, for every number, of uploads that Krum has chosen one after the other.
+
+    Needs K ≥ 4f + 3 uploads, of which f may be attackers'.
+
+    Attributes:
+        f: number of attackers to tolerate.
+        by: Krum's distances between the models, or between `all` that clients send, side by side.
+    """
+
+    f: int = 1
+    by: Literal["model", "all"] = "model"
+
+    def __post_init__(self) -> None:
+        check_whole("f", self.f, 0)
+        check_choice("by", self.by, ("model", "all"))
+
+    @property
+    def least_uploads(self) -> int:
+        """Return 4f + 3."""
+        return 4 * self.f + 3
+
+    def merge(self, rows: Rows) -> Message:
+        """Return the means."""
+        distances = squared_distances(rows.measured(self.by))
+        left, chosen = list(range(len(rows))), list[int]()
+        while len(chosen) < len(rows) - 2 * self.f:
+            scores = krum_scores(distances[left][:, left], self.f) if len(left) > 1 else distances.new_zeros(1)
+            chosen.append(left.pop(int(scores.argmin())))
+        chosen.sort()
+        return {
+            name: nearest_to_middle(vectors[chosen], len(chosen) - 2 * self.f) for name, vectors in rows.vectors.items()
+        }

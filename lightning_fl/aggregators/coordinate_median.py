@@ -1,0 +1,26 @@
+"""Median of each coordinate (Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, arXiv:1803.01498).
+
+Δ_j = median over the clients of Δ_kj,  of an even number the mean of the two in the middle
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.aggregators._robust import Robust, Rows
+from lightning_fl.slots import SENT, Message
+from lightning_fl.vectors.order_statistics import middle
+
+
+@dataclass(frozen=True)
+class CoordinateMedian(Robust):
+    """Median of every number of every vector, over the clients that sent it; 0 where none did.
+
+    Of K clients, fewer than K/2 can be attackers: the median of each number then lies between two honest values.
+    """
+
+    uses = frozenset({SENT})
+
+    def merge(self, rows: Rows) -> Message:
+        """Return the medians."""
+        return {name: middle(vectors, rows.sent.get(name)) for name, vectors in rows.vectors.items()}

@@ -1,0 +1,54 @@
+"""Mean of uploads of bounded length (Sun et al., Can You Really Backdoor Federated Learning?, 2019, arXiv:1911.07963).
+
+Δ = (1/K) Σ_k Δ_k · min(1, M/‖Δ_k‖)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from lightning_fl.checks import check_choice, check_positive
+from lightning_fl.slots import Aggregator, Message, Upload
+
+COUNT = "count"
+
+
+@dataclass(frozen=True)
+class NormBound(Aggregator):
+    """Mean of the uploads, each shortened to a length of M at most. f attackers among K move it by fM/K at most.
+
+    It keeps no upload, as the mean does.
+
+    Attributes:
+        bound: M > 0.
+        by: length of the model, or of `all` that a client sends; the same factor holds for every vector.
+    """
+
+    keeps_uploads = False
+    uses = frozenset[str]()
+    bound: float = 1.0
+    by: Literal["model", "all"] = "model"
+
+    def __post_init__(self) -> None:
+        check_positive("bound", self.bound)
+        check_choice("by", self.by, ("model", "all"))
+
+    def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
+        """Add the shortened upload to the sum."""
+        names = ["model"] if self.by == "model" else sorted(upload.message)
+        norms = [torch.linalg.vector_norm(upload.message[name].double()) for name in names]
+        length = torch.linalg.vector_norm(torch.stack(norms))
+        factor = torch.where(length > self.bound, self.bound / length, 1.0)
+        if COUNT not in accumulator:
+            accumulator[COUNT] = torch.zeros(1, dtype=torch.float64, device=length.device)
+        accumulator[COUNT] += 1
+        for name, vector in upload.message.items():
+            term = vector.double() * factor
+            accumulator[name] = accumulator[name].add_(term) if name in accumulator else term
+
+    def finish(self, accumulator: dict[str, Any]) -> Message:
+        """Return the sum / K."""
+        return {name: total / accumulator[COUNT] for name, total in accumulator.items() if name != COUNT}

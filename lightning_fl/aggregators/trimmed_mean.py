@@ -1,0 +1,60 @@
+"""Mean of each coordinate without its extremes (Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, arXiv:1803.01498).
+
+Δ_j = mean of the Δ_kj without the b largest and the b smallest
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from lightning_fl.aggregators._robust import Robust, Rows
+from lightning_fl.checks import check_between, check_whole, is_whole
+from lightning_fl.errors import require
+from lightning_fl.slots import SENT, Message
+from lightning_fl.vectors.order_statistics import trimmed
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Robust):
+    """Mean of every number without its b largest and b smallest values, over the clients that sent it; 0 if 2b or fewer did.
+
+    Tolerates b attackers.
+
+    Attributes:
+        trim: b, a count, or a share in [0, 1/2) of the uploads of a round, b = ⌈trim · K⌉.
+    """
+
+    uses = frozenset({SENT})
+    trim: int | float = 0.1
+
+    def __post_init__(self) -> None:
+        if is_whole(self.trim):
+            check_whole("trim as a count", self.trim, 0)
+        else:
+            check_between("trim as a share", self.trim, 0, 0.5, "[)")
+
+    @property
+    def least_uploads(self) -> int:
+        """Return 2b + 1 for a count; 3 for a share, which leaves one of three."""
+        if is_whole(self.trim):
+            return 2 * int(self.trim) + 1
+        return 3 if self.trim else 1
+
+    def check(self, cohort_size: int) -> None:
+        """Raise `UserError` if nothing would be left of a round's uploads."""
+        super().check(cohort_size)
+        require(
+            2 * self._count(cohort_size) < cohort_size,
+            f"trim {self.trim} leaves out {self._count(cohort_size)} of {cohort_size} uploads at each end, so that none is left: "
+            "decrease it, or increase clients_per_round.",
+        )
+
+    def merge(self, rows: Rows) -> Message:
+        """Return the means."""
+        count = min(self._count(len(rows)), (len(rows) - 1) // 2)
+        return {name: trimmed(vectors, count, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
+
+    def _count(self, num_uploads: int) -> int:
+        """Return b for so many uploads."""
+        return int(self.trim) if is_whole(self.trim) else ceil(self.trim * num_uploads - 1e-9)

@@ -1,0 +1,99 @@
+"""Order statistics of the vectors of several clients, coordinate by coordinate, and distances between these vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+PIECE = 1 << 16
+"""Coordinates that are sorted at once, so that the sorted copies fit the cache."""
+
+
+def middle(rows: Tensor, sent: Tensor | None = None) -> Tensor:
+    """Return the median of each column, of an even number of values the mean of the two in the middle.
+
+    Args:
+        rows: values of the clients (K, d).
+        sent: bools (K, d), True for values that count; None for all. A column without any is 0.
+
+    Returns:
+        Medians (d,).
+
+    >>> middle(torch.tensor([[1.0, 5.0], [2.0, 1.0], [9.0, 3.0], [4.0, 0.0]])).tolist()
+    [3.0, 2.0]
+    """
+
+    def of_piece(values: Tensor, counts: Tensor) -> Tensor:
+        lower, upper = ((counts - 1).clamp(min=0) // 2)[None], (counts // 2).clamp(max=len(values) - 1)[None]
+        mean = (values.gather(0, lower) + values.gather(0, upper))[0] / 2
+        return torch.where(counts > 0, mean, 0.0)
+
+    return _by_pieces(of_piece, rows, sent)
+
+
+def trimmed(rows: Tensor, count: int, sent: Tensor | None = None) -> Tensor:
+    """Return the mean of each column without its `count` largest and `count` smallest values.
+
+    Args:
+        rows: values of the clients (K, d).
+        count: values to leave out at each end.
+        sent: bools (K, d), True for values that count; None for all. A column of no more than 2 · count such values is 0.
+
+    Returns:
+        Means (d,).
+
+    >>> trimmed(torch.tensor([[1.0], [2.0], [9.0], [4.0]]), 1).tolist()
+    [3.0]
+    """
+    if not count and sent is None:
+        return rows.mean(0)
+
+    def of_piece(values: Tensor, counts: Tensor) -> Tensor:
+        places = torch.arange(len(values), device=values.device)[:, None]
+        stays = (places >= count) & (places < counts - count)
+        return torch.where(stays, values, 0.0).sum(0) / stays.sum(0).clamp(min=1)
+
+    return _by_pieces(of_piece, rows, sent)
+
+
+def nearest_to_middle(rows: Tensor, count: int) -> Tensor:
+    """Return the mean of the `count` values of each column (K, d) that are nearest to its median; of equals the first ones.
+
+    >>> nearest_to_middle(torch.tensor([[1.0], [2.0], [9.0], [4.0]]), 2).tolist()
+    [3.0]
+    """
+    distances = (rows - middle(rows)).abs()
+    nearest = distances.argsort(dim=0, stable=True)[:count]
+    return rows.gather(0, nearest).mean(0)
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """Return the squared distances (K, K) between rows (K, d), each from the difference, which loses nothing to large rows."""
+    return torch.stack([(rows - row).square().sum(1) for row in rows])
+
+
+def krum_scores(distances: Tensor, f: int) -> Tensor:
+    """Return for each upload the sum of its squared distances to its K − f − 2 nearest others, at least one (K,).
+
+    Args:
+        distances: squared distances between the uploads (K, K).
+        f: number of attackers to tolerate.
+    """
+    num_uploads = len(distances)
+    num_nearest = max(1, num_uploads - f - 2)
+    return distances.sort(dim=1).values[:, 1 : num_nearest + 1].sum(1)
+
+
+def _by_pieces(of_piece: Callable[[Tensor, Tensor], Tensor], rows: Tensor, sent: Tensor | None) -> Tensor:
+    """Return what a function makes of sorted values (K, n) and their counts (n,) for all columns; what was not sent is last."""
+    parts = []
+    for start in range(0, rows.shape[1], PIECE):
+        values = rows[:, start : start + PIECE]
+        counts = torch.full(values.shape[1:], len(rows), device=rows.device)
+        if sent is not None:
+            chosen = sent[:, start : start + PIECE]
+            values, counts = torch.where(chosen, values, torch.inf), chosen.sum(0)
+        parts.append(of_piece(values.sort(dim=0).values, counts))
+    return torch.cat(parts) if parts else rows.new_zeros(0)
