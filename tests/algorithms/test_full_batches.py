@@ -18,7 +18,7 @@ from toys import SIZES, Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedDA, FedDUDA
-from lightning_fl.clients.local_training import LocalSchedule
+from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.simulated_clock import SimulatedClock
 
 MakeTrainer = Callable[..., FederatedTrainer]

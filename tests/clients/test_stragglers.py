@@ -13,7 +13,7 @@ from toys import BATCH_SIZE, Perceptron, federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedNova
-from lightning_fl.clients.local_training import LocalSchedule
+from lightning_fl.clients.local_schedule import LocalSchedule
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
