@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -20,11 +21,14 @@ from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePrun
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication.availability import Availability
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
+from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
@@ -66,19 +70,21 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     _check_schedules(trainer, data)
+    population = _population(trainer, data, selected)
+    clock = trainer.clock.with_work(
+        _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
+    )
     federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
         data=data,
         run=run,
-        population=Population(
-            data.client_sizes, selected, trainer.dropout_rate, trainer.global_rank, trainer.world_size
-        ),
+        population=population,
         network=network,
         schedule=schedule,
-        clock=trainer.clock.with_work(
-            _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
-        ),
+        clock=clock,
+        client_devices=_client_devices(trainer, clock),
+        deadline=None if algorithm.pools_clients else trainer.deadline,
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         accuracy=trainer.given_metric[0],
@@ -103,6 +109,47 @@ def assemble(trainer: TrainerInterface) -> Federation:
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
+
+
+def _population(trainer: TrainerInterface, data: FederatedDataModule, cohort_size: int) -> Population:
+    """Return the population of a run; where all samples are in one place, nobody is late, or away.
+
+    Raises:
+        UserError: the availability file is malformed, or too few clients are ever there.
+    """
+    population = Population(
+        data.client_sizes, cohort_size, trainer.dropout_rate, trainer.global_rank, trainer.world_size
+    )
+    if trainer.algorithm.pools_clients:
+        flags = ("over_selection", "deadline", "availability")
+        ignored = [name for name in flags if getattr(trainer, name) is not None]
+        if ignored:
+            rank_zero_info(
+                f"{trainer.algorithm.name} has all samples in one place, where nobody is late: it ignores {', '.join(ignored)}."
+            )
+        return population
+    population = replace(
+        population,
+        over_selection=trainer.over_selection or 1.0,
+        if_too_few=trainer.if_too_few or "wait",
+    )
+    if trainer.availability is not None:
+        eligible, period = population.eligible, trainer.availability_period
+        availability = Availability.read(trainer.availability, data.num_clients, eligible, period)
+        availability.check(population.num_needed)
+        population = replace(population, availability=availability)
+    return population
+
+
+def _client_devices(trainer: TrainerInterface, clock: SimulatedClock) -> ClientDevices | None:
+    """Return the devices of a clock of clients; None for another clock.
+
+    Raises:
+        UserError: the clock's trace is malformed or lacks a client.
+    """
+    if not isinstance(clock, ClientClock):
+        return None
+    return ClientDevices(clock, trainer.run, trainer.data.num_clients, differ=not trainer.algorithm.pools_clients)
 
 
 def _check_schedules(trainer: TrainerInterface, data: FederatedDataModule) -> None:
