@@ -82,7 +82,7 @@ class EnergyMeter(Callback):
     `energy/uplink_joules`, `energy/downlink_joules`, `energy/network_joules` and `energy/compute_joules` of the round, all
     clients together; `energy/total_joules` of all four in the run so far. The first round includes the messages of the set-up.
 
-        uplink  = bits · uplink_joules_per_bit + radio_watts · bits / rate of the trainer's clock; downlink alike
+        uplink  = bits · uplink_joules_per_bit + radio_watts · bits / rate of the client by the trainer's clock; downlink alike
         network = bits both ways · network_joules_per_bit
         compute = 3 · model/macs · clients/samples · joules_per_mac
 
@@ -151,15 +151,19 @@ class EnergyMeter(Callback):
         ledger, clock, metrics = trainer.run.ledger, trainer.clock, trainer.callback_metrics
         before = ledger.setup() if trainer.current_epoch == 0 else {}
         up, down = (ledger.bits(direction) + before.get(direction, 0) for direction in ("up", "down"))
+        # With a clock of clients each of them has a rate of its own, and its own bits.
+        counted = trainer.run.radio_seconds
+        rest_up, rest_down = (before.get("up", 0), before.get("down", 0)) if counted else (up, down)
         macs = 3 * float(metrics["model/macs"]) * float(metrics["clients/samples"])
         parts = {
             "uplink": {
                 "uplink_joules_per_bit": up,
-                "radio_watts": up / MEBIBYTE_BITS / clock.uplink_mebibytes_per_second,
+                "radio_watts": counted.get("up", 0.0) + rest_up / MEBIBYTE_BITS / clock.uplink_mebibytes_per_second,
             },
             "downlink": {
                 "downlink_joules_per_bit": down,
-                "radio_watts": down / MEBIBYTE_BITS / clock.downlink_mebibytes_per_second,
+                "radio_watts": counted.get("down", 0.0)
+                + rest_down / MEBIBYTE_BITS / clock.downlink_mebibytes_per_second,
             },
             "network": {"network_joules_per_bit": up + down},
             "compute": {"joules_per_mac": macs},

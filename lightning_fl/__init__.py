@@ -22,6 +22,7 @@ _PACKAGES = (
     "algorithms",
     "callbacks",
     "codecs",
+    "communication",
     "data",
     "exchanges",
     "gates",

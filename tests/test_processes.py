@@ -75,6 +75,19 @@ def test_two_processes_step_the_server_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_two_processes_agree_on_who_is_late(tmp_path: Path) -> None:
+    """Test two turns, whose bits are counted in the process that trains the client, drop-outs and unequal clients."""
+    there = tmp_path / "there.csv"
+    there.write_text("client,start_seconds,end_seconds\n" + "".join(f"{k},0,{10 + k}\n" for k in range(12)))
+    words = "--trainer.clock.devices phones --trainer.over_selection 1.6 --trainer.deadline 100 --trainer.max_rounds 3"
+    flags = (*words.split(), "--model.network", "linear", "--trainer.availability", str(there))
+    one = ran(tmp_path / "one", *flags, algorithm="FedLDF --algorithm.n 2")
+    assert all(int(row["clients/late"]) + int(row["clients/dropped"]) == 3 for row in one[0])
+    assert any(int(row["clients/late"]) for row in one[0])
+    agree(one, ran(tmp_path / "two", *flags, num_processes=2, algorithm="FedLDF --algorithm.n 2"))
+
+
+@pytest.mark.process
 def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
     """Start the run like a user's script, which is started once."""
     words = ("--model.network", "linear")

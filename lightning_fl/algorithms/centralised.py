@@ -11,7 +11,8 @@ round. So the same settings compare with every other method round by round, at t
 
 The optimiser begins anew in every round, as a client's does; with momentum or Adam, `lightning.Trainer`, which keeps its state,
 differs. The samples are those of the clients' training parts, not the server's. They are in one place, which is what
-`clients/selected` counts; `dropout_rate` and `straggler_rate` apply to it as to a client.
+`clients/selected` counts; `dropout_rate` and `straggler_rate` apply to it as to a client. With a clock of clients it has the
+clock's own speeds, and is never late.
 """
 
 from __future__ import annotations

@@ -185,6 +185,10 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     r"class_path '([^']*)':\s+'\w+' object has no attribute 'keys'": "init_args of {0} must be a mapping with its parameters.",
     r"key \"([\w.]+)\":\s+Unable to load config '(.*)'\n": _no_group,
     r"key \"config\":\s+(.*)": "--config: {0}.",
+    r"Subclasses are disabled for (\w+), thus '([^']*)'": (
+        "the settings of a {0} stand without the name of a class, got {1!r}: give them alone, such as trainer.clock.devices "
+        "phones for a ClientClock."
+    ),
     r"(?s)key \"([\w.]+)\".*Exceeds the limit \(\d+ digits\)": "{0} has too many digits.",
 }
 """Sentence, or the function that builds it, for each pattern of a message."""

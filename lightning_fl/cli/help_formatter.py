@@ -17,6 +17,7 @@ HEADINGS = {
     "max_rounds": "Rounds and local training",
     "metric": "Metric, validation, log and checkpoints",
     "dropout_rate": "Clients that fail",
+    "over_selection": "Clients that are late, or not there, by a clock of clients",
     "runner": "Training of several clients",
     "accelerator": "Devices, as in Lightning",
     "callbacks": "Callbacks, loggers and the folder of the run",

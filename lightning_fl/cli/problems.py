@@ -62,7 +62,8 @@ PROBLEMS = (
     Problem(
         "slow clients",
         others=("FedNova", "FedProx", "FedAP", "FedDUAP", "FedDUMAP", "HRank"),
-        besides="`--trainer.straggler_rate` lets clients stop early, and `--trainer.clock` simulates their time.",
+        besides="`--trainer.straggler_rate` lets clients stop early, and `--trainer.clock` "
+        "[simulates their time](/how-to/devices.md), with deadlines and over-selection.",
     ),
     Problem(
         "a model for each client",

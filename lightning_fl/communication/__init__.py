@@ -1,1 +1,6 @@
-"""Communication between server and clients: the link, the ledger of its bits, the simulated clock."""
+"""Communication between server and clients: the link, the ledger of its bits, the simulated clocks."""
+
+from lightning_fl.communication.client_clock import ClientClock
+from lightning_fl.communication.simulated_clock import SimulatedClock
+
+__all__ = ["ClientClock", "SimulatedClock"]

@@ -20,6 +20,9 @@ from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, Stat
 from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.vectors.submodel import Submodel
 
+NO_BITS = (0, 0)
+"""Bits of a client that has neither sent nor received any."""
+
 
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:
     """Return the values of the only process."""
@@ -45,10 +48,17 @@ class Transfer(NamedTuple):
     parts: Sequence[tuple[Codec, Payload]]
     context: RoundContext
 
+    @property
+    def bits(self) -> int:
+        """Bits of one copy."""
+        return sum(packed.bits for _, payload in self.parts for packed in payload.values())
+
 
 class Link(FormerSetting):
     """Sends messages through the codecs and counts their bits in a ledger of its own, which `Run.book` adds to the run's.
 
+    `broadcast_bits` and `broadcast_bits_by_client` are what has been sent until the end of the broadcast; `bits_by_client` has
+    what comes after it.
     `commit` returns a client's new codec memory, such as the residual of error feedback, which the server takes with its upload.
     After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
     """
@@ -66,6 +76,7 @@ class Link(FormerSetting):
         mean: Callable[[Iterable[Upload]], Message] = _none,
         observer: RoundObserver = RoundObserver(),  # noqa: B008 -- frozen
         catch_up: CatchUp | None = None,
+        timed: Sequence[int] = (),
     ) -> None:
         """Open the link.
 
@@ -81,6 +92,7 @@ class Link(FormerSetting):
             mean: merges uploads over all processes; {} if there are none.
             observer: is shown each message.
             catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
+            timed: clients whose bits are counted for each of them, too, in `bits_by_client`.
         """
         self.context = context
         self.uplink = uplink
@@ -97,6 +109,8 @@ class Link(FormerSetting):
         self.observer = observer
         self.catch_up = CatchUp() if catch_up is None else catch_up
         self.update: tuple[dict[str, int], Sequence[int]] | None = None
+        self.bits_by_client = dict.fromkeys(timed, NO_BITS)
+        self.broadcast_bits_by_client = dict(self.bits_by_client)
         self._pending: dict[int, State] = {}
         self._num_sent: Counter[tuple[Direction, int]] = Counter()
 
@@ -130,7 +144,11 @@ class Link(FormerSetting):
             )
         if self.downlink.catches_up:
             self._charge_missed(recipients, [payload for _, payload in transfer.parts])
+        else:
+            self._count("down", recipients, transfer.bits)
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
+        self.broadcast_bits_by_client = self.bits_by_client
+        self.bits_by_client = dict.fromkeys(self.bits_by_client, NO_BITS)
         return self.received
 
     def charged(self, recipients: Sequence[int]) -> Sequence[int]:
@@ -147,17 +165,22 @@ class Link(FormerSetting):
         whole = (self.context.unpruned or self.context).layout.numel * self.received["model"].element_size() * 8
         self.ledger.add({"down": buffers})
         self.ledger.add({"down": self.catch_up.bits(recipients, update, whole)})
+        for client in recipients if self.bits_by_client else ():
+            missed = sum(self.catch_up.bits([client], update, whole).values())
+            self._count("down", [client], missed + buffers["buffers"] // len(recipients))
         self.update = dict(update), recipients
 
     def send_down(self, client: int, message: Message) -> Message:
         """Send a message to one client, through the downlink codec; returns what the client receives."""
         transfer = self._send(self._draw("down", client), self.downlink, message, {}, self.context.unpruned)
+        self._count("down", [client], transfer.bits)
         self._show(transfer, client, 1)
         return transfer.decoded
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send the same message to each of some clients, uncompressed."""
-        self._send(self._draw("down"), Dense(), message, {}, None, len(clients))
+        transfer = self._send(self._draw("down"), Dense(), message, {}, None, len(clients))
+        self._count("down", clients, transfer.bits)
 
     def send_up(
         self, client: int, message: Message, submodel: Submodel | None = None, codec: Codec | None = None
@@ -171,6 +194,7 @@ class Link(FormerSetting):
             submodel = submodel.intersect(unpruned, self.context.layout, self.context.buffer_layout)
         submodel = submodel or unpruned
         transfer = self._send(self._draw("up", client), codec, message, memory, submodel)
+        self._count("up", [client], transfer.bits)
         if self.observer.on_client_message is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
             coded = {name: entry for name, entry in sent.items() if codec.applies_to(name)}
@@ -188,6 +212,13 @@ class Link(FormerSetting):
         if transfer.memory:
             self._pending[client] = transfer.memory
         return transfer.decoded
+
+    def _count(self, direction: Direction, clients: Sequence[int], bits: int) -> None:
+        """Count the bits of a message for those of its clients that are timed."""
+        for client in clients if self.bits_by_client else ():
+            if client in self.bits_by_client:
+                up, down = self.bits_by_client[client]
+                self.bits_by_client[client] = (up + bits, down) if direction == "up" else (up, down + bits)
 
     def _show(self, transfer: Transfer, client: int | None, num_charged: int) -> None:
         """Show the observer what the downlink's codec has made; other codecs send no model."""

@@ -9,11 +9,15 @@ that a method gives more samples, as Data-sharing does, in proportion to all of 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from lightning_fl.checks import check_at_least, check_positive
+from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
 
 MEBIBYTE = 2**20
+SIGMAS = ("computation_sigma", "uplink_sigma", "downlink_sigma", "jitter_sigma")
+"""Fields with the spreads of a clock of clients."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +31,37 @@ class SimulatedClock:
         macs_per_second: speed of a client for the estimate, in which a training step costs three forward passes.
         uplink_mebibytes_per_second: MiB/s towards the server; 6.25 is 50 Mbit/s.
         downlink_mebibytes_per_second: MiB/s from the server; 12.5 is 100 Mbit/s.
+        devices: `phones` or `silos`, for differences between clients as among these; like all that follows it makes the clock a
+            `ClientClock`: clients are parallel, and the speeds above are those of the median client.
+        computation_sigma: spread of the clients' speeds of computation, in [0, 10]: each has exp(sigma z) times the clock's, z
+            normal.
+        uplink_sigma: spread of the speeds of their uplinks.
+        downlink_sigma: spread of the speeds of their downlinks.
+        jitter_sigma: spread of each client's own times from round to round.
+        trace: CSV file with the speeds of every client, instead of the spreads: its columns macs_per_second,
+            uplink_mebibytes_per_second and downlink_mebibytes_per_second, or FedScale's computation and communication.
     """
 
     computation_seconds: float | None = None
     macs_per_second: float = 1e11
     uplink_mebibytes_per_second: float = 6.25
     downlink_mebibytes_per_second: float = 12.5
+    devices: Literal["phones", "silos"] | None = None
+    computation_sigma: float | None = None
+    uplink_sigma: float | None = None
+    downlink_sigma: float | None = None
+    jitter_sigma: float | None = None
+    trace: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("macs_per_second", "uplink_mebibytes_per_second", "downlink_mebibytes_per_second"):
             check_positive(f"the clock's {name}", getattr(self, name))
         if self.computation_seconds is not None:
             check_at_least("the clock's computation_seconds", self.computation_seconds, 0)
+        check_choice("the clock's devices", self.devices, (None, "phones", "silos"))
+        for name in SIGMAS:
+            if getattr(self, name) is not None:
+                check_between(f"the clock's {name}", getattr(self, name), 0, 10)
 
     def with_work(self, factor: float) -> SimulatedClock:
         """Return a clock of clients whose measured training takes `factor` times as long.

@@ -28,8 +28,8 @@ class CallbackQueries:
         self.about = self.about or about
         self.counts[client] = self.counts.get(client, 0) + count
 
-    def charge(self, ledger: Ledger, context: RoundContext, cohort: Collection[int]) -> None:
-        """Charge the next round for the queries, and clear them.
+    def charge(self, ledger: Ledger, context: RoundContext, cohort: Collection[int], is_timed: bool) -> Link:
+        """Charge the next round for the queries, clear them, and return the link that they have crossed.
 
         Each client that answered receives the whole model and sends its numbers. The clients of the next round receive the
         unpruned part with its broadcast, so they are charged only for the pruned part.
@@ -38,14 +38,16 @@ class CallbackQueries:
             ledger: ledger of the run.
             context: context of the next round.
             cohort: clients of the next round.
+            is_timed: True to count the bits of each client, too.
         """
         booked, layout = Ledger(), (context.unpruned or context).layout
         left = {"model": layout.numel, "buffers": context.buffer_layout.numel}
         rest = {name: x[left[name] :] for name, x in self.about.items()}  # any numbers will do: only their count costs
-        link = Link(context, Dense(), Dense(), booked)
+        link = Link(context, Dense(), Dense(), booked, timed=list(self.counts) if is_timed else ())
         link.send_to_all([client for client in self.counts if client not in cohort], self.about)
         link.send_to_all([client for client in self.counts if client in cohort], rest)
         for client, count in self.counts.items():
             link.send_up(client, {"scalars/answers": self.about["model"].new_zeros(count)})
         ledger.add(booked.round_bits, ahead=True)
         self.counts, self.about = {}, {}
+        return link

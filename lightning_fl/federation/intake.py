@@ -81,7 +81,7 @@ class Intake:
             UserError: processes have pruned the model differently.
         """
         self.outcome.num_uploads = len(cohort.answering)
-        self.outcome.bits = link.client_bits
+        self.outcome.bits, self.outcome.bits_by_client = link.client_bits, link.bits_by_client
         sizes: Sequence[Mapping[str, int]] = ()
         if self._fabric.world_size > 1:
             sizes = self._exchange(params, prunings)

@@ -1,12 +1,16 @@
-"""Selection of the clients of a round, a function of seed and round alone."""
+"""Selection of a round's clients: a function of seed and round, and of the simulated time if clients are not always there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
+from typing import Literal
 
 import numpy as np
 
+from lightning_fl.communication.availability import Availability
 from lightning_fl.processes import share_of
 from lightning_fl.state.run_state import COHORT, DROPOUT, Run
 
@@ -17,13 +21,17 @@ class Cohort:
 
     Attributes:
         selected: clients that receive the broadcast.
-        answering: selected clients that do not drop out.
+        answering: selected clients that do not drop out, and are in time.
         mine: answering clients that this process trains, alone or with the others of its group.
+        late: selected clients that do not drop out, but would answer after the round is closed.
+        begin: simulated seconds at which the round begins.
     """
 
     selected: list[int]
     answering: list[int]
     mine: list[int]
+    late: Sequence[int] = ()
+    begin: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,9 @@ class Population:
         dropout_rate: probability that a selected client never answers.
         rank: index of this process, or of its group of processes, from 0.
         num_ranks: number of processes, or of groups of them, that share the clients.
+        over_selection: how many times K clients are selected, of which the first K to answer count.
+        availability: times at which clients are there; None if all always are.
+        if_too_few: `wait` until K clients are there, or go on with `fewer`, but at least one.
     """
 
     sizes: np.ndarray
@@ -43,16 +54,47 @@ class Population:
     dropout_rate: float = 0.0
     rank: int = 0
     num_ranks: int = 1
+    over_selection: float = 1.0
+    availability: Availability | None = None
+    if_too_few: Literal["wait", "fewer"] = "wait"
 
-    def cohort(self, run: Run) -> Cohort:
-        """Draw the cohort of the run's present round."""
-        selected = self.select(run)
-        answering = self.answering(run, selected)
-        return Cohort(selected, answering, share_of(answering, self.sizes, self.rank, self.num_ranks))
+    def cohort(self, run: Run, in_time: Callable[[list[int], list[int]], list[int]] | None = None) -> Cohort:
+        """Draw the cohort of the run's present round.
+
+        Args:
+            run: the run.
+            in_time: given the selected clients and those of them that do not drop out, returns which of these are in time, in
+                their order; None if all are.
+        """
+        begin, there = self._there(run)
+        selected = self._drawn(run, there)
+        arriving = self.answering(run, selected)
+        answering = arriving if in_time is None else in_time(selected, arriving)
+        accepted = set(answering)
+        late = [client for client in arriving if client not in accepted]
+        mine = share_of(answering, self.sizes, self.rank, self.num_ranks)
+        return Cohort(selected, answering, mine, late, begin)
 
     def select(self, run: Run) -> list[int]:
-        """Draw K clients that have samples, uniformly without replacement."""
-        chosen = run.random(COHORT).choice(self.eligible, self.cohort_size, replace=False)
+        """Draw the clients that receive the broadcast of the run's present round."""
+        return self._drawn(run, self._there(run)[1])
+
+    @property
+    def num_needed(self) -> int:
+        """Clients that must be there for a round to begin."""
+        return min(self.cohort_size, 1) if self.if_too_few == "fewer" else self.cohort_size
+
+    def _there(self, run: Run) -> tuple[float, np.ndarray]:
+        """Return the time at which the present round begins, and the clients with samples that are there then."""
+        if self.availability is None:
+            return run.simulated_seconds, self.eligible
+        return self.availability.begin(run.simulated_seconds, self.num_needed)
+
+    def _drawn(self, run: Run, there: np.ndarray) -> list[int]:
+        """Draw K clients of those that are there, or more, uniformly without replacement."""
+        # Without rounding error: 1.1 times 10 is above 11 in floats.
+        number = min(ceil(self.over_selection * self.cohort_size - 1e-9), len(there))
+        chosen = run.random(COHORT).choice(there, number, replace=False)
         return [int(client) for client in chosen]
 
     def answering(self, run: Run, selected: list[int]) -> list[int]:

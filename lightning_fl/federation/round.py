@@ -22,9 +22,11 @@ from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
+from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.federation.planned_bits import planned_bits
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
@@ -37,7 +39,7 @@ from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
 from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn
-from lightning_fl.state.outcome import Outcome, Proposal, maximum
+from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 
 
@@ -55,6 +57,8 @@ class Federation:
         schedule: length and batches of a client's local training.
         num_rounds: rounds of the run.
         clock: simulates the time of a round.
+        client_devices: devices of the clients, if the clock is one of clients; else None.
+        deadline: seconds after which a round closes; None for never.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
@@ -75,6 +79,8 @@ class Federation:
     num_rounds: int
     clock: SimulatedClock
     guard: LossGuard
+    client_devices: ClientDevices | None = None
+    deadline: float | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
     runner: Runner = serial
@@ -83,9 +89,11 @@ class Federation:
     most_setup_steps: int | None = None
     setup_steps_left_out: int = field(default=0, init=False)
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
-    _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
+    _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
+    _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
+    _warned_of_deadline: bool = field(default=False, init=False, repr=False)
     _warned_without_loss: bool = field(default=False, init=False, repr=False)
 
     def train_round(self) -> dict[str, float]:
@@ -94,12 +102,8 @@ class Federation:
         cohort, work = self.cohort, self.work
         server = self._server_side(context)
         guard = self.guard.in_round(run, server)
-        link = self._open_link(cohort, context)
-        shared = method.share(run.server)
-        received = link.broadcast(method.exchange.recipients(cohort.selected, context), self._model_message() | shared)
-
-        received = {"buffers": run.buffers} | received
-        job = ClientJob(method.rule, context, received, work.schedule, run, personal=method.personal, group=self.group)
+        link, shared = self._open_link(cohort, context), method.share(run.server)
+        job = self._broadcast(link, cohort.selected, shared, work)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
@@ -113,6 +117,7 @@ class Federation:
             self.observer.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
+        self._say_if_all_late(cohort)
         self._warn_without_loss(outcome, work)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         client_logs = [outcome.logs[k] for k in cohort.answering if k in outcome.logs]
@@ -120,7 +125,8 @@ class Federation:
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
-        run.book(outcome, link, partial(self._seconds, cohort, work), guard.later_initial_loss(averages))
+        times = self._times(cohort, work, outcome, link)
+        run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs and not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged)
@@ -128,7 +134,8 @@ class Federation:
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
-        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported)
+        columns = {} if times is None else times.columns()
+        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
 
     @property
     def context(self) -> RoundContext:
@@ -153,9 +160,13 @@ class Federation:
     @property
     def cohort(self) -> Cohort:
         """Cohort of the present round, drawn once."""
-        drawn_for = self.run.seed, self.run.round
+        run = self.run
+        drawn_for: tuple[object, ...] = run.seed, run.round
+        closes_early = self.deadline is not None or self.population.over_selection > 1
+        if closes_early:  # who is in time depends on the sizes of model and training, which callbacks may change
+            drawn_for += self.schedule, self.network, id(run.unpruned)
         if self._drawn is None or self._drawn[0] != drawn_for:
-            self._drawn = drawn_for, self.population.cohort(self.run)
+            self._drawn = drawn_for, self.population.cohort(run, self._in_time if closes_early else None)
         return self._drawn[1]
 
     @property
@@ -176,9 +187,9 @@ class Federation:
         )
 
     def _open_link(self, cohort: Cohort, context: RoundContext) -> Link:
-        """Open the link of a round, and send the pruning mask, d bits, to clients that do not have it yet."""
+        """Open the link of a round."""
         run, method, fabric = self.run, self.algorithm, self.flat_module.fabric
-        link = Link(
+        return Link(
             context,
             method.uplink,
             method.downlink,
@@ -189,11 +200,21 @@ class Federation:
             mean=partial(mean, fabric, method.aggregator, context, cohort.answering),
             observer=self.observer,
             catch_up=run.ledger.catch_up,
+            timed=() if self.client_devices is None else cohort.selected,
         )
+
+    def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
+        """Send the model, and the pruning mask, d bits, to clients that do not have it yet; returns the job of the clients."""
+        run, method = self.run, self.algorithm
+        recipients = method.exchange.recipients(selected, link.context)
         if run.mask is not None:
-            recipients = link.charged(method.exchange.recipients(cohort.selected, context))
-            link.send_mask([client for client in recipients if client not in run.clients_with_mask], run.mask)
-        return link
+            charged = link.charged(recipients)
+            link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
+        received = link.broadcast(recipients, self._model_message() | shared)
+        received = {"buffers": run.buffers} | received
+        return ClientJob(
+            method.rule, link.context, received, work.schedule, run, personal=method.personal, group=self.group
+        )
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
@@ -237,6 +258,17 @@ class Federation:
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
         )
 
+    def _say_if_all_late(self, cohort: Cohort) -> None:
+        """Say so in the first round in which nobody answers before the deadline, so that it trains nothing."""
+        if cohort.answering or not cohort.late or self._warned_of_deadline:
+            return
+        self._warned_of_deadline = True
+        fastest = min(self._planned_seconds[client] for client in cohort.late)
+        say_lost(
+            f"Round {self.run.round + 1}: none of the {len(cohort.late)} clients that answer does so before the deadline of "
+            f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
+        )
+
     def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
         """Warn in the first round in which clients have batches, but no loss to train on."""
         if outcome.num_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
@@ -275,11 +307,11 @@ class Federation:
                 params=of_rank_zero(fabric, proposal.params),
                 buffers=of_rank_zero(fabric, proposal.buffers),
             )
-        of_states, of_memory = intake.forms or (None, None)
+        state_forms, memory_forms = intake.forms or (None, None)
         run.commit(
             proposal,
-            share_states(fabric, outcome.states, of_states),
-            share_states(fabric, outcome.memory, of_memory),
+            share_states(fabric, outcome.states, state_forms),
+            share_states(fabric, outcome.memory, memory_forms),
         )
         if run.keeps_files:
             fabric.barrier()  # one process of a machine writes the files that the others read
@@ -316,13 +348,48 @@ class Federation:
         schedule = self.schedule.in_round(self.algorithm.rule, self.context)
         return LocalWork(schedule, self.run, self.data.client_sizes)
 
-    def _seconds(self, cohort: Cohort, work: LocalWork, uplink_bits: int, downlink_bits: int) -> float:
-        """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs."""
+    @property
+    def _macs(self) -> tuple[float, float]:
+        """Multiply-accumulates of a sample's forward pass, and these as a fraction of those when the run began."""
+        macs, at_start = self.network.macs or 0, self.run.macs_at_start or 0
+        return macs, macs / at_start if macs and at_start else 1.0
+
+    def _seconds(
+        self, cohort: Cohort, work: LocalWork, times: RoundTimes | None, uplink_bits: int, downlink_bits: int
+    ) -> float:
+        """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs.
+
+        With a clock of clients it lasts until the round closes, and begins when enough clients are there.
+        """
+        if times is not None and self.client_devices is not None:
+            self.run.radio_seconds = self.client_devices.radio_seconds(times.bits, (uplink_bits, downlink_bits))
+            return (cohort.begin - self.run.simulated_seconds) + self.run.coming_seconds + times.seconds
         most = int(self.data.client_sizes[cohort.answering].max(initial=0))
         num_samples = work.schedule.num_samples(most) if most else 0
-        macs, at_start = self.network.macs or 0, self.run.macs_at_start or 0
-        share = macs / at_start if macs and at_start else 1.0
+        macs, share = self._macs
         return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples * self.algorithm.num_models, share)
+
+    def _client_times(self, work: LocalWork) -> ClientTimes:
+        assert self.client_devices is not None
+        return ClientTimes(self.client_devices, work, self.algorithm.num_models, *self._macs)
+
+    def _times(self, cohort: Cohort, work: LocalWork, outcome: Outcome, link: Link) -> RoundTimes | None:
+        """Return the seconds of the round and of its clients, with the bits that they sent; None if the clock is not theirs."""
+        if self.client_devices is None:
+            return None
+        times, bits = self._client_times(work), added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
+        seconds = {client: times.seconds(client, bits[client]) for client in cohort.answering}
+        seconds |= {client: self._planned_seconds[client] for client in cohort.late}
+        return RoundTimes(cohort, self.population.cohort_size, self.deadline, seconds, bits)
+
+    def _in_time(self, selected: list[int], arriving: list[int]) -> list[int]:
+        """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
+        run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
+        broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
+        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast)
+        times = self._client_times(work)
+        self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
+        return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
 
     # -- between rounds ---------------------------------------------------------------------------------------------------
 
@@ -362,11 +429,11 @@ class Federation:
         """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""
         if not self.algorithm.exchange.uses_link:
             return
-        run = self.run
-        link = Link(self.context, Dense(), Dense())
-        cohort = self.population.select(run)
+        run, cohort = self.run, self.population.select(self.run)
+        link = Link(self.context, Dense(), Dense(), timed=() if self.client_devices is None else cohort)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.context, cohort, run.params, run.buffers))
         run.ledger.add(link.ledger.round_bits, ahead=True)
+        self._time_ahead(link)
 
     def refresh_network(self) -> None:
         """Read layers and size of the module again, after a pruning."""
@@ -384,4 +451,10 @@ class Federation:
     def charge_queries(self) -> None:
         """Charge the next round for the queries of callbacks to clients."""
         if self._queries.counts:
-            self._queries.charge(self.run.ledger, self.context, set(self.population.select(self.run)))
+            cohort, is_timed = set(self.population.select(self.run)), self.client_devices is not None
+            self._time_ahead(self._queries.charge(self.run.ledger, self.context, cohort, is_timed))
+
+    def _time_ahead(self, link: Link) -> None:
+        """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
+        if self.client_devices is not None:
+            self.run.coming_seconds += self.client_devices.slowest_transfer(link.bits_by_client)

@@ -19,6 +19,7 @@ def round_record(
     num_samples: int,
     num_stragglers: int | None,
     server: Mapping[str, float],
+    times: Mapping[str, float],
 ) -> dict[str, float]:
     """Return the numbers of the last round by their column names in `metrics.csv`.
 
@@ -31,6 +32,7 @@ def round_record(
         num_samples: samples in all batches of the clients' local training, also of rejected clients, once for each model.
         num_stragglers: clients that ran out of time; None if clients never do.
         server: values that the server's steps report, by name.
+        times: columns about the clients' times; {} unless the clock is one of clients.
     """
     ledger, num_trainable = run.ledger, run.layout.numel + run.personal_layout.numel
     return {
@@ -44,11 +46,12 @@ def round_record(
         "clients/selected": len(cohort.selected),
         "clients/accepted": len(outcome.logs),
         "clients/rejected": len(cohort.answering) - len(outcome.logs),
-        "clients/dropped": len(cohort.selected) - len(cohort.answering),
+        "clients/dropped": len(cohort.selected) - len(cohort.answering) - len(cohort.late),
         **({} if num_stragglers is None else {"clients/straggling": num_stragglers}),
         "clients/samples": num_samples,
         "model/parameters": network.num_parameters,
         **({} if num_trainable == network.num_parameters else {"model/trainable": num_trainable}),
         **({} if network.macs is None else {"model/macs": network.macs}),
+        **times,
         **server,
     }

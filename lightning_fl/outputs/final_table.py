@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_fl.outputs.figures import curve_svg
 from lightning_fl.outputs.metric import AT_BEST_VALIDATION, validated_and_tested
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+from lightning_fl.outputs.plan import duration
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
 from lightning_fl.outputs.units import in_bytes
 
@@ -146,8 +147,8 @@ def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> Final
 def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
     """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model.
 
-    The accuracy is that of the last evaluation. If the test set was measured after rounds, too, a line has the test value of the
-    round that was best in validation.
+    With a clock of clients the simulated time is beside the bytes. The accuracy is that of the last evaluation. If the test set
+    was measured after rounds, too, a line has the test value of the round that was best in validation.
 
     Args:
         trainer: trainer after its fit.
@@ -160,6 +161,8 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         ("uplink", in_bytes(run.ledger.total_bytes("up"))),
         ("downlink", in_bytes(run.ledger.total_bytes("down"))),
     ]
+    if any("time/slowest_client" in row for row in rows):  # a clock of clients, whose seconds are theirs
+        lines.append(("simulated time", duration(run.simulated_seconds)))
     root = Path(trainer.default_root_dir)
     curve = _curve(trainer)
     target = trainer.metric

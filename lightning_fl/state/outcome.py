@@ -32,6 +32,13 @@ def added_bits(one: Bits, other: Bits) -> Bits:
     }
 
 
+def added_by_client(
+    one: Mapping[int, tuple[int, int]], other: Mapping[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """Return the sum of the bits that clients have sent and received, of the same clients."""
+    return {client: (up + other[client][0], down + other[client][1]) for client, (up, down) in one.items()}
+
+
 @dataclass
 class Outcome:
     """Results of the clients of one process, or of all, in a round, without their uploads.
@@ -45,6 +52,7 @@ class Outcome:
         memory: new codec memories of the same clients, on the host.
         counters: maximum over accepted clients of their integer buffers, by name.
         bits: bits sent to or from single clients, by direction and kind.
+        bits_by_client: bits that each client that is timed has sent and received after the broadcast.
     """
 
     num_steps: int = field(default=0, metadata={REDUCTION: add})
@@ -55,6 +63,7 @@ class Outcome:
     memory: dict[int, State] = field(default_factory=dict)
     counters: dict[str, Tensor] = field(default_factory=dict, metadata={REDUCTION: maximum})
     bits: Bits = field(default_factory=dict, metadata={REDUCTION: added_bits})
+    bits_by_client: dict[int, tuple[int, int]] = field(default_factory=dict, metadata={REDUCTION: added_by_client})
 
     def accept(self, result: Result, memory: State, staging: Staging) -> None:
         """Add a client whose upload the server has accepted.

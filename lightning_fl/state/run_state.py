@@ -26,10 +26,11 @@ from lightning_fl.vectors.submodel import Submodel
 
 # Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
+CLOCK, JITTER = 12, 13
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
-SCALARS = ("seed", "simulated_seconds", "macs_at_start", "initial_loss", *COUNTS)
+SCALARS = ("seed", "simulated_seconds", "coming_seconds", "macs_at_start", "initial_loss", *COUNTS)
 
 
 @dataclass
@@ -54,6 +55,9 @@ class Run:
         server_memory: codec memory of the downlink.
         ledger: bits sent, by direction and kind.
         simulated_seconds: time of the run on the simulated network.
+        coming_seconds: time of messages between the last round and the next, with a clock of clients; counted with the next.
+        radio_seconds: seconds in which clients sent (`up`) and received (`down`) in the last round, all clients together; {}
+            unless the clock is one of clients.
         num_uploads: uploads that have arrived at the server, in all rounds.
         num_rejected: uploads that the server rejected, in all rounds.
         num_rounds_rejecting: rounds in which the server rejected an upload.
@@ -84,6 +88,8 @@ class Run:
     server_memory: State = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
+    coming_seconds: float = 0.0
+    radio_seconds: dict[str, float] = field(default_factory=dict, init=False)
     num_uploads: int = 0
     num_rejected: int = 0
     num_rounds_rejecting: int = 0
@@ -150,6 +156,7 @@ class Run:
         if link.update is not None:
             ledger.catch_up.add(*link.update)
         self.simulated_seconds += seconds(ledger.bits("up"), ledger.bits("down"))
+        self.coming_seconds = 0.0
         self.num_steps += outcome.num_steps
         self.num_successive_steps += outcome.most_steps
         num_rejected = outcome.num_uploads - outcome.num_accepted

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -21,11 +22,14 @@ from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_run
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication.availability import Availability
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
+from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
@@ -68,19 +72,22 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     _check_schedules(trainer, data)
-    place = (trainer.global_rank, trainer.world_size) if group is None else (group.index, group.num_groups)
+    population = _population(trainer, data, selected, group)
+    clock = trainer.clock.with_work(
+        _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
+    )
     federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
         data=data,
         run=run,
-        population=Population(data.client_sizes, selected, trainer.dropout_rate, *place),
+        population=population,
         group=group,
         network=network,
         schedule=schedule,
-        clock=trainer.clock.with_work(
-            _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
-        ),
+        clock=clock,
+        client_devices=_client_devices(trainer, clock),
+        deadline=None if algorithm.pools_clients else trainer.deadline,
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         accuracy=trainer.given_metric[0],
@@ -135,6 +142,48 @@ def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGr
         "False), so that its gradients cannot be added up.",
     )
     return DeviceGroup.of(trainer.fabric, size, least_rows=2 if trainer.active_module.skips_single_samples else 1)
+
+
+def _population(
+    trainer: TrainerInterface, data: FederatedDataModule, cohort_size: int, group: DeviceGroup | None
+) -> Population:
+    """Return the population of a run; where all samples are in one place, nobody is late, or away.
+
+    Raises:
+        UserError: the availability file is malformed, or too few clients are ever there.
+    """
+    place = (trainer.global_rank, trainer.world_size) if group is None else (group.index, group.num_groups)
+    population = Population(data.client_sizes, cohort_size, trainer.dropout_rate, *place)
+    if trainer.algorithm.pools_clients:
+        flags = ("over_selection", "deadline", "availability")
+        ignored = [name for name in flags if getattr(trainer, name) is not None]
+        if ignored:
+            rank_zero_info(
+                f"{trainer.algorithm.name} has all samples in one place, where nobody is late: it ignores {', '.join(ignored)}."
+            )
+        return population
+    population = replace(
+        population,
+        over_selection=trainer.over_selection or 1.0,
+        if_too_few=trainer.if_too_few or "wait",
+    )
+    if trainer.availability is not None:
+        eligible, period = population.eligible, trainer.availability_period
+        availability = Availability.read(trainer.availability, data.num_clients, eligible, period)
+        availability.check(population.num_needed)
+        population = replace(population, availability=availability)
+    return population
+
+
+def _client_devices(trainer: TrainerInterface, clock: SimulatedClock) -> ClientDevices | None:
+    """Return the devices of a clock of clients; None for another clock.
+
+    Raises:
+        UserError: the clock's trace is malformed or lacks a client.
+    """
+    if not isinstance(clock, ClientClock):
+        return None
+    return ClientDevices(clock, trainer.run, trainer.data.num_clients, differ=not trainer.algorithm.pools_clients)
 
 
 def _check_schedules(trainer: TrainerInterface, data: FederatedDataModule) -> None:

@@ -15,8 +15,16 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerState
 from torch import Tensor
 
-from lightning_fl.checks import check_at_least, check_between, check_choice, check_whole, is_whole, listed
-from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.checks import (
+    check_at_least,
+    check_between,
+    check_choice,
+    check_positive,
+    check_whole,
+    is_whole,
+    listed,
+)
+from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.metric import falls
@@ -54,6 +62,11 @@ class TrainerFlags:
         "gradient_clip_algorithm",
         "precision",
         "clock",
+        "over_selection",
+        "deadline",
+        "availability",
+        "availability_period",
+        "if_too_few",
         "loss_guard",
     )
     """Flags that decide the results, and that a resumed run may change."""
@@ -79,6 +92,11 @@ class TrainerFlags:
         dropout_rate: float = 0.0,
         straggler_rate: float = 0.0,
         clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
+        over_selection: float | None = None,
+        deadline: float | None = None,
+        availability: str | os.PathLike[str] | None = None,
+        availability_period: float | None = None,
+        if_too_few: Literal["wait", "fewer"] | None = None,
         loss_guard: LossGuard = LossGuard(),  # noqa: B008
         runner: Literal["auto", "serial", "stacked"] = "auto",
         clients_at_once: int | None = None,
@@ -137,6 +155,13 @@ class TrainerFlags:
             dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
             straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
             clock: The simulated network and computation behind time/simulated_seconds.
+            over_selection: Clients selected in each round, as a multiple of clients_per_round; the round closes once
+                clients_per_round have answered, and the others are late. Needs a clock of clients; 1 if not given.
+            deadline: Simulated seconds after which a round closes, whoever has answered. Needs a clock of clients.
+            availability: CSV file with the columns client, start_seconds and end_seconds, the times at which clients are there.
+                Needs a clock of clients; all always are if not given.
+            availability_period: Seconds after which these times repeat; if not given, the latest end in the file.
+            if_too_few: `wait` until clients_per_round clients are there, or go on with `fewer`; wait if not given.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
                 small, if the module allows it and draws no random numbers.
@@ -194,7 +219,12 @@ class TrainerFlags:
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
         self.straggler_rate = straggler_rate
-        self.clock = clock
+        self.clock = ClientClock.of(clock)
+        self.over_selection = over_selection
+        self.deadline = deadline
+        self.availability = availability
+        self.availability_period = availability_period
+        self.if_too_few = if_too_few
         self.loss_guard = loss_guard
         self.runner = runner
         self.clients_at_once = clients_at_once
@@ -280,6 +310,7 @@ class TrainerFlags:
                 check_whole(name, getattr(self, name), 1)
         check_between("dropout_rate", self.dropout_rate, 0, 1, "[)")
         check_between("straggler_rate", self.straggler_rate, 0, 1)
+        self._check_client_times()
         check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
         if not isinstance(self.fast_dev_run, bool):
             check_whole("fast_dev_run", self.fast_dev_run, 0)
@@ -306,6 +337,27 @@ class TrainerFlags:
                 check_at_least(f"{name} as a count", limit, 0)
             elif limit is not None:
                 check_between(f"{name} as a fraction", limit, 0, 1)
+
+    def _check_client_times(self) -> None:
+        """Check the flags about clients that are late or not there."""
+        given = {"over_selection": self.over_selection, "deadline": self.deadline, "availability": self.availability}
+        for name, value in given.items():
+            require(
+                value is None or (name, value) == ("over_selection", 1) or isinstance(self.clock, ClientClock),
+                f"{name} needs a clock that knows each client's time: give devices, trace or a …_sigma of trainer.clock, such as "
+                "--trainer.clock.devices phones, or in Python clock=ClientClock().",
+            )
+        if self.over_selection is not None:
+            check_at_least("over_selection", self.over_selection, 1)
+        for name in ("deadline", "availability_period"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        check_choice("if_too_few", self.if_too_few, (None, "wait", "fewer"))
+        for name in ("availability_period", "if_too_few"):
+            require(
+                getattr(self, name) is None or self.availability is not None,
+                f"{name} {getattr(self, name)} is about trainer.availability, which is not given.",
+            )
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:

@@ -297,14 +297,14 @@ def test_the_metric_is_never_one_of_the_test_by_itself(kind: Any, metric: str, m
     assert "test_acc" in trainer.callback_metrics
 
 
-def test_a_metric_that_no_validation_logs_is_kept(make_trainer: MakeTrainer) -> None:
+def test_the_first_value_of_a_validation_comes_before_the_training_loss(make_trainer: MakeTrainer) -> None:
     class Unknown(Perceptron):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log_dict({"val_err": float(batch_idx), "val_bias": 1.0})  # neither is the only one
 
     trainer = make_trainer(max_rounds=3, num_sanity_val_steps=2)
     trainer.fit(Unknown(), held_out())
-    assert trainer.metric == "train/loss"
+    assert trainer.metric == "val_err"
 
 
 @pytest.mark.parametrize("steps", [0, 2])
