@@ -1,7 +1,9 @@
 """Test that float comparisons do not depend on the last bit."""
 
+import sys
 from collections.abc import Callable
 from fractions import Fraction
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,21 @@ def test_very_long_values_are_cut() -> None:
     with pytest.raises(UserError, match=r"^rates must lie in \[0, 1\], got \[1, 1, .* … .*1, 1\]\.$") as caught:
         check_between("rates", [1] * 100_000, 0, 1)
     assert len(str(caught.value)) < 2100
+
+
+def test_a_field_has_the_type_that_the_module_of_its_base_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test a dataclass in another module than its base, with annotations that are text."""
+    bases, module = ModuleType("bases"), ModuleType("parts")
+    for found, lines in (
+        (bases, "from fractions import Fraction\n@dataclass\nclass Base:\n    share: Fraction | None = None"),
+        (module, "from bases import Base\n@dataclass\nclass Part(Base):\n    depth: int = 1"),
+    ):
+        monkeypatch.setitem(sys.modules, found.__name__, found)
+        exec(f"from __future__ import annotations\nfrom dataclasses import dataclass\n{lines}", vars(found))
+    assert {name: p.annotation for name, p in parameters_of(module.Part).items()} == {
+        "share": Fraction | None,
+        "depth": int,
+    }
 
 
 def test_the_parameters_of_a_class_are_those_of_its_constructor_now() -> None:

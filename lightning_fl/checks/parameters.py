@@ -7,6 +7,7 @@ import inspect
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
 from functools import lru_cache, wraps
 from inspect import Parameter
 from types import MappingProxyType
@@ -65,19 +66,17 @@ def parameters_of(function: Any) -> dict[str, Parameter]:
     A type that a library imports only for type checkers becomes `Any`.
     """
     bases = [base for base in getattr(function, "__mro__", ()) if base is not object]
-    return dict(_parameters_of(tuple(vars(base)["__init__"] for base in bases if "__init__" in vars(base))))
+    return dict(_parameters_of(tuple((base, vars(base)["__init__"]) for base in bases if "__init__" in vars(base))))
 
 
 @lru_cache(maxsize=1024)  # every method that is made asks, and its source is read
-def _parameters_of(constructors: tuple[Callable[..., None], ...]) -> dict[str, Parameter]:
-    """Return the parameters of the constructors of a class and its bases."""
+def _parameters_of(constructors: tuple[tuple[type, Callable[..., None]], ...]) -> dict[str, Parameter]:
+    """Return the parameters of a class and its bases, which come with their constructors."""
     named: dict[str, Parameter] = {}
     passed: set[str] = set()
-    for init in constructors:
-        try:
-            hints = get_type_hints(init)
-        except Exception:
-            hints = {}
+    for found, init in constructors:
+        hints = _hints(found) if is_dataclass(found) else {}
+        hints |= _hints(init)
         own_parameters = list(inspect.signature(init).parameters.values())[1:]
         new = [p for p in own_parameters if p.kind in NAMED and p.name not in named and p.name not in passed]
         named |= {parameter.name: parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in new}
@@ -85,6 +84,14 @@ def _parameters_of(constructors: tuple[Callable[..., None], ...]) -> dict[str, P
             break
         passed |= _passed_on(init)
     return named
+
+
+def _hints(found: Any) -> dict[str, Any]:
+    """Return the types of a constructor, or of the fields of a dataclass, which may be written in the modules of its bases."""
+    try:
+        return get_type_hints(found)
+    except Exception:
+        return {}
 
 
 def _passed_on(init: Callable[..., None]) -> set[str]:
