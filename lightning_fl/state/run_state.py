@@ -138,6 +138,16 @@ class Run:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
         self.params, self.buffers = params, buffers
 
+    def adopt_model(self, params: Tensor, buffers: Tensor) -> None:
+        """Copy the module's model (d,), (d_b,) between two rounds where it differs, as after a change by a callback.
+
+        The copies are new tensors, because a step may have kept the old ones.
+        """
+        if not torch.equal(params, self.params):
+            self.params = params.clone()
+        if not torch.equal(buffers, self.buffers):
+            self.buffers = buffers.clone()
+
     def book(
         self, outcome: Outcome, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
     ) -> None:

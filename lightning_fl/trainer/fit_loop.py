@@ -270,11 +270,11 @@ class FitLoop:
             write_settings(trainer.default_root_dir, trainer.ckpt_path is not None, settings)
 
     def _adopt_module_changes(self) -> None:
-        """Adopt callbacks' changes to the server's model; clone it, because a step may have kept the old tensors."""
+        """Adopt callbacks' changes to the server's model."""
         follow_pruning.follow(self.federation)
         run, flat_module = self.trainer.run, self.trainer.active_module
         flat_module.bind_replaced()
-        run.replace_model(flat_module.params.clone(), flat_module.read_buffers().clone())
+        run.adopt_model(flat_module.params, flat_module.read_buffers())
         if masks := masks_of(flat_module.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)
             views = flat_module.layout.views(mask)
