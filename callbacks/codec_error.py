@@ -174,12 +174,12 @@ def _all_clients(mine: list[int], world_size: int) -> list[int]:
     return [client for part in parts for client in part]
 
 
-def _compared(sent: Tensor, decoded: Tensor, kept: Tensor | None) -> Tensor:
+def _compared(sent: Tensor, decoded: Tensor, memory: Tensor | None) -> Tensor:
     """Return what a client adds to each of `SUMS`, all 0 if it meant to send 0."""
     square = float(sent.square().sum())
     if not square:
         return torch.zeros(len(SUMS), dtype=torch.float64)
     product, length = float(sent @ decoded), float(decoded.norm())
-    error, residual = float((decoded - sent).square().sum()), 0.0 if kept is None else float(kept.norm())
+    error, residual = float((decoded - sent).square().sum()), 0.0 if memory is None else float(memory.norm())
     cosine = product / (square**0.5 * length) if length else 0.0
     return torch.tensor([1.0, error / square, cosine, product / square, residual / square**0.5], dtype=torch.float64)

@@ -206,11 +206,11 @@ def _checked(profile: str | Mapping[str, Any]) -> Profile:
     return {name: _coefficient(name, profile[name]) for name in names}
 
 
-def _coefficient(name: str, given: Any) -> Coefficient:
+def _coefficient(name: str, value: Any) -> Coefficient:
     """Return a coefficient of a profile, once it has been checked."""
-    sentence = f"EnergyMeter's {name} must be (low, value, high, source) with low ≤ value ≤ high, got {given!r}."
-    require(isinstance(given, (tuple, list)) and len(given) == 4 and isinstance(given[3], str), sentence)
-    for number in given[:3]:
+    sentence = f"EnergyMeter's {name} must be (low, value, high, source) with low ≤ value ≤ high, got {value!r}."
+    require(isinstance(value, (tuple, list)) and len(value) == 4 and isinstance(value[3], str), sentence)
+    for number in value[:3]:
         check_at_least(f"EnergyMeter's {name}", number, 0)
-    require(given[0] <= given[1] <= given[2], sentence)
-    return Coefficient(*given)
+    require(value[0] <= value[1] <= value[2], sentence)
+    return Coefficient(*value)

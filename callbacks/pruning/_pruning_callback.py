@@ -126,10 +126,10 @@ class StructuredPruning(PruningCallback):
             f"{callback}: no layer of {type(module).__name__} can lose filters: {network.first_obstacles}.",
         )
 
-    def plan(self, trainer: Any, network: Network, kept: dict[str, Tensor]) -> Plan:
+    def plan(self, trainer: Any, network: Network, filters: dict[str, Tensor]) -> Plan:
         """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""
         if trainer.world_size > 1:
-            device = next((indices.device for indices in kept.values()), None)
-            lists = trainer.strategy.broadcast({name: indices.tolist() for name, indices in kept.items()})
-            kept = {name: torch.tensor(indices, dtype=torch.int64, device=device) for name, indices in lists.items()}
-        return network.plan(kept)
+            device = next((indices.device for indices in filters.values()), None)
+            lists = trainer.strategy.broadcast({name: indices.tolist() for name, indices in filters.items()})
+            filters = {name: torch.tensor(indices, dtype=torch.int64, device=device) for name, indices in lists.items()}
+        return network.plan(filters)

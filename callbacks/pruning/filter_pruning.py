@@ -119,12 +119,12 @@ class FilterPruning(StructuredPruning):
                 "FilterPruning removes nothing: no layer has a filter, or in front of a GroupNorm a whole group, in the share "
                 f"of {self.rate} that it may lose."
             )
-        for name, own in plan.filters.items():
-            self.filters[name] = self.filters.get(name, torch.arange(plan.widths[name]))[own]
+        for name, filters in plan.filters.items():
+            self.filters[name] = self.filters.get(name, torch.arange(plan.widths[name]))[filters]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log the removed share and the remaining parameters."""
-        lost = sum(self.widths[name] - len(kept) for name, kept in self.filters.items())
+        lost = sum(self.widths[name] - len(filters) for name, filters in self.filters.items())
         pl_module.log("prune/rate", lost / max(1, sum(self.widths.values())))
         pl_module.log("prune/parameters", float(sum(p.numel() for p in pl_module.parameters())))
 

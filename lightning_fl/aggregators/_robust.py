@@ -66,8 +66,8 @@ class Robust(Aggregator):
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Keep the upload."""
-        kept = (upload.result.client, upload.result.weight, upload.message, upload.sent)
-        accumulator.setdefault("uploads", []).append(kept)
+        entry = (upload.result.client, upload.result.weight, upload.message, upload.sent)
+        accumulator.setdefault("uploads", []).append(entry)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the merged message of enough uploads."""

@@ -74,8 +74,8 @@ def _parameters_of(constructors: tuple[tuple[type, Callable[..., None]], ...]) -
     """Return the parameters of a class and its bases, which come with their constructors."""
     named: dict[str, Parameter] = {}
     passed: set[str] = set()
-    for found, init in constructors:
-        hints = _hints(found) if is_dataclass(found) else {}
+    for owner, init in constructors:
+        hints = _hints(owner) if is_dataclass(owner) else {}
         hints |= _hints(init)
         own_parameters = list(inspect.signature(init).parameters.values())[1:]
         new = [p for p in own_parameters if p.kind in NAMED and p.name not in named and p.name not in passed]
@@ -86,10 +86,10 @@ def _parameters_of(constructors: tuple[tuple[type, Callable[..., None]], ...]) -
     return named
 
 
-def _hints(found: Any) -> dict[str, Any]:
+def _hints(annotated: Any) -> dict[str, Any]:
     """Return the types of a constructor, or of the fields of a dataclass, which may be written in the modules of its bases."""
     try:
-        return get_type_hints(found)
+        return get_type_hints(annotated)
     except Exception:
         return {}
 

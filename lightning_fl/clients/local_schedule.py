@@ -79,7 +79,7 @@ class LocalSchedule:
     skips_single_samples: bool = False
     drop_last: bool = False
 
-    def of_cohort(self, cohort_size: int, num_clients: int, batches_per_epoch: int) -> LocalSchedule:
+    def with_cohort(self, cohort_size: int, num_clients: int, batches_per_epoch: int) -> LocalSchedule:
         """Return the schedule of one client that holds all samples and makes the steps of a cohort.
 
         Args:

@@ -33,12 +33,12 @@ def serial(
     for client in clients:
         flat_module.hooks.call("on_client_download", client)
         state = run.client_state(client, job.rule, job.received["model"])
-        kept = take_own_model(state)
+        own_model = take_own_model(state)
         flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
         seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
         seeds = seeds if job.group is None else job.group.seeds(seeds)
         work = schedule.work(data.client(client), seeds, resident, (run, client))
-        own_training = None if part is None else OwnModelTraining(flat_module, job, part, kept, work)
+        own_training = None if part is None else OwnModelTraining(flat_module, job, part, own_model, work)
         beside = own_training.beside if own_training is not None and own_training.steps_beside else None
         with noting(lambda: f"Client {client} was training in round {run.round}."):  # noqa: B023  (called inside)
             starting = job if own_training is None else own_training.starting(job)

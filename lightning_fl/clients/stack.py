@@ -42,7 +42,7 @@ class Stack:
         buffers: Tensor,
         counters: Tree,
         gradient: Tensor,
-        known: Sequence[str] = (),
+        parameter_names: Sequence[str] = (),
     ) -> None:
         """Bind the clients' parameters, gradients and buffers to this storage.
 
@@ -53,22 +53,22 @@ class Stack:
             buffers: (n, d_b).
             counters: (n, ...) by name.
             gradient: (n, d).
-            known: names of the parameters that have had a gradient.
+            parameter_names: names of the parameters that have had a gradient.
         """
         self._flat_module = flat_module
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
-        self.owned, own = owned, flat_module.personal_buffers
+        self.owned, personal_buffers = owned, flat_module.personal_buffers
         views = flat_module.personal_layout.views(owned[PERSONAL]) if PERSONAL in owned else {}
         self.personal_leaves = {name: tensor.detach().requires_grad_() for name, tensor in views.items()}
         self._leaves = {
             name: tensor.detach().requires_grad_() for name, tensor in flat_module.layout.views(params).items()
         }
-        self._flat_gradient = FlatGradient(flat_module.layout, list(self._leaves.values()), gradient, known)
+        self._flat_gradient = FlatGradient(flat_module.layout, list(self._leaves.values()), gradient, parameter_names)
         self._buffer_views = flat_module.buffer_layout.views(buffers)
         self._counters = counters
         if PERSONAL_BUFFERS in owned:
-            self._buffer_views = self._buffer_views | own.layout.views(owned[PERSONAL_BUFFERS])
-            self._counters = counters | {name: owned[counter_entry(name)] for name in own.counter_names}
+            self._buffer_views = self._buffer_views | personal_buffers.layout.views(owned[PERSONAL_BUFFERS])
+            self._counters = counters | {name: owned[counter_entry(name)] for name in personal_buffers.counter_names}
 
     @classmethod
     def of(cls, flat_module: FlatModule, job: ClientJob, owned: State, num_clients: int) -> Stack:
@@ -91,10 +91,10 @@ class Stack:
 
     def keep_owned_buffers(self) -> Callable[[], None]:
         """Return a function that restores the buffers that the clients own now."""
-        kept = [(x, x.clone()) for name, x in self.owned.items() if name != PERSONAL]
+        saved = [(x, x.clone()) for name, x in self.owned.items() if name != PERSONAL]
 
         def restore() -> None:
-            for present, before in kept:
+            for present, before in saved:
                 present.copy_(before)
 
         return restore

@@ -159,7 +159,7 @@ class SeparateBatches(StackBatches):
 
     def advance(self, num_clients: int) -> None:
         """Read the batches of the next step."""
-        self._step = [_next_step(own) for own in self._batches[:num_clients]]
+        self._step = [_next_step(batches) for batches in self._batches[:num_clients]]
 
     def groups(self, keep: bool = False) -> Iterator[Group]:
         """Yield copies of the batches of each form."""
@@ -179,9 +179,9 @@ def groups_of(batches: Sequence[Sequence[Batch]]) -> Iterator[Group]:
     """Yield copies of the batches of each client, those of one form together."""
     for position in range(max(map(len, batches), default=0)):
         alike: dict[Any, list[int]] = {}
-        for row, own in enumerate(batches):
-            if position < len(own):
-                alike.setdefault(own[position].signature, []).append(row)
+        for row, client_batches in enumerate(batches):
+            if position < len(client_batches):
+                alike.setdefault(client_batches[position].signature, []).append(row)
         for rows in alike.values():
             some = [batches[row][position] for row in rows]
             leaves = [
@@ -302,11 +302,11 @@ class GatheredBatches(StackBatches):
                 alike: dict[tuple[int, int], tuple[list[int], list[float], list[np.ndarray]]] = {}
                 for row, batches in enumerate(step_batches):
                     if number < len(batches):
-                        size, index, factor, own = batches[number]
+                        size, index, factor, client_order = batches[number]
                         rows, factors, parts = alike.setdefault((size, index), ([], [], []))
                         rows.append(row)
                         factors.append(factor)
-                        parts.append(own)
+                        parts.append(client_order)
                 for (size, index), (rows, factors, parts) in alike.items():
                     step.append((size, index, rows, factors))
                     positions += parts

@@ -158,8 +158,8 @@ def train_stack(
         batches.advance(num_left)
         if twin is not None:
             flat_module.seed(seed + local.num_steps)
-        for found in _backward(stack, batches.groups(keep=twin is not None), logs):
-            optimizer.activate(found)
+        for names in _backward(stack, batches.groups(keep=twin is not None), logs):
+            optimizer.activate(names)
             local.learning_rate = optimizer.learning_rate
         rule_step(local, job, flat_module, partial(treat_stack, stack, job), at_received if reads_at_received else None)
         move_schedules(local, flat_module, batches.num_batches)  # clients of a stack share a moving schedule
@@ -254,8 +254,8 @@ def _full_gradients(
 ) -> Tensor:
     """Return the result of `full_gradient` for each client (n, d)."""
     groups = whole_pass(flat_module, members, schedule)
-    for found in _backward(stack, groups, RowLogs(flat_module.logs)):
-        flat_module.optimizer.activate(found)
+    for names in _backward(stack, groups, RowLogs(flat_module.logs)):
+        flat_module.optimizer.activate(names)
     if flat_module.optimizer.decays:
         stack.gradient.add_(stack.params * flat_module.optimizer.weight_decay)
     return stack.gradient.clone()
@@ -268,8 +268,8 @@ def _backward(stack: Stack, groups: Iterable[Group], logs: RowLogs) -> Iterator[
         factors: float | Tensor = group.factors[0]
         if any(factor != factors for factor in group.factors):
             factors = _on_device(group.factors, stack.params, stack.params.dtype)
-        if found := stack.backward(group, factors, logs):
-            yield found
+        if names := stack.backward(group, factors, logs):
+            yield names
 
 
 def _on_device(numbers: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -69,8 +69,8 @@ class Availability:
             table.refuse(
                 int(other), f"the interval of client {clients[other]} overlaps with that of line {table.lines[one]}."
             )
-        kept = np.isin(clients, eligible)
-        return cls(table.path, starts[kept], ends[kept], clients[kept], period)
+        has_samples = np.isin(clients, eligible)
+        return cls(table.path, starts[has_samples], ends[has_samples], clients[has_samples], period)
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:

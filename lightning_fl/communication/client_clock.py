@@ -104,10 +104,10 @@ class ClientClock(SimulatedClock):
         super().__post_init__()
         if self.trace is not None:
             spreads = ("devices", *SIGMAS[:3])
-            given = [name for name in spreads if getattr(self, name) not in (None, 0)]
+            names = [name for name in spreads if getattr(self, name) not in (None, 0)]
             require(
-                not given,
-                f"the clock's trace has the speeds of every client, and {' and '.join(given)} would draw them: give one of both.",
+                not names,
+                f"the clock's trace has the speeds of every client, and {' and '.join(names)} would draw them: give one of both.",
             )
 
     @classmethod
@@ -121,8 +121,8 @@ class ClientClock(SimulatedClock):
     def sigmas(self) -> tuple[float, ...]:
         """Spreads of computation, uplink, downlink and jitter: those given, or else the preset's, or else 0."""
         preset = PRESETS[self.devices] if self.devices else (0.0,) * len(SIGMAS)
-        given = [getattr(self, name) for name in SIGMAS]
-        return tuple(other if value is None else float(value) for value, other in zip(given, preset, strict=True))
+        values = [getattr(self, name) for name in SIGMAS]
+        return tuple(other if value is None else float(value) for value, other in zip(values, preset, strict=True))
 
     @property
     def median(self) -> Device:

@@ -48,13 +48,13 @@ class CsvTable:
         Raises:
             UserError: one of them is not the index of a client.
         """
-        given = self.columns[CLIENT]
-        unknown = (given != np.floor(given)) | (given < 0) | (given >= num_clients)
+        column = self.columns[CLIENT]
+        unknown = (column != np.floor(column)) | (column < 0) | (column >= num_clients)
         self.refuse_first(
             unknown,
-            lambda row: f"client {given[row]:.12g} is unknown: the federation has the clients 0 to {num_clients - 1}.",
+            lambda row: f"client {column[row]:.12g} is unknown: the federation has the clients 0 to {num_clients - 1}.",
         )
-        return given.astype(np.int64)
+        return column.astype(np.int64)
 
     def check_positive(self, *names: str) -> None:
         """Raise `UserError` if a number of these columns is not above 0."""
@@ -98,11 +98,11 @@ def read_csv(what: str, path: str | os.PathLike[str], allowed: Sequence[Collecti
 def _check_header(what: str, path: str, header: Sequence[str], allowed: Sequence[Collection[str]]) -> None:
     if any(set(header) == set(names) and len(header) == len(names) for names in allowed):
         return
-    known = {name for names in allowed for name in names}
+    columns = {name for names in allowed for name in names}
     choices = "; or ".join(",".join(names) for names in allowed)
-    unknown = next((name for name in header if name not in known), None)
+    unknown = next((name for name in header if name not in columns), None)
     wrong = (
-        f"column {unknown!r} is unknown; {nearest(unknown, known)}." if unknown else f"the columns must be {choices}."
+        f"column {unknown!r} is unknown; {nearest(unknown, columns)}." if unknown else f"the columns must be {choices}."
     )
     raise UserError(
         f"{what} {path}, line 1: {wrong}" if header else f"{what} {path} is empty: it must begin with {choices}."

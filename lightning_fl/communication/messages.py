@@ -146,8 +146,8 @@ class UplinkMessage:
 def _entropy(codec: Codec, name: str, payload: Payload, context: RoundContext) -> int:
     """Return the ideal bits of an entry, never more than it takes."""
     sent = payload[name].bits
-    if (found := codec.symbols(name, payload, context)) is not None:
-        symbols, num_values = found
+    if (coded := codec.symbols(name, payload, context)) is not None:
+        symbols, num_values = coded
         counts = torch.bincount(symbols.flatten().long(), minlength=num_values).tolist()
         n = sum(counts)
         order_bits = log2_factorial(n) - sum(map(log2_factorial, counts))

@@ -108,11 +108,11 @@ class FlatModule:
         self._attributes = holders_of(self.module)
         all_buffers = dict(self.module.named_buffers())
         self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
-        own = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
-        shared = {name: buffer for name, buffer in all_buffers.items() if name not in own}
+        personal = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
+        shared = {name: buffer for name, buffer in all_buffers.items() if name not in personal}
         bound = dtype, self.fabric.device, self.buffer
         self._shared_buffers = ModuleBuffers(shared, *bound, unsaved_buffers(self.module))
-        self.personal_buffers = ModuleBuffers(own, *bound)
+        self.personal_buffers = ModuleBuffers(personal, *bound)
         self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
 
     @property
@@ -233,8 +233,8 @@ class FlatModule:
         if PERSONAL in owned:
             self.personal.copy_(owned[PERSONAL])
         if PERSONAL_BUFFERS in owned:
-            own = self.personal_buffers
-            own.load(owned[PERSONAL_BUFFERS], {name: owned[counter_entry(name)] for name in own.counter_names})
+            buffers = self.personal_buffers
+            buffers.load(owned[PERSONAL_BUFFERS], {name: owned[counter_entry(name)] for name in buffers.counter_names})
 
     def read_personal(self) -> State:
         """Return copies of what the present client owns, as entries of its state; {} if clients own nothing."""
@@ -243,11 +243,11 @@ class FlatModule:
 
     def read_personal_buffers(self) -> State:
         """Return copies of the buffers that the present client owns, as entries of its state; {} if it owns none."""
-        own = self.personal_buffers
-        if not own.views and not own.counter_names:
+        buffers = self.personal_buffers
+        if not buffers.views and not buffers.counter_names:
             return {}
-        counters = {counter_entry(name): counter for name, counter in own.read_counters().items()}
-        return {PERSONAL_BUFFERS: own.read().clone(), **counters}
+        counters = {counter_entry(name): counter for name, counter in buffers.read_counters().items()}
+        return {PERSONAL_BUFFERS: buffers.read().clone(), **counters}
 
     def read_buffers(self) -> Tensor:
         """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
@@ -259,27 +259,27 @@ class FlatModule:
         Args:
             run_state: the server's `params`, `buffers` and `counters`, and what clients own at first.
         """
-        own = self.read_personal()
+        owned = self.read_personal()
         with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
             self.load_personal(initially_owned(run_state))
             copied = {
                 name: value.detach().clone(memory_format=torch.contiguous_format)
                 for name, value in self.module.state_dict().items()
             }
-        self.load_personal(own)
+        self.load_personal(owned)
         return copied
 
     @contextmanager
     def other_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> Iterator[None]:
         """Load another model, as `load` does, and load the present one again at the end; personal parameters stay."""
         present = self.params.clone(), self.read_buffers().clone(), self.read_counters()
-        own = self.read_personal_buffers()
+        owned = self.read_personal_buffers()
         self.load(params, buffers, counters)
         try:
             yield
         finally:
             self.load(*present)
-            self.load_personal(own)
+            self.load_personal(owned)
 
     def read_counters(self) -> dict[str, Tensor]:
         """Return copies of the module's shared integer buffers, by name."""
@@ -304,7 +304,7 @@ class FlatModule:
             log: replaces the module's `log`.
         """
         holders = [(home, leaf, name) for name in tensors for home, leaf in self._attributes[name]]
-        own = [home[leaf] for home, leaf, _ in holders]
+        originals = [home[leaf] for home, leaf, _ in holders]
         attributes = vars(self.module)
         previous = attributes.get("log")
         try:
@@ -316,7 +316,7 @@ class FlatModule:
             attributes.pop("log")
             if previous is not None:
                 attributes["log"] = previous
-            for (home, leaf, _), tensor in zip(holders, own, strict=True):
+            for (home, leaf, _), tensor in zip(holders, originals, strict=True):
                 home[leaf] = tensor
 
     def training_step(self, batch: Any, index: int) -> tuple[Any, Any]:

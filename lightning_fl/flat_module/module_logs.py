@@ -147,15 +147,15 @@ class LogCollector:
             metric.reset()
         self._metrics.clear()
 
-    def averages(self, parts: Sequence[Sums], known: Sequence[Known] | None = None) -> dict[str, float]:
+    def averages(self, parts: Sequence[Sums], knowledge: Sequence[Known] | None = None) -> dict[str, float]:
         """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects.
 
         Args:
             parts: the sums, of all processes.
-            known: `knowledge` of each process, if it has been gathered already.
+            knowledge: `knowledge` of each process, if it has been gathered already.
         """
         parts = on_host(parts)
-        reduced = self._learn_from_others(parts, known)
+        reduced = self._learn_from_others(parts, knowledge)
         averages: dict[str, float] = {}
         for key in {key: None for part in parts for key in part}:
             entries = [part[key] for part in parts if key in part]
@@ -212,7 +212,7 @@ class LogCollector:
             {name: how for name, how in reductions.items() if name not in means},
         )
 
-    def _learn_from_others(self, parts: Sequence[Sums], known: Sequence[Known] | None) -> dict[str, float]:
+    def _learn_from_others(self, parts: Sequence[Sums], knowledge: Sequence[Known] | None) -> dict[str, float]:
         """Learn how other processes log; return reductions other than the mean.
 
         All processes then compute the same metrics in the same order, because each exchanges its state with the others.
@@ -228,8 +228,8 @@ class LogCollector:
         if self.gather is None:
             return reductions
         paths: dict[str, str] = {}
-        known = self.gather(self.knowledge()) if known is None else known
-        for other in known:
+        knowledge = self.gather(self.knowledge()) if knowledge is None else knowledge
+        for other in knowledge:
             self.progress_bar_names |= other.progress_bar_names
             self.unlogged_names |= other.unlogged_names
             self._forms |= other.forms
@@ -239,8 +239,8 @@ class LogCollector:
                 if how is not None and name in names - reductions.keys()
             }
             paths |= other.metrics
-        if any(name not in other.reductions for name in names for other in known) and any(
-            how is None for name in names for other in known for how in [other.reductions.get(name, "")]
+        if any(name not in other.reductions for name in names for other in knowledge) and any(
+            how is None for name in names for other in knowledge for how in [other.reductions.get(name, "")]
         ):  # a function, which not every process has
             reductions = {name: value for values in self.gather(reductions) for name, value in values.items()}
         if self._module is not None:

@@ -82,9 +82,9 @@ def _check_extent(root: yaml.Node, name: str, most: int) -> None:
         if node not in extents:
             inside.add(node)
             parts = node.value if isinstance(node, yaml.CollectionNode) else []
-            found = [extent(part) for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
+            sizes = [extent(part) for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
             inside.remove(node)
-            extents[node] = 1 + sum(count for count, _ in found), 1 + max((levels for _, levels in found), default=0)
+            extents[node] = 1 + sum(count for count, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
             count, levels = extents[node]
             require(count <= most, f"{where} has more than {most:,} values with its aliases (*) written out.")
             require(levels <= MAX_DEPTH, f"{where} is nested more than {MAX_DEPTH} levels deep.")

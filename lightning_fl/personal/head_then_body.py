@@ -35,14 +35,14 @@ class HeadThenBody(Personal):
 
     def check(self, context: RoundContext) -> None:
         """Raise `UserError` unless the local training has as many passes as both phases."""
-        head, body, given = self.head_epochs, self.body_epochs, context.local_epochs
+        head, body, local_epochs = self.head_epochs, self.body_epochs, context.local_epochs
         least, open_end = body + (1 if head is None else head), head is None
+        actual = "local_steps instead" if local_epochs is None else local_epochs
         require(
-            given is not None and (given >= least if open_end else given == least),
+            local_epochs is not None and (local_epochs >= least if open_end else local_epochs == least),
             f"a client trains its head for {'one epoch or more' if open_end else f'{head} epochs'} and then the body for {body}, "
-            f"so local_epochs must be {least}{' or more' if open_end else ''}, got "
-            f"{'local_steps instead' if given is None else given}: set --trainer.local_epochs {least}, or other head_epochs and "
-            "body_epochs.",
+            f"so local_epochs must be {least}{' or more' if open_end else ''}, got {actual}: "
+            f"set --trainer.local_epochs {least}, or other head_epochs and body_epochs.",
         )
 
     def start(self, local: LocalTraining) -> None:

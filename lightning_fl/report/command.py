@@ -206,7 +206,7 @@ def _sections(
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
     sections["Codecs"] = codec_parts(groups, look)
-    local_metric = metric.of_clients
+    local_metric = metric.over_clients
     if figure := draw_clients(groups, local_metric, look):
         about = (
             f"{local_metric.short.capitalize()} of each client on its own held-out samples, in the last round that evaluated the "

@@ -78,7 +78,7 @@ class Metric:
         return falls(self.name) if self.mode is None else self.mode == "min"
 
     @property
-    def of_clients(self) -> Metric:
+    def over_clients(self) -> Metric:
         """Metric of which this one is a statistic over clients; itself for others."""
         name = without_statistic(self.name)
         return self if name == self.name else Metric(name)

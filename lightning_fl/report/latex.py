@@ -11,7 +11,7 @@ from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.report.comparison import VALUES, Group, Metric
 from lightning_fl.report.document import on_one_line
 from lightning_fl.report.labels import counted
-from lightning_fl.report.tables import COSTS, Column, of_last, table
+from lightning_fl.report.tables import COSTS, Column, averaged_values, table
 
 WHOLE_RUN = ("uplink", "downlink", "simulated_seconds")
 TO_TARGET = ("rounds", "uplink", "simulated_seconds")
@@ -103,11 +103,12 @@ def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
     counts = sorted({len(group.curves) for group in groups})
     runs = " to ".join(f"{count}" for count in dict.fromkeys((counts[0], counts[-1])))
     curves = [curve for group in groups for curve in group.curves]
+    values = f"{metric.short}: {averaged_values(curves)}"
     lines = [
-        f"{metric.short}: {of_last(curves)} of a run; mean and sample standard deviation over {runs} runs, of which rows differ "
-        "in their seeds alone; the best means in bold, unless all are equal."
+        f"{values} of a run; mean and sample standard deviation over {runs} runs, of which rows differ in their seeds alone; the "
+        "best means in bold, unless all are equal."
         if counts != [1]
-        else f"{metric.short}: {of_last(curves)} of the only run; the best in bold, unless all are equal.",
+        else f"{values} of the only run; the best in bold, unless all are equal.",
         r"Needs \usepackage{booktabs}.",
     ]
     if metric.target is not None:

@@ -138,7 +138,7 @@ def results(groups: Sequence[Group], metric: Metric) -> Table:
     kind: Literal["share", "figures"] = "share" if is_accuracy(metric.name) else "figures"
     curves = [curve for group in groups for curve in group.curves]
     columns = {
-        "final": Column(f"{VALUES['final']} {metric.short} ({of_last(curves)})", kind),
+        "final": Column(f"{VALUES['final']} {metric.short} ({averaged_values(curves)})", kind),
         "last": Column(VALUES["last"], kind),
         "best": Column(VALUES["best"] if any(curve.is_smoothed for curve in curves) else "best", kind),
     }
@@ -149,7 +149,7 @@ def results(groups: Sequence[Group], metric: Metric) -> Table:
     return table(["method", "runs"], columns, rows)
 
 
-def of_last(curves: Sequence[Curve]) -> str:
+def averaged_values(curves: Sequence[Curve]) -> str:
     """Return of how many values `final` is the mean, in words."""
     counts = sorted({curve.num_final for curve in curves})
     if counts == [1]:

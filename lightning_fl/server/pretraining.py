@@ -136,7 +136,7 @@ class ModuleLearner:
     def _gradient(self) -> FlatGradient:
         """Flat gradient that gathers all gradients for the one vector that Adam steps."""
         layout, vector = self.flat_module.layout, self._adam.param_groups[0]["params"][0].grad
-        return FlatGradient(layout, self._parameters, vector, known=layout.names)
+        return FlatGradient(layout, self._parameters, vector, used_names=layout.names)
 
     @cached_property
     def _adam(self) -> torch.optim.Adam:

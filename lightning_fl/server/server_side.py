@@ -221,7 +221,7 @@ class ServerSide:
         return torch.from_numpy(self.data.label_histograms).float()
 
 
-def accuracy_in(logged: Mapping[str, float], method: str, module: str, given: str | None = None) -> float:
+def accuracy_in(logged: Mapping[str, float], method: str, module: str, given_name: str | None = None) -> float:
     """Return the accuracy among logged values: the given name, or the one that `find_accuracy` finds.
 
     >>> accuracy_in({"val_loss": 2.0, "val_acc": 0.4}, "FedAP", "Classifier")
@@ -231,15 +231,16 @@ def accuracy_in(logged: Mapping[str, float], method: str, module: str, given: st
         UserError: the given name is a loss or is not logged, or no name or several are those of an accuracy.
     """
     needed = f"{method} needs the accuracy on the server's data"
-    if given is not None:
+    if given_name is not None:
         require(
-            not falls(given),
-            f"{needed}, but trainer.metric is {given!r}, a loss or error: give the name of an accuracy.",
+            not falls(given_name),
+            f"{needed}, but trainer.metric is {given_name!r}, a loss or error: give the name of an accuracy.",
         )
         require(
-            given in logged, f"{needed} as trainer.metric {given!r}, which is not logged; {nearest(given, logged)}."
+            given_name in logged,
+            f"{needed} as trainer.metric {given_name!r}, which is not logged; {nearest(given_name, logged)}.",
         )
-    name = given or find_accuracy(logged)
+    name = given_name or find_accuracy(logged)
     require(
         name is not None,
         f"{needed}: let the validation_step of {module} log {ACCURACY!r}; it logs "

@@ -135,13 +135,13 @@ def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
 def kept_arguments(callback: Callback) -> dict[str, Any]:
     """Return the arguments of a callback's constructor by name, as it keeps them under these names; `UNKEPT` for others."""
 
-    def kept(name: str) -> Any:
+    def argument(name: str) -> Any:
         try:
             return getattr(callback, name)
         except Exception:  # a property may need a trainer
             return UNKEPT
 
-    return {name: kept(name) for name in parameters_of(type(callback))}
+    return {name: argument(name) for name in parameters_of(type(callback))}
 
 
 def plain(value: Any) -> Any:

@@ -190,9 +190,9 @@ class Run:
         self.params, self.buffers, self.counters = proposal.params, proposal.buffers, proposal.counters
         self.server = proposal.server
         self.num_steps += proposal.num_steps
-        for kept, new in ((self.clients, states), (self.client_memory, memory)):
+        for states_by_client, new in ((self.clients, states), (self.client_memory, memory)):
             for client, state in new:
-                kept[client] = state
+                states_by_client[client] = state
         self.end_round()
 
     def end_round(self) -> None:
@@ -214,19 +214,20 @@ class Run:
         on_host = factors.cpu()
 
         def masked(state: State, factors: Tensor, unmasked: frozenset[str] = frozenset()) -> State:
-            of_model = self._of_model(state, self.layout) - unmasked
+            model_entries = self._model_entries(state, self.layout) - unmasked
             return {
-                name: entry * factors.to(entry.dtype) if name in of_model else entry for name, entry in state.items()
+                name: entry * factors.to(entry.dtype) if name in model_entries else entry
+                for name, entry in state.items()
             }
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
         self.server_memory = masked(self.server_memory, factors)
-        for kept, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
-            for client in list(kept):
-                kept[client] = masked(kept[client], on_host, names)
+        for states_by_client, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
+            for client in list(states_by_client):
+                states_by_client[client] = masked(states_by_client[client], on_host, names)
 
-    def _of_model(self, state: State, layout: Layout) -> set[str]:
+    def _model_entries(self, state: State, layout: Layout) -> set[str]:
         """Return the names of the entries that are vectors (d,) of this layout."""
         return {name for name, entry in state.items() if layout_of(name, entry, layout, self.buffer_layout) is layout}
 
@@ -256,9 +257,9 @@ class Run:
         self.server = {name: pruning_map.state(state) for name, state in self.server.items()}
         self.server_memory = pruning_map.state(self.server_memory)
         self._prune_to(None if self.mask is None else pruning_map.params(self.mask))
-        for kept in (self.clients, self.client_memory):
-            for client in list(kept):
-                kept[client] = pruning_map.state(kept[client])
+        for states_by_client in (self.clients, self.client_memory):
+            for client in list(states_by_client):
+                states_by_client[client] = pruning_map.state(states_by_client[client])
 
     def first_state(self, rule: Rule, received: Tensor) -> State:
         """Return a client's first state: that of the rule, and what the client owns."""
@@ -298,17 +299,17 @@ class Run:
         source, device = replace(self.layout, channels_last=tuple(state["channels_last"])), self.params.device
 
         def relaid(tensors: State, to: torch.device) -> State:
-            of_model = self._of_model(tensors, source)
+            model_entries = self._model_entries(tensors, source)
             return {
-                name: (self.layout.relay(entry, source) if name in of_model else entry).to(to, copy=True)
+                name: (self.layout.relay(entry, source) if name in model_entries else entry).to(to, copy=True)
                 for name, entry in tensors.items()
             }
 
         # Clients' states come first: their files may be damaged, and the model must not change then.
-        for kept, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
-            kept.clear()
+        for states_by_client, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
+            states_by_client.clear()
             for client, entry in saved.items():
-                kept[client] = relaid(entry, torch.device("cpu"))
+                states_by_client[client] = relaid(entry, torch.device("cpu"))
         for name in SCALARS:
             setattr(self, name, state.get(name, getattr(self, name)))
         self.params = self.layout.relay(state["params"], source).to(device, copy=True)

@@ -141,9 +141,9 @@ class _StateFiles:
                     "file": column.path.name,
                     "shape": list(column.shape),
                     "dtype": column.dtype,
-                    "rows": torch.tensor(of_column, dtype=torch.int64),
+                    "rows": torch.tensor(numbers, dtype=torch.int64),
                 }
-                for (name, column), of_column in rows.items()
+                for (name, column), numbers in rows.items()
             ],
         }
 
@@ -200,7 +200,7 @@ def read_states(run_state: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
     if "client_files" not in run_state:
         if "clients" not in run_state:
             return run_state
-        clients = {k: {_present_name(n): x for n, x in kept.items()} for k, kept in run_state["clients"].items()}
+        clients = {k: {_present_name(n): x for n, x in entries.items()} for k, entries in run_state["clients"].items()}
         return {**run_state, "clients": clients}
     folder = checkpoint.parent / run_state["client_files"]
     return {**run_state, **{kind: StatesInFiles(folder / kind, run_state[kind], checkpoint) for kind in KINDS}}

@@ -93,8 +93,8 @@ class Staging:
 class StagedStates(Mapping[int, State]):
     """Clients' states of the host, each copied to a device when it is asked for."""
 
-    def __init__(self, kept: Mapping[int, State], staging: Staging, device: torch.device) -> None:
-        self._kept, self._staging, self._device = kept, staging, device
+    def __init__(self, states_by_client: Mapping[int, State], staging: Staging, device: torch.device) -> None:
+        self._kept, self._staging, self._device = states_by_client, staging, device
 
     def __getitem__(self, client: int) -> State:
         return self._staging.to_device(self._kept[client], self._device)

@@ -108,7 +108,7 @@ class Reconfiguration(Step):
 
     def prepare(self, turn: SetupTurn) -> None:
         """Train and prune on the server before the first round."""
-        server, kept, seen = turn.server, torch.ones_like(turn.params, dtype=torch.bool), turn.mask
+        server, mask, seen = turn.server, torch.ones_like(turn.params, dtype=torch.bool), turn.mask
         rows = slice(self.initial_batches * server.batch_size)
         importance = torch.zeros_like(turn.params)
         start: int | None = None
@@ -119,49 +119,49 @@ class Reconfiguration(Step):
                 accuracy = server.accuracy(turn.params, turn.buffers, rows)
                 start = number if accuracy >= self.start_accuracy / num_classes else None
             received = {"model": turn.params, "buffers": turn.buffers}
-            trained = server.train(received, self.rule, epochs=1, rows=rows, mask=kept).message
+            trained = server.train(received, self.rule, epochs=1, rows=rows, mask=mask).message
             turn.params = turn.params + trained["model"]
             turn.buffers = turn.buffers + trained.get("buffers", 0)
             importance += trained[IMPORTANCE]
             if start is not None and (number - start) % self.initial_interval == 0:
-                before = int(kept.sum())
-                kept = self._reconfigured(turn.context, server, turn.params, kept, importance, self.shrink)
-                turn.params = turn.params * kept
+                before = int(mask.sum())
+                mask = self._reconfigured(turn.context, server, turn.params, mask, importance, self.shrink)
+                turn.params = turn.params * mask
                 importance = torch.zeros_like(importance)
                 if seen is not None:
-                    changes.append(abs(int(kept.sum()) / before - 1))
-                seen = kept
+                    changes.append(abs(int(mask.sum()) / before - 1))
+                seen = mask
                 last = changes[-ADJUSTMENTS_THAT_AGREE:]
                 if len(last) == ADJUSTMENTS_THAT_AGREE and max(last) <= self.tolerance:
                     break
         if seen is not None:
             turn.mask = seen
             rank_zero_info(
-                f"The server has pruned {len(kept):,} parameters to {int(kept.sum()):,} before the first round."
+                f"The server has pruned {len(mask):,} parameters to {int(mask.sum()):,} before the first round."
             )
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the mask when clients have sent Z_k."""
         context, prunable = turn.context, _prunable(turn.context, turn.params)
-        kept = torch.ones_like(prunable) if turn.mask is None else turn.mask
+        mask = torch.ones_like(prunable) if turn.mask is None else turn.mask
         if IMPORTANCE in turn.merged:
             share = self.shrink * 0.5 ** (turn.round / self.half_life)
             importance = turn.merged[IMPORTANCE]
-            kept = turn.mask = self._reconfigured(context, turn.server, turn.proposal, kept, importance, share)
+            mask = turn.mask = self._reconfigured(context, turn.server, turn.proposal, mask, importance, share)
         turn.metrics |= {
-            "prune/rate": int((~kept).sum()) / max(1, int(prunable.sum())),
-            "prune/kept": int(kept.sum()),
+            "prune/rate": int((~mask).sum()) / max(1, int(prunable.sum())),
+            "prune/kept": int(mask.sum()),
         }
         return state
 
     def _reconfigured(
-        self, context: RoundContext, server: Server, weights: Tensor, kept: Tensor, importance: Tensor, share: float
+        self, context: RoundContext, server: Server, weights: Tensor, mask: Tensor, importance: Tensor, share: float
     ) -> Tensor:
         """Return the mask (d,) with the largest Γ."""
         prunable = _prunable(context, weights)
         seconds = self._seconds(context, server, weights)
-        removable = smallest_kept(weights, kept, _layers(context).values(), share)
-        fixed = kept & ~removable
+        removable = smallest_kept(weights, mask, _layers(context).values(), share)
+        fixed = mask & ~removable
         bound = None
         if self.max_density is not None:
             bound = whole_share(self.max_density, int(prunable.sum())) - int(fixed[prunable].sum())

@@ -34,9 +34,9 @@ class TrustScores(Step):
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Propose the model moved by the trusted uploads."""
         rows = turn.merged[UPLOADS].double()
-        own = turn.server.train({"model": turn.params, "buffers": turn.buffers}).message["model"].double()
-        lengths, length = torch.linalg.vector_norm(rows, dim=1), torch.linalg.vector_norm(own)
-        directed = (rows @ own).clamp(min=0) * (lengths > 0)
+        trained = turn.server.train({"model": turn.params, "buffers": turn.buffers}).message["model"].double()
+        lengths, length = torch.linalg.vector_norm(rows, dim=1), torch.linalg.vector_norm(trained)
+        directed = (rows @ trained).clamp(min=0) * (lengths > 0)
         scores = directed / (lengths * length).clamp(min=torch.finfo(rows.dtype).tiny)
         turn.metrics["robust/trusted"] = int((scores > 0).sum())
         total = scores.sum()

@@ -309,7 +309,7 @@ def _local_schedule(
     )
     batches_per_epoch = schedule.pass_batches(int(data.client_sizes.max()))
     if trainer.algorithm.pools_clients and cohort is not None:
-        schedule = schedule.of_cohort(*cohort, batches_per_epoch)
+        schedule = schedule.with_cohort(*cohort, batches_per_epoch)
     repeats = trainer.algorithm.rule.repeats
     trainer.most_local_steps, trainer.round_batches = (
         schedule.num_steps(batches_per_epoch) * repeats,

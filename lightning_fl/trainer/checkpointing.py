@@ -176,14 +176,14 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
         if callback.state_key in states:
-            own = {"patience": callback.patience} if is_a(callback, EarlyStopping) else {}
+            patience = {"patience": callback.patience} if is_a(callback, EarlyStopping) else {}
             callback.load_state_dict(states[callback.state_key])
-            vars(callback).update(own)  # which the state of EarlyStopping replaces, but a resumed run may change
+            vars(callback).update(patience)  # which the state of EarlyStopping replaces, but a resumed run may change
     if type(trainer.data).__qualname__ in checkpoint:
         trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
     trainer.current_epoch = trainer.run.round
-    if trainer.metric is None and (kept := saved.get("metric")):
-        trainer.metric, trainer.metric_mode = kept["name"], kept["mode"]
+    if trainer.metric is None and (metric := saved.get("metric")):
+        trainer.metric, trainer.metric_mode = metric["name"], metric["mode"]
     elif trainer.metric is None:  # checkpoints of earlier versions do not name it
         trainer.metric = find_metric(saved.get("metrics", {}))
     if not trainer.metric_falls:
@@ -238,10 +238,10 @@ def execution(federation: Federation) -> dict[str, Any]:
 
     On an accelerator, or if it is not torch's own, the precision of float32 is there, too.
     """
-    found = {"runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
+    settings = {"runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
     if federation.flat_module.fabric.device.type != "cpu" or Float32.now() != UNSET:
-        found["float32"] = list(Float32.now())
-    return found
+        settings["float32"] = list(Float32.now())
+    return settings
 
 
 def _in_words(execution: dict[str, Any]) -> str:

@@ -92,8 +92,8 @@ def most_clients(trainer: TrainerInterface) -> int | None:
     Raises:
         UserError: there are fewer clients.
     """
-    own, everyone = trainer.algorithm.validation_clients, trainer.data.num_clients
-    most = trainer.validation_clients if own is None else own
+    limit, everyone = trainer.algorithm.validation_clients, trainer.data.num_clients
+    most = trainer.validation_clients if limit is None else limit
     require(
         most is None or most <= everyone,
         f"validation_clients is {most}, but the federation has {everyone} clients: give at most {everyone}, or leave it out to "

@@ -69,7 +69,7 @@ class FitLoop:
         self.before_round: dict[str, Any] | None = None
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
-        self._of_clients: dict[int, dict[str, float]] = {}
+        self._logged_of_clients: dict[int, dict[str, float]] = {}
         self._knows_metrics = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
@@ -85,7 +85,7 @@ class FitLoop:
         trainer = self.trainer
         self.val_loop._has_run = self._knows_metrics = False
         self.before_round = None
-        self.client_values, self._of_clients = {}, {}
+        self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
             trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
         )
@@ -226,7 +226,7 @@ class FitLoop:
         check_agreement([prunings for prunings, _ in more])
         for _, process_values in more:
             for client, values in process_values.items():
-                self._of_clients.setdefault(client, {}).update(values)
+                self._logged_of_clients.setdefault(client, {}).update(values)
         self.client_values = {}
         return logs.averages(sums[:1], knowledge)
 
@@ -304,17 +304,17 @@ class FitLoop:
 
     def _write_clients(self, round_index: int) -> None:
         """Write what callbacks have logged of clients in a round to clients.csv, beside metrics.csv."""
-        trainer, found = self.trainer, self._of_clients
-        self._of_clients = {}
-        if not found or not any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
+        trainer, values_by_client = self.trainer, self._logged_of_clients
+        self._logged_of_clients = {}
+        if not values_by_client or not any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
             return
         if trainer.is_global_zero:
             names = trainer.data.client_names
             rows = [
                 {"round": round_index, "client": client}
                 | ({} if names is None else {"name": str(names[client])})
-                | found[client]
-                for client in sorted(found)
+                | values_by_client[client]
+                for client in sorted(values_by_client)
             ]
             add_rows(Path(trainer.default_root_dir, CLIENTS), rows)
 

@@ -340,8 +340,8 @@ class TrainerFlags:
 
     def _check_client_times(self) -> None:
         """Check the flags about clients that are late or not there."""
-        given = {"over_selection": self.over_selection, "deadline": self.deadline, "availability": self.availability}
-        for name, value in given.items():
+        flags = {"over_selection": self.over_selection, "deadline": self.deadline, "availability": self.availability}
+        for name, value in flags.items():
             require(
                 value is None or (name, value) == ("over_selection", 1) or isinstance(self.clock, ClientClock),
                 f"{name} needs a clock that knows each client's time: give devices, trace or a …_sigma of trainer.clock, such as "

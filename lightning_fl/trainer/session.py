@@ -305,9 +305,9 @@ def _check_images(model: LightningModule, data: FederatedDataModule) -> None:
 def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:
     """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
     configured = model.configure_callbacks()
-    own = listed(configured, Callback)
-    types = {type(callback) for callback in own}
-    callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + own
+    module_callbacks = listed(configured, Callback)
+    types = {type(callback) for callback in module_callbacks}
+    callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + module_callbacks
     callbacks += trainer.algorithm.configure_callbacks()
     if trainer.fitting and is_used(trainer):
         callbacks.insert(0, WandbRun())

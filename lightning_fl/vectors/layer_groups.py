@@ -132,14 +132,14 @@ def check_groups(asked: Groups) -> None:
     require(is_known, f"groups {asked!r} is unknown; {nearest(str(asked), CHOICES)}, or a map of groups.")
 
 
-def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout: Layout) -> tuple[Group, ...]:
+def resolve(asked: Groups, layers: Sequence[Group], layout: Layout, buffer_layout: Layout) -> tuple[Group, ...]:
     """Return the groups that a user asks for.
 
     A buffer in no group of a map travels with the first parameter of its module, or of its layer.
 
     Args:
         asked: `layer`, `tensor` (every tensor is a group), or a map from group names to names of parameters and buffers.
-        found: layers of the network.
+        layers: layers of the network.
         layout: layout of its parameters.
         buffer_layout: layout of its float buffers.
 
@@ -148,15 +148,15 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
     """
     check_groups(asked)
     if asked == "layer":
-        return tuple(found)
+        return tuple(layers)
     members_by_name = {name: [name] for name in layout.names} if isinstance(asked, str) else asked
     home = _check_map(members_by_name, layout, buffer_layout)
-    axes = {name: group.axis for group in found for name in group.parameters}
+    axes = {name: group.axis for group in layers for name in group.parameters}
     travelling: dict[str, list[str]] = {name: [] for name in members_by_name}
     for buffer in buffer_layout.names:
         owner = buffer.rpartition(".")[0]
         related = [name for name in layout.names if name.rpartition(".")[0] == owner]
-        related += [group.parameters[0] for group in found if buffer in group.buffers]
+        related += [group.parameters[0] for group in layers if buffer in group.buffers]
         if buffer in home or related:
             travelling[home.get(buffer) or home[related[0]]].append(buffer)
     groups = []

@@ -124,18 +124,20 @@ class FlatGradient:
         has_grown: True if leaves got their first gradient after the first backward pass.
     """
 
-    def __init__(self, layout: Layout, leaves: Sequence[Tensor], vector: Tensor, known: Iterable[str] = ()) -> None:
+    def __init__(
+        self, layout: Layout, leaves: Sequence[Tensor], vector: Tensor, used_names: Iterable[str] = ()
+    ) -> None:
         """Make the gradients of the known leaves views of the vector.
 
         Args:
             layout: position of each gradient in `vector`.
             leaves: tensors that autograd gives gradients to, in the layout's order.
             vector: storage (..., d) of the gradients.
-            known: names of the leaves that already had a gradient.
+            used_names: names of the leaves that already had a gradient.
         """
         self._vector = vector
         self._pairs = dict(zip(layout.names, zip(leaves, layout.views(vector).values(), strict=True), strict=True))
-        self._outside = [name for name in layout.names if name not in set(known)]
+        self._outside = [name for name in layout.names if name not in set(used_names)]
         self.has_grown = False
         self._attach()
 

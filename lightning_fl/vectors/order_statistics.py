@@ -25,12 +25,12 @@ def middle(rows: Tensor, sent: Tensor | None = None) -> Tensor:
     [3.0, 2.0]
     """
 
-    def of_piece(values: Tensor, counts: Tensor) -> Tensor:
+    def statistic(values: Tensor, counts: Tensor) -> Tensor:
         lower, upper = ((counts - 1).clamp(min=0) // 2)[None], (counts // 2).clamp(max=len(values) - 1)[None]
         mean = (values.gather(0, lower) + values.gather(0, upper))[0] / 2
         return torch.where(counts > 0, mean, 0.0)
 
-    return _by_pieces(of_piece, rows, sent)
+    return _by_pieces(statistic, rows, sent)
 
 
 def trimmed(rows: Tensor, count: int, sent: Tensor | None = None) -> Tensor:
@@ -50,12 +50,12 @@ def trimmed(rows: Tensor, count: int, sent: Tensor | None = None) -> Tensor:
     if not count and sent is None:
         return rows.mean(0)
 
-    def of_piece(values: Tensor, counts: Tensor) -> Tensor:
+    def statistic(values: Tensor, counts: Tensor) -> Tensor:
         places = torch.arange(len(values), device=values.device)[:, None]
         stays = (places >= count) & (places < counts - count)
         return torch.where(stays, values, 0.0).sum(0) / stays.sum(0).clamp(min=1)
 
-    return _by_pieces(of_piece, rows, sent)
+    return _by_pieces(statistic, rows, sent)
 
 
 def nearest_to_middle(rows: Tensor, count: int) -> Tensor:
@@ -86,7 +86,7 @@ def krum_scores(distances: Tensor, f: int) -> Tensor:
     return distances.sort(dim=1).values[:, 1 : num_nearest + 1].sum(1)
 
 
-def _by_pieces(of_piece: Callable[[Tensor, Tensor], Tensor], rows: Tensor, sent: Tensor | None) -> Tensor:
+def _by_pieces(statistic: Callable[[Tensor, Tensor], Tensor], rows: Tensor, sent: Tensor | None) -> Tensor:
     """Return what a function makes of sorted values (K, n) and their counts (n,) for all columns; what was not sent is last."""
     parts = []
     for start in range(0, rows.shape[1], PIECE):
@@ -95,5 +95,5 @@ def _by_pieces(of_piece: Callable[[Tensor, Tensor], Tensor], rows: Tensor, sent:
         if sent is not None:
             chosen = sent[:, start : start + PIECE]
             values, counts = torch.where(chosen, values, torch.inf), chosen.sum(0)
-        parts.append(of_piece(values.sort(dim=0).values, counts))
+        parts.append(statistic(values.sort(dim=0).values, counts))
     return torch.cat(parts) if parts else rows.new_zeros(0)

@@ -155,13 +155,13 @@ def padded_tokens(tokens: Any, num_texts: int, length: int) -> Tensor:
         f"tokenizer returned {len(rows):,} rows of tokens for {num_texts:,} texts: return one for each.",
     )
     padded = torch.zeros(num_texts, length, dtype=torch.int64)
-    for text, (row, given) in enumerate(zip(padded, rows, strict=True)):
+    for text, (row, text_tokens) in enumerate(zip(padded, rows, strict=True)):
         try:
-            ids = np.asarray(given)
+            ids = np.asarray(text_tokens)
         except (TypeError, ValueError):  # ragged lists
             ids = np.zeros((0, 0))
         if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise UserError(f"{wanted}, but returned {short_repr(given)} for text {text:,}.")
+            raise UserError(f"{wanted}, but returned {short_repr(text_tokens)} for text {text:,}.")
         present_ids = torch.from_numpy(ids[:length].astype(np.int64))
         row[: len(present_ids)] = present_ids
     return padded

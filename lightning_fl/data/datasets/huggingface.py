@@ -271,7 +271,9 @@ def _read(path: str, name: str | None, split: str) -> Any:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         # The readers of CSV and JSON say why only in the cause of a general sentence.
-        reasons = dict.fromkeys(" ".join(str(known).split())[:300] or type(known).__name__ for known in (error, cause))
+        reasons = dict.fromkeys(
+            " ".join(str(failure).split())[:300] or type(failure).__name__ for failure in (error, cause)
+        )
         raise UserError(f"datasets cannot read {path!r} ({': '.join(reasons).rstrip('.')}).") from error
 
 

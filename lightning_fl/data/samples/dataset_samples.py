@@ -258,11 +258,11 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
         present_parts = [part for part in parts if part is not None]
         return np.concatenate(present_parts) if len(present_parts) == len(parts) else None
     tensors = getattr(dataset, "tensors", ())
-    for found in (getattr(dataset, "targets", None), getattr(dataset, "labels", None), *tensors[1:2]):
-        if found is None:
+    for candidate in (getattr(dataset, "targets", None), getattr(dataset, "labels", None), *tensors[1:2]):
+        if candidate is None:
             continue
         try:
-            labels = np.asarray(found)
+            labels = np.asarray(candidate)
         except (RuntimeError, TypeError, ValueError):
             # Ragged targets, such as boxes, and tensors on an accelerator or with a gradient, are not one class per sample.
             continue
