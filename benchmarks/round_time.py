@@ -3,6 +3,7 @@
     python benchmarks/round_time.py --network cnn --samples 400
     python benchmarks/round_time.py                       # see docs/explanation/speed.md
     python benchmarks/round_time.py --device cuda --precision bf16-mixed --clients 100 --runner auto
+    python benchmarks/round_time.py --network wide --samples 20 --epochs 1  # copies of the model decide
     python benchmarks/round_time.py --ranks 2             # our round in two processes, the bare loops in one
     python benchmarks/round_time.py --epochs 1 --samples 2 --outputs  # one small step, with metrics.csv, bar and checkpoints
     python benchmarks/round_time.py --peer pfl --peer flower  # also other simulators, if they are installed
@@ -51,8 +52,8 @@ from lightning_fl.modules import ImageClassifier, network
 LEARNING_RATE = 0.01
 TRUE_DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
+WIDE = "wide"
+"""One linear layer of 9.8 million parameters, so that copies of the model decide how long a round takes."""
 QUIET: dict[str, Any] = {
     "limit_val_batches": 0,
     "num_sanity_val_steps": 0,
@@ -142,7 +143,8 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
     num_images = options.clients * samples
     images, labels = noise(num_images)
     clients = list(zip(images.split(samples), labels.split(samples), strict=True))
-    work = Work(network(name, 10), clients, options.batch_size, options.epochs, LEARNING_RATE)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 3200)) if name == WIDE else network(name, 10)
+    work = Work(net, clients, options.batch_size, options.epochs, LEARNING_RATE)
     data = federation_of(images, labels, options.clients, options.batch_size)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -161,7 +163,8 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
             callbacks=[alternate],
             **QUIET | (OUTPUTS if options.outputs else {}),
         )
-        trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, options.algorithm, verbose=False)
+        module = ImageClassifier(copy.deepcopy(net) if name == WIDE else name, learning_rate=LEARNING_RATE)
+        trainer.fit(module, data, options.algorithm, verbose=False)
     if not trainer.is_global_zero:
         return
     seconds = {key: values[1:] for key, values in alternate.seconds.items()}  # the first turn warms up
@@ -222,7 +225,7 @@ def arguments() -> argparse.Namespace:
         UserError: a peer is unknown or not installed, or an option works only with our round.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--network", action="append", help="default: lenet5 and cnn")
+    parser.add_argument("--network", action="append", help=f"default: lenet5 and cnn; {WIDE}: one layer of ten million")
     parser.add_argument("--samples", type=int, action="append", help="samples per client; default: 2 and 400")
     parser.add_argument("--clients", type=int, default=10, help="clients, all of which train in every round")
     parser.add_argument("--batch-size", type=int, default=10)

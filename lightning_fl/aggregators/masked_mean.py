@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lightning_fl.slots import SENT, Aggregator, Message, Upload
+from lightning_fl.vectors.pieces import add_scaled, zeros_like
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,15 @@ class MaskedMean(Aggregator):
         """Add s_k n_k Δ_k to the sum and s_k n_k to the weight; an upload is 0 where nothing was sent."""
         for name, vector in upload.message.items():
             if name not in accumulator:
-                accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
-                accumulator[_weight(name)] = torch.zeros_like(accumulator[name])
+                accumulator[name] = zeros_like(vector, torch.float64)
+                accumulator[_weight(name)] = zeros_like(accumulator[name])
             sent = upload.sent.get(name)
             if sent is None:
-                accumulator[name].add_(vector, alpha=upload.result.weight)
+                add_scaled(accumulator[name], vector, upload.result.weight)
                 accumulator[_weight(name)] += upload.result.weight
             elif sent.any():
-                accumulator[name].add_(vector, alpha=upload.result.weight)
-                accumulator[_weight(name)].add_(sent, alpha=upload.result.weight)
+                add_scaled(accumulator[name], vector, upload.result.weight)
+                add_scaled(accumulator[_weight(name)], sent, upload.result.weight)
 
     def weighs_equally(self, name: str) -> bool:
         """False: its weights are the clients' numbers of samples."""

@@ -9,6 +9,7 @@ import torch
 
 from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload
+from lightning_fl.vectors.pieces import add_scaled, zeros_like
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class WeightedMean(Aggregator):
         for name, vector in upload.message.items():
             weight = 1.0 if self.weighs_equally(name) else upload.result.weight
             if name not in accumulator:
-                accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
+                accumulator[name] = zeros_like(vector, torch.float64)
                 accumulator[_weight(name)] = torch.zeros(1, dtype=torch.float64, device=vector.device)
-            accumulator[name].add_(vector, alpha=weight)
+            add_scaled(accumulator[name], vector, weight)
             accumulator[_weight(name)] += weight
 
     def weighs_equally(self, name: str) -> bool:
@@ -45,9 +46,9 @@ class WeightedMean(Aggregator):
         return self.weighting == "uniform" or name in self.uniform
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """Return sum / weight."""
+        """Return sum / weight, in the memory of the sums."""
         names = [name for name in accumulator if _weight(name) in accumulator]
-        return {name: accumulator[name] / accumulator[_weight(name)] for name in names}
+        return {name: accumulator[name].div_(accumulator[_weight(name)]) for name in names}
 
 
 def _weight(name: str) -> str:

@@ -41,6 +41,7 @@ from lightning_fl.server.server_side import ServerSide
 from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn
 from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
+from lightning_fl.vectors.pieces import converted
 
 
 @dataclass
@@ -241,7 +242,7 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={name: vector.to(dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
+            merged={name: converted(vector, dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between, check_positive, check_rounds
 from lightning_fl.slots import LocalTraining, Message, Rule, State
+from lightning_fl.vectors.pieces import difference
 
 FIRST, SECOND, MOMENTUM = "moments/first", "moments/second", "moments/momentum"
 RATE = "scalars/learning_rate"
@@ -63,7 +64,7 @@ class Adam(Rule, ABC):
     def changes(self, local: LocalTraining) -> Message:
         """Return the changes of w, m and v."""
         return {
-            "model": local.params - local.received["model"],
+            "model": difference(local.params, local.received["model"]),
             FIRST: local.memory["first"] - local.received[FIRST],
             SECOND: local.memory["second"] - local.received[SECOND],
         }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.slots import LocalTraining, Message, Rule, State
+from lightning_fl.vectors.pieces import difference, empty_like, pieces, subtract_scaled
 
 CONTROL = "moments/control"
 
@@ -44,7 +45,7 @@ class ControlVariates(Rule):
 
     def start(self, local: LocalTraining) -> None:
         """Compute c − c_k, which is the same in all steps."""
-        local.memory["correction"] = local.received[CONTROL] - local.state["control"]
+        local.memory["correction"] = difference(local.received[CONTROL], local.state["control"])
 
     def observe(self, local: LocalTraining) -> None:
         """Note where the gradient is not 0, before weight decay is added to it."""
@@ -62,16 +63,24 @@ class ControlVariates(Rule):
 
     def step(self, local: LocalTraining) -> None:
         """Take a step of SGD: y ← y − ηg."""
-        local.params.sub_(local.gradient * local.learning_rate)
+        subtract_scaled(local.params, local.gradient, local.learning_rate)
 
     def finish(self, local: LocalTraining) -> Message:
         """Return y − w and c_k⁺ − c_k; the client keeps c_k⁺."""
-        delta = local.params - local.received["model"]
+        delta = difference(local.params, local.received["model"])
         total = torch.as_tensor(local.sum_learning_rate, dtype=delta.dtype, device=delta.device)
         correction = local.received[CONTROL]
         if not self.masked_correction and local.num_steps:  # Σ_s η_s m_s (c − c_k) / Σ_s η_s in place of c − c_k
             client_control = local.state["control"]
             correction = client_control + local.memory["correction"] * local.memory["corrected"] / total
-        change = torch.where(total > 0, -correction - delta / total, 0.0)
-        local.state = {"control": local.state["control"] + change}
+        change, control = empty_like(delta), empty_like(delta)
+        for parts in pieces(change, control, local.state["control"], correction, delta, total):
+            _end(*parts)
+        local.state = {"control": control}
         return {"model": delta, CONTROL: change}
+
+
+def _end(change: Tensor, control: Tensor, before: Tensor, correction: Tensor, delta: Tensor, total: Tensor) -> None:
+    """Write c_k⁺ − c_k and c_k⁺ into the first two vectors."""
+    change.copy_(torch.where(total > 0, -correction - delta / total, 0.0))
+    torch.add(before, change, out=control)

@@ -14,6 +14,7 @@ from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
+from lightning_fl.vectors.pieces import difference
 
 
 class Gradients(Flag):
@@ -139,4 +140,4 @@ class Rule(Part):
 
         The runner adds `buffers`.
         """
-        return {"model": local.params - local.received["model"]}
+        return {"model": difference(local.params, local.received["model"])}

@@ -37,6 +37,7 @@ from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks
 from lightning_fl.trainer.memory_format import prefers_channels_last
+from lightning_fl.vectors.pieces import BLOCKS
 
 STAGES = {
     TrainerFn.FITTING: RunningStage.TRAINING,
@@ -119,6 +120,7 @@ def session(
         _set_switches(*switches)
         torch.set_num_threads(num_threads)
         _release(trainer)
+        BLOCKS.release()
         trainer.state.stage = None
 
 
