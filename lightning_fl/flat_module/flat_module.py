@@ -262,10 +262,7 @@ class FlatModule:
         owned = self.read_personal()
         with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
             self.load_personal(initially_owned(run_state))
-            copied = {
-                name: value.detach().clone(memory_format=torch.contiguous_format)
-                for name, value in self.module.state_dict().items()
-            }
+            copied = copied_state(self.module)
         self.load_personal(owned)
         return copied
 
@@ -417,6 +414,19 @@ class FlatModule:
             not torch.equal(generator.get_state(), torch.Generator(generator.device).manual_seed(seed).get_state())
             for generator in self.generators
         )
+
+
+def copied_state(module: nn.Module) -> dict[str, Any]:
+    """Return contiguous copies of a module's state; entries that are one tensor, such as tied weights, share their copy."""
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copied(value: Tensor) -> Tensor:
+        same = value.data_ptr(), value.dtype, value.shape, value.stride()
+        if same not in copies or not value.numel():
+            copies[same] = value.detach().clone(memory_format=torch.contiguous_format)
+        return copies[same]
+
+    return {name: copied(value) for name, value in module.state_dict().items()}
 
 
 def _stay() -> None:

@@ -21,7 +21,7 @@ from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
-from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.flat_module import FlatModule, copied_state
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.metric import ACCURACY, find_metric
 from lightning_fl.outputs.run_folder import LAST
@@ -57,7 +57,7 @@ def build_checkpoint(
         "epoch": run_state["round"],
         "global_step": run_state["num_steps"],
         "pytorch-lightning_version": lightning.__version__,
-        "state_dict": trainer.active_module.state_dict(run_state) if before_round else _copied(module),
+        "state_dict": trainer.active_module.state_dict(run_state) if before_round else copied_state(module),
     }
     checkpoint |= follow_pruning.as_saved(module)
     for part in (module, datamodule):
@@ -87,12 +87,6 @@ def build_checkpoint(
             checkpoint[type(datamodule).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)
     return checkpoint
-
-
-def _copied(module: LightningModule) -> dict[str, Any]:
-    return {
-        name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()
-    }
 
 
 def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None) -> str | None:
@@ -147,7 +141,7 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
     Raises:
         UserError: the weights belong to another model.
     """
-    before = _copied(module)
+    before = copied_state(module)
     module.on_load_checkpoint(checkpoint)
     try:
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)

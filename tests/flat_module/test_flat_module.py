@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
+from compared_runs import equal_states
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from toys import Convolved, Perceptron, Statistics, Tied, federation, samples, vector
@@ -163,6 +165,22 @@ def test_tied_parameters_stay_tied_and_are_sent_once(algorithm: Any, make_traine
     by_hand.loss(samples(4)).backward()
     torch.optim.SGD(by_hand.parameters(), lr=0.1).step()
     np.testing.assert_allclose(vector(module), vector(by_hand), rtol=0, atol=1e-6)
+
+
+def test_checkpoints_hold_tied_parameters_once(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    module = Tied()
+    trainer = make_trainer(max_rounds=1, **keeps_files)
+    trainer.fit(module, federation(), FedAvg())
+    for name in ("checkpoints/last.ckpt", "model.ckpt"):
+        state = torch.load(tmp_path / name, weights_only=True)["state_dict"]
+        assert state["output.weight"].data_ptr() == state["hidden.weight"].data_ptr(), name
+    first, last = Tied(), Tied()
+    first.load_state_dict(state)
+    assert equal_states(first.state_dict(), module.state_dict())
+    make_trainer(max_rounds=2, **keeps_files).fit(last, federation(), FedAvg(), ckpt_path="last")
+    assert last.output.weight is last.hidden.weight
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(), DeviceM()], ids=lambda a: a.name)
