@@ -34,7 +34,7 @@ class Box(NamedTuple):
 
     Attributes:
         title: name of a slot of `Algorithm`, whose text is the docstring's; or the server's own work.
-        code: call shown in the box; one of `Federation.train_round`, except that of the uplink.
+        code: call shown in the box; one of `Federation.train_round` or of its broadcast, except that of the uplink.
         text: text of the server's own work.
     """
 
@@ -92,7 +92,8 @@ def round_diagram() -> str:
     Raises:
         ValueError: `Federation.train_round` does not make the calls of the boxes in this order.
     """
-    source = getsource(Federation.train_round)
+    broadcast = getsource(Federation._broadcast).partition('"""')[2]
+    source = getsource(Federation.train_round).replace("self._broadcast(", broadcast)
     calls = [box.code for box in (*DOWN, *CLIENTS, *UP) if box.title != "uplink"]
     positions = [source.find(call) for call in calls]
     if -1 in positions or positions != sorted(positions):

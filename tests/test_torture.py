@@ -95,7 +95,8 @@ def test_a_thousand_trials_have_some_of_each_mishap(part: Any) -> None:
 @pytest.mark.process
 def test_a_process_that_lives_on_is_found_and_ended(tmp_path: Path, part: Any) -> None:
     commands, processes, studies = (part(f"trials.{name}") for name in ("commands", "processes", "studies"))
-    orphan = subprocess.Popen(["sh", "-c", "sleep 60; true", f"{tmp_path}/cell/seed-0"])
+    words = [sys.executable, "-S", "-c", "import time; time.sleep(60)", f"{tmp_path}/cell/seed-0"]  # a shell would fork
+    orphan = subprocess.Popen(words)
     try:
         end = time.monotonic() + 10
         while not (found := studies.processes_of(tmp_path)) and time.monotonic() < end:

@@ -233,8 +233,8 @@ def test_a_module_s_hyper_parameters_are_its_own(monkeypatch: pytest.MonkeyPatch
     assert found["config"].keys() - {"_wandb"} == {"seed_everything", "trainer", "model", "data", "algorithm", "lr"}
     assert "null" not in json.dumps(found["config"])
     assert found["config"]["model"] == {"class_path": "own_module.Own", "init_args": {"lr": 0.1}}
-    assert found["best"]["train/loss"] == {"min", "last"}, "the metric is known only after the first round"
-    assert found["best"]["val_err"] == set()
+    assert found["best"]["val_err"] == {"min", "last"}, "the first value of the validation is what the run is about"
+    assert found["best"]["train/loss"] == found["best"]["val_err_sum"] == set()
     assert "lr" in Path("run/hparams.yaml").read_text()
     assert "num_classes" not in Path("run/hparams.yaml").read_text()
 
