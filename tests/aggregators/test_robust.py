@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from lightning_fl.aggregators import (
     GeometricMedian,
     KeepUploads,
     Krum,
+    MaskedMean,
     MultiKrum,
+    NormalisedMean,
     NormBound,
     TrimmedMean,
     WeightedMean,
@@ -219,6 +222,53 @@ def test_buckets_are_shuffled_anew_and_average_neighbours() -> None:
     assert len(found) > 3
 
 
+def test_buckets_keep_the_order_of_the_clients_and_one_draw_holds_for_all_parties() -> None:
+    rows, part, accumulator = points(8, 1, 10), Bucketing(CoordinateMedian(), 3), dict[str, Any]()
+    for client in (5, 2, 7, 0, 1, 6, 3, 4):
+        result = Result(client, {}, 1.0 + 3 * client % 8, {}, {}, {}, num_steps=1)
+        part.add(accumulator, Upload(result, {"model": rows[client]}))
+    means = torch.stack([bucket.mean(0) for bucket in rows.split(3)])
+    torch.testing.assert_close(part.finish(accumulator)["model"], means.median(0).values)
+    context = context_of(1)
+    elsewhere = replace(context, draw=replace(context.draw, party=4))
+    one, other = (part.combine(accumulator, Merging(place))["model"] for place in (context, elsewhere))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("part", [Krum, MultiKrum, Bulyan, GeometricMedian, NormBound], ids=repr)
+def test_all_vectors_are_measured_side_by_side(part: Callable[..., Aggregator]) -> None:
+    rows, buffers = points(9, 4, 11), 3 * points(9, 2, 12)
+    found = merged(part(by="all"), rows, buffers=buffers)
+    whole = merged(part(by="model"), torch.cat([buffers, rows], dim=1))["model"]
+    torch.testing.assert_close(torch.cat([found["buffers"], found["model"]]), whole)
+
+
+@pytest.mark.parametrize(("share", "num", "count"), [(0.2, 10, 2), (0.45, 3, 1), (0.45, 4, 1), (0.3, 5, 2)])
+def test_a_share_is_that_count_of_uploads(share: float, num: int, count: int) -> None:
+    rows = points(num, 4, 13)
+    assert torch.equal(merged(TrimmedMean(share), rows)["model"], merged(TrimmedMean(count), rows)["model"])
+
+
+@pytest.mark.parametrize(
+    ("part", "is_equal"),
+    [
+        (CoordinateMedian(), True),
+        (GeometricMedian(), True),
+        (GeometricMedian(weighting="samples"), False),
+        (MaskedMean(), False),
+        (NormalisedMean(), False),
+    ],
+    ids=repr,
+)
+def test_kept_uploads_weigh_as_the_part_says(part: Aggregator, is_equal: bool) -> None:
+    accumulator: dict[str, Any] = {}
+    keeper = KeepUploads(part)
+    for client, row in enumerate(points(3, 2, 14)):
+        result = Result(client, {}, 5.0 + client, {}, {}, {}, num_steps=1)
+        keeper.add(accumulator, Upload(result, {"model": row, "scalars/normaliser": torch.ones(1)}))
+    assert keeper.finish(accumulator)["uploads/weight"].tolist() == ([1.0, 1.0, 1.0] if is_equal else [5.0, 6.0, 7.0])
+
+
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -265,6 +315,22 @@ def test_bounds_are_checked_before_the_run(aggregator: Aggregator, said: str, ma
         make_trainer(clients_per_round=6).fit(Perceptron(), federation(), Algorithm(aggregator=aggregator))
 
 
+@pytest.mark.parametrize(
+    ("aggregator", "cohort_size"),
+    [
+        (Bucketing(Krum(1), 2), 9),
+        (MultiKrum(1, 5), 6),
+        (TrimmedMean(2), 5),
+        (GeometricMedian(iterations=1), 1),
+        (Bulyan(1), 7),
+    ],
+    ids=repr,
+)
+def test_the_least_cohort_is_enough(aggregator: Aggregator, cohort_size: int) -> None:
+    aggregator.check(cohort_size)
+    assert torch.isfinite(merged(aggregator, points(cohort_size, 3, 15))["model"]).all()
+
+
 def test_parts_of_models_need_a_part_that_knows_what_was_sent() -> None:
     for part in (Krum(), GeometricMedian(), NormBound(), Bucketing(CoordinateMedian())):
         with pytest.raises(UserError, match="would count what was not sent as zero"):
@@ -309,7 +375,7 @@ def turn_of(rows: Tensor, delta: Tensor | None = None, **more: Tensor) -> Server
     """Return the turn of clients whose models, and more vectors by name, are these rows."""
     uploads = {"model": rows, **more}
     merged = {name: x.mean(0) for name, x in uploads.items()} | {f"uploads/{name}": x for name, x in uploads.items()}
-    zero, buffers = torch.zeros(rows.shape[1], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    zero, buffers = torch.zeros(rows.shape[1], dtype=torch.float64), torch.arange(1.0, 4.0, dtype=torch.float64)
     server: Any = FixedServer(zero if delta is None else delta)
     clients = list(range(len(rows)))
     return ServerTurn(context_of(rows.shape[1]), server, 0, clients, 1.0, {}, zero, buffers, merged, zero, buffers)
@@ -323,7 +389,13 @@ def test_centred_clipping_from_zero_is_the_norm_bound_and_moves_so_far(seed: int
     state = step(turn, step.init(turn.params))
     expected = merged(NormBound(radius), rows, buffers=points(9, 3, seed + 1))
     torch.testing.assert_close(turn.proposal, expected["model"])
-    torch.testing.assert_close(turn.proposed_buffers, expected["buffers"])
+    torch.testing.assert_close(turn.proposed_buffers, turn.buffers + expected["buffers"])
+    again = turn_of(rows, buffers=points(9, 3, seed + 1))
+    step(again, state)
+    lengths = (rows - state["centre"]).norm(dim=1)
+    factors = (radius / lengths).clamp(max=1) / 9
+    expected_buffers = state["buffers"] + factors @ (points(9, 3, seed + 1) - state["buffers"])
+    torch.testing.assert_close(again.proposed_buffers, again.buffers + expected_buffers)
     shift = points(1, 4, seed + 2)[0]
     one, moved = turn_of(rows), turn_of(rows + shift)
     step(one, {"centre": state["centre"]})
@@ -351,14 +423,16 @@ def test_trust_depends_on_the_direction_alone(seed: int) -> None:
     step, turns = TrustScores(), []
     factors = torch.tensor([1e6, 1.0, 3.0, 1e-3, 5.0, 2.0], dtype=torch.float64)[:, None]
     opposed = torch.cat([rows, -delta[None] * 1e9, torch.zeros(1, 4, dtype=torch.float64)])
-    for given_rows in (rows, rows * factors, opposed):
-        turns.append(turn_of(given_rows, delta))
+    for sent in (rows, rows * factors, opposed):
+        turns.append(turn_of(sent, delta, buffers=sent[:, :3] / sent.norm(dim=1, keepdim=True).clamp(min=1e-300)))
         step(turns[-1], {})
     torch.testing.assert_close(turns[1].proposal, turns[0].proposal)
     torch.testing.assert_close(turns[2].proposal, turns[0].proposal)
     cosines = torch.nn.functional.cosine_similarity(rows, delta[None]).clamp(min=0)
     unit = rows / rows.norm(dim=1, keepdim=True)
     torch.testing.assert_close(turns[0].proposal, delta.norm() * (cosines @ unit) / cosines.sum())
+    shares = cosines / rows.norm(dim=1) * delta.norm() / cosines.sum()
+    torch.testing.assert_close(turns[0].proposed_buffers, turns[0].buffers + shares @ unit[:, :3])
     assert turns[0].metrics["robust/trusted"] == int((cosines > 0).sum())
 
 
