@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import reprlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from numbers import Integral, Real
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from lightning.pytorch import Callback
@@ -20,6 +20,7 @@ from lightning.pytorch import Callback
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.slots import Part
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
@@ -30,6 +31,7 @@ DEEPEST = 10
 """Number of dots in the key of the innermost setting: objects may contain each other."""
 UNKEPT = object()
 """Stands for an argument that its object does not keep."""
+Inside: TypeAlias = Callable[[Any, bool], tuple[Any, list[tuple[str, Any, bool]]]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class RunSettings:
 
     def add(self, key: str, value: Any, changeable: bool) -> None:
         """Add a setting; of a part or a sequence of parts, its classes and all its own settings."""
-        for name, plain, may_change in _walk(key, value, changeable):
+        for name, plain, may_change in walk(key, value, changeable, _as_settings):
             self.values[name] = plain
             if may_change:
                 self.changeable.add(name)
@@ -93,29 +95,48 @@ def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:
     return settings
 
 
-def _walk(key: str, value: Any, changeable: bool) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the key, the plain value and the category of a setting and of all settings in it."""
+def walk(key: str, value: Any, changeable: bool, inside: Inside) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the key, the plain value and the category of a setting and of all settings in it.
+
+    Args:
+        key: dotted key of the setting.
+        value: its value.
+        changeable: a resumed run may change it.
+        inside: takes a value that is not plain, and its category, and returns what stands for the value, `UNKEPT` for nothing,
+            and the settings in it, each with its name, value and category.
+    """
     try:
         yield key, plain(value), changeable
         return
     except TypeError:
         pass
-    if isinstance(value, OptimizerMaker):
-        yield key, value.name, changeable
-        for name, option in value.options.items():
-            yield from _walk(f"{key}.{name}", option, name in value.changeable)
-        return
-    if isinstance(value, (list, tuple)):
-        yield key, [type(item).__name__ for item in value], changeable
-        for position, item in enumerate(value):
-            yield from list(_walk(f"{key}.{position}", item, changeable))[1:]  # the list above has its class
-        return
-    yield key, type(value).__name__, changeable
     if key.count(".") > DEEPEST:
+        yield key, UNKNOWN, changeable
         return
+    shown, settings = inside(value, changeable)
+    if shown is not UNKEPT:
+        yield key, shown, changeable
+    for name, inner, may_change in settings:
+        yield from walk(f"{key}.{name}", inner, may_change, inside)
+
+
+def _as_settings(value: Any, changeable: bool) -> tuple[Any, list[tuple[str, Any, bool]]]:
+    """Return what stands for an object or a sequence, and its settings as they are now."""
+    if isinstance(value, OptimizerMaker):
+        return value.name, [(name, option, name in value.changeable) for name, option in value.options.items()]
+    if isinstance(value, (list, tuple)):
+        # The classes stand together under the key of the sequence.
+        settings = [
+            (f"{position}.{name}", inner, may_change)
+            for position, item in enumerate(value)
+            for name, inner, may_change in _as_settings(item, changeable)[1]
+        ]
+        return [type(item).__name__ for item in value], settings
     declared = getattr(value, "changeable", None)
-    for name, inner in _settings_in(value):
-        yield from _walk(f"{key}.{name}", inner, changeable if declared is None else name in declared)
+    settings = [
+        (name, inner, changeable if declared is None else name in declared) for name, inner in _settings_in(value)
+    ]
+    return type(value).__name__, settings
 
 
 def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:

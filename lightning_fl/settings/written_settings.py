@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from types import FunctionType
 from typing import Any
@@ -20,7 +20,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import Remembering, is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.run_folder import UNKNOWN
-from lightning_fl.settings.settings import DEEPEST, UNKEPT, kept_arguments, plain
+from lightning_fl.settings.settings import UNKEPT, kept_arguments, walk
 from lightning_fl.slots import Part
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
@@ -50,47 +50,42 @@ def written_settings(
     flag_values = {name: trainer.limits[name] if name in trainer.limits else getattr(trainer, name) for name in flags}
     settings: dict[str, Any] = {"seed_everything": seed}
     for name, value in flag_values.items():
-        flag_settings = dict(_flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value))
+        flag_settings = _flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value)
         if is_dataclass(value):  # the class of such a flag cannot be chosen, so a configuration does not name it
             del flag_settings[f"trainer.{name}"]
         settings |= flag_settings
     for position, callback in enumerate(trainer.given_callbacks):
         settings |= _flat(f"trainer.callbacks.{position}", callback)
-    model_settings = dict(_flat("model", model))
+    model_settings = _flat("model", model)
     for name in FROM_DATA:
         if model_settings.get(f"model.{name}") == getattr(data, name, None):
             model_settings.pop(f"model.{name}", None)
-    return settings | model_settings | dict(_flat("data", data)) | dict(_flat("algorithm", algorithm))
+    return settings | model_settings | _flat("data", data) | _flat("algorithm", algorithm)
 
 
-def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and plain values of a setting: for an object its class's name, and all arguments of its constructor."""
-    try:
-        yield key, plain(value)
-        return
-    except TypeError:
-        pass
-    if key.count(".") > DEEPEST:
-        yield key, UNKNOWN
-    elif isinstance(value, OptimizerMaker):
-        yield key, value.name
-        for name, option in value.options.items():
-            yield from _flat(f"{key}.{name}", option)
+def _flat(key: str, value: Any) -> dict[str, Any]:
+    """Return the plain values of a setting and of all in it by their keys."""
+    return {name: plain_value for name, plain_value, _ in walk(key, value, True, _given_to)}
+
+
+def _given_to(value: Any, changeable: bool) -> tuple[Any, list[tuple[str, Any, bool]]]:
+    """Return what stands for a value, for an object its class's name, and all arguments of its constructor."""
+    shown: Any = UNKEPT
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, OptimizerMaker):
+        shown, inner = value.name, value.options.items()
     elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            yield from _flat(f"{key}.{position}", item)
+        inner = enumerate(value)
     elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flat(f"{key}.{name}", item)
+        inner = value.items()
     elif isinstance(value, type | FunctionType) and "<" not in value.__qualname__:
-        yield key, value.__qualname__
+        shown = value.__qualname__
     elif isinstance(value, nn.Module) and not is_a(value, LightningModule):
-        yield key, f"{type(value).__name__} of {sum(p.numel() for p in value.parameters()):,} parameters"
-        yield f"{key}.layers", f"{zlib.crc32(ADDRESS.sub('', repr(value)).encode()):08x}"
+        shown = f"{type(value).__name__} of {sum(p.numel() for p in value.parameters()):,} parameters"
+        inner = [("layers", f"{zlib.crc32(ADDRESS.sub('', repr(value)).encode()):08x}")]
     else:
-        yield key, type(value).__name__
-        for name, argument in _arguments(value).items():
-            yield from _flat(f"{key}.{name}", argument)
+        shown, inner = type(value).__name__, _arguments(value).items()
+    return shown, [(str(name), item, changeable) for name, item in inner]
 
 
 def _arguments(value: Any) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def same(one: Any, other: Any) -> bool:
 
 def written(value: Any) -> dict[str, str]:
     """Return the settings of a run from Python, as reports compare them."""
-    return {key: str(plain) for key, plain in _flat("it", value)}
+    return {key: str(plain) for key, plain in _flat("it", value).items()}
 
 
 def kept(value: Any) -> RunSettings:
