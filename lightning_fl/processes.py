@@ -238,10 +238,13 @@ def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]
     weights = gather_by_client(fabric, clients, {upload.result.client: upload.result.weight for upload in mine})
     messages = dict(share_states(fabric, {upload.result.client: upload.message for upload in mine}))
     sent = dict(share_states(fabric, {upload.result.client: upload.sent for upload in mine}))
+
+    def on_device(part: State) -> State:
+        return {name: tensor.to(fabric.device) for name, tensor in part.items()}
+
     return [
         Upload(
-            Result(client, {}, weight, {}, {}, {}, num_steps=0),
-            *({name: tensor.to(fabric.device) for name, tensor in part[client].items()} for part in (messages, sent)),
+            Result(client, {}, weight, {}, {}, {}, num_steps=0), on_device(messages[client]), on_device(sent[client])
         )
         for client, weight in weights.items()
     ]

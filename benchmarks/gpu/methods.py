@@ -29,6 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedADP": {"keep": 0.5},
     "FedAP": {"prune_round": 1, "max_sources": 2},
     "FedAdam": SHORT,
+    "FedBuff": {"buffer_size": 2},
     "FedAdamSSM": SHORT | {"alpha": 0.3},
     "FedAdamTop": SHORT | {"alpha": 0.3},
     "FedDF": {"max_steps": 5, "batch_size": 16},
@@ -70,8 +71,8 @@ def methods(plan: Plan) -> None:
             label = Row("methods", name, runner)
             if name in NEED_TORCH_PRUNING and find_spec("torch_pruning") is None:
                 plan.add(replace(label, skipped="torch-pruning is not installed"))
-            elif runner == "stacked" and made(name).model_keeper:
-                plan.add(replace(label, skipped="clients with models of their own train one after the other"))
+            elif runner == "stacked" and (made(name).model_keeper or made(name).pace):
+                plan.add(replace(label, skipped="clients with models of their own, or of other rounds, train one after the other"))
             else:
                 plan.attempt(label, partial(compare, label, plan, expected))
 

@@ -12,6 +12,7 @@ from lightning_fl.aggregators.majority_vote import MajorityVote
 from lightning_fl.aggregators.masked_mean import MaskedMean
 from lightning_fl.aggregators.norm_bound import NormBound
 from lightning_fl.aggregators.normalised_mean import NormalisedMean
+from lightning_fl.aggregators.stale_mean import StaleMean
 from lightning_fl.aggregators.trimmed_mean import TrimmedMean
 from lightning_fl.aggregators.weighted_mean import WeightedMean
 from lightning_fl.slots.former_names import former_names
@@ -28,6 +29,7 @@ __all__ = [
     "MultiKrum",
     "NormBound",
     "NormalisedMean",
+    "StaleMean",
     "TrimmedMean",
     "WeightedMean",
 ]

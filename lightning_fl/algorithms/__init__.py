@@ -8,8 +8,10 @@ from lightning_fl.algorithms.ditto import Ditto
 from lightning_fl.algorithms.efficient_adam import EfficientAdam
 from lightning_fl.algorithms.fedadam import FairnessTop, FedAdam, FedAdamSSM, FedAdamTop
 from lightning_fl.algorithms.fedap import FedAP, FedDUAP, FedDUMAP
+from lightning_fl.algorithms.fedasync import FedAsync
 from lightning_fl.algorithms.fedavg import FedAvg
 from lightning_fl.algorithms.fedbn import FedBN
+from lightning_fl.algorithms.fedbuff import FedBuff
 from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
 from lightning_fl.algorithms.feddp import FedDP
@@ -49,8 +51,10 @@ __all__ = [
     "FedAdam",
     "FedAdamSSM",
     "FedAdamTop",
+    "FedAsync",
     "FedAvg",
     "FedBN",
+    "FedBuff",
     "FedDA",
     "FedDF",
     "FedDP",

@@ -9,7 +9,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.compatibility import Slots, incompatibilities, mask_incompatibilities
+from lightning_fl.algorithms.compatibility import (
+    Slots,
+    incompatibilities,
+    mask_incompatibilities,
+    pace_incompatibilities,
+)
 from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
 from lightning_fl.codecs import Dense
@@ -26,6 +31,7 @@ from lightning_fl.slots import (
     Exchange,
     Message,
     Owned,
+    Pace,
     Personal,
     PruningTurn,
     RoundContext,
@@ -52,6 +58,8 @@ class Algorithm(Remembering):
     """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
     pools_clients = False
     """True if `arrange_data` gives all clients' samples to one, which makes the steps of a round's clients together."""
+    pace: Pace | None = None
+    """When the server makes its next model; None if every round waits for its clients."""
     validation_clients: int | None = None
     """Number of clients to validate, as of the trainer's flag, which decides if this is None."""
     changeable = frozenset[str]()
@@ -161,6 +169,7 @@ class Algorithm(Remembering):
             server: the server's own samples, and training on them.
             cohort_size: clients of a round, K.
         """
+        self._check_pace()
         self.rule.check(context)
         for part in self.personal:
             part.check(context)
@@ -173,8 +182,22 @@ class Algorithm(Remembering):
         for step in self.steps:
             step.check(server)
 
+    def _check_pace(self) -> None:
+        """Raise `UserError` if a part needs rounds that wait for their clients, and the method has none."""
+        problems = [] if self.pace is None else pace_incompatibilities(self._slots)
+        require(not problems, f"{self.name} does not wait for the clients of a round, and {'; '.join(problems)}.")
+
+    def check_pruning(self, source: str) -> None:
+        """Raise `UserError` if clients may be training models of different sizes when `source` prunes the server's."""
+        require(
+            self.pace is None,
+            f"{source} would prune the server's model, and clients of {self.name} train on earlier ones: use a method whose "
+            "rounds wait for their clients, such as FedAvg.",
+        )
+
     def check_mask(self, source: str) -> None:
-        """Raise `UserError` if a codec cannot encode what a pruning mask leaves, which `source` sets."""
+        """Raise `UserError` if the method cannot follow the pruning mask of `source`, or a codec cannot encode what is left."""
+        self.check_pruning(source)
         problems = mask_incompatibilities(self._slots)
         require(not problems, f"{source} sets a pruning mask, and {'; '.join(problems)}.")
 

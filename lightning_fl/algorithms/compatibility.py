@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from lightning_fl import aggregators, rules, steps
-from lightning_fl.exchanges import GradientTurn, NoUploads
+from lightning_fl.exchanges import GradientTurn, NoUploads, OneShot
 from lightning_fl.slots import PROPOSAL, SENT, UPLOADS, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
 
 
@@ -265,6 +265,27 @@ def mask_incompatibilities(slots: Slots) -> list[str]:
     return [
         f"{part} needs matrices, of which a mask leaves rows of numbers: use another {kind}" for kind, part in named
     ]
+
+
+def pace_incompatibilities(slots: Slots) -> list[str]:
+    """Return all reasons why the parts need rounds that wait for their clients, as clauses."""
+    rule, exchange, downlink = map(name_of, (slots.rule, slots.exchange, slots.downlink))
+    problems = []
+    if vain := slots.rule.provides - {"model"}:
+        problems.append(
+            f"clients of {rule} send {_listed(vain)} besides the model, which the server merges with the round's others"
+        )
+    if needed := (slots.rule.needs | slots.shared) - {"model"}:
+        problems.append(f"clients receive {_listed(needed)} besides the model, which would be that of another round")
+    if type(slots.exchange) is not OneShot:
+        problems.append(f"{exchange} takes turns with the clients of a round: use OneShot")
+    if slots.downlink.needs_every_client or slots.downlink.catches_up or slots.downlink.change_entry():
+        problems.append(
+            f"the downlink {downlink} sends changes since the last broadcast, which few clients have: use another codec"
+        )
+    if setters := [name_of(step) for step in slots.chain if step.sets_mask]:
+        problems.append(f"{setters[0]} prunes the model while clients train on earlier ones: leave it out")
+    return problems
 
 
 def name_of(part: Part) -> str:

@@ -18,6 +18,7 @@ from lightning_fl.slots import (
     Aggregator,
     Codec,
     Exchange,
+    Pace,
     Personal,
     PruningTurn,
     RoundContext,
@@ -132,6 +133,11 @@ class Wrapper(Method):
     def trains_in_rounds(self) -> bool:  # type: ignore[override]
         """True, as of the base method."""
         return self.base.trains_in_rounds
+
+    @property
+    def pace(self) -> Pace | None:  # type: ignore[override]
+        """The pace of the base method."""
+        return self.base.pace
 
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Arrange the data as the base method does."""

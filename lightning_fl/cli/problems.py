@@ -61,6 +61,7 @@ PROBLEMS = (
     ),
     Problem(
         "slow clients",
+        ("FedBuff", "FedAsync"),
         others=("FedNova", "FedProx", "FedAP", "FedDUAP", "FedDUMAP", "HRank"),
         besides="`--trainer.straggler_rate` lets clients stop early, and `--trainer.clock` "
         "[simulates their time](/how-to/devices.md), with deadlines and over-selection.",

@@ -52,9 +52,9 @@ class ClientDevices:
                 self._devices[client] = self.clock.drawn(self._run.random(CLOCK, client, in_round=0))
         return self._devices[client]
 
-    def jitter(self, client: int) -> float:
-        """Return how many times as fast as usual a client is in the present round."""
-        return self.clock.jitter(self._run.random(JITTER, client)) if self._differ and self.clock.sigmas[3] else 1.0
+    def jitter(self, client: int, run: Run) -> float:
+        """Return how many times as fast as usual a client is in the present round of the run."""
+        return self.clock.jitter(run.random(JITTER, client)) if self._differ and self.clock.sigmas[3] else 1.0
 
     def slowest_transfer(self, bits_by_client: Mapping[int, Bits]) -> float:
         """Return the seconds of the client that sends and receives for the longest time."""
@@ -100,7 +100,7 @@ class ClientTimes:
         planned = self.work.schedule.num_samples(int(self.work.sizes[client])) * self.num_models
         training = Training(samples, planned, self.macs, self.share)
         devices = self.devices
-        return devices.clock.seconds_on(devices.device(client), *bits, training) / devices.jitter(client)
+        return devices.clock.seconds_on(devices.device(client), *bits, training) / devices.jitter(client, self.work.run)
 
 
 def in_time(seconds: Mapping[int, float], num_places: int, deadline: float | None) -> list[int]:

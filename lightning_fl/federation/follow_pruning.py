@@ -56,6 +56,7 @@ def follow(federation: Federation) -> None:
 
 def require_prunable(algorithm: Algorithm, callback: str) -> None:
     """Raise `UserError` if a callback would remove filters, and the state of a server step cannot follow."""
+    algorithm.check_pruning(callback)
     for step in algorithm.steps:
         require(
             all(inner.follows_pruning for inner in step.steps()),

@@ -11,9 +11,9 @@ from torch import Tensor
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
-from lightning_fl.flat_module.module_logs import Known, LogCollector, on_host
+from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Upload, is_finite
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, is_finite
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.staging import Staging
 
@@ -39,6 +39,7 @@ class Intake:
         check_counters: Callable[[Mapping[str, Tensor]], None],
         logs: LogCollector,
         staging: Staging,
+        pace: Pace | None = None,
     ) -> None:
         self.outcome, self._staging = Outcome(), staging
         self.known: list[Known] | None = None
@@ -46,23 +47,25 @@ class Intake:
         self.has_drifted = False
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
-        self._logs = logs
+        self._logs, self._pace = logs, pace
         self._check_counters = check_counters
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
         self._merge = UploadMerge(fabric, aggregator)
         self.shares_uploads = self._merge.shares_uploads
 
     def take(self, upload: Upload, link: Link) -> None:
-        """Accept an upload, or reject one whose loss explodes, or which, or what its client would keep, is not finite."""
+        """Accept an upload, or reject one that is too stale or explodes, or which, or what its client keeps, is not finite."""
         result = upload.result
         self.outcome.num_steps += result.num_steps
         self.outcome.most_steps = max(self.outcome.most_steps, result.num_steps)
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        if finite and not self._guard.rejects(result):
+        if finite and not self._guard.rejects(result) and (self._pace is None or self._pace.takes(upload.staleness)):
             self._check_counters(result.counters)
             self._merge.add(upload)
+            if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
+                result.logs = merged([self.outcome.logs[result.client], result.logs])
             self.outcome.accept(result, memory, self._staging)
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:

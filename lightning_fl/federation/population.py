@@ -33,6 +33,11 @@ class Cohort:
     late: Sequence[int] = ()
     begin: float = 0.0
 
+    @property
+    def num_dropped(self) -> int:
+        """Selected clients that drop out."""
+        return len(self.selected) - len(self.answering) - len(self.late)
+
 
 @dataclass(frozen=True)
 class Population:

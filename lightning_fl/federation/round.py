@@ -38,7 +38,7 @@ from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn
+from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn, Upload
 from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.pieces import converted
@@ -111,9 +111,8 @@ class Federation:
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging)
-        uploads = method.exchange.collect(self._train(job, clients), link)
-        for position, upload in enumerate(uploads, start=1):
+        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace)
+        for position, upload in enumerate(self._uploads(job, clients, link, intake.outcome), start=1):
             intake.take(upload, link)
             self.observer.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
@@ -121,7 +120,7 @@ class Federation:
         self._say_if_all_late(cohort)
         self._warn_without_loss(outcome, work)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
-        client_logs = [outcome.logs[k] for k in cohort.answering if k in outcome.logs]
+        client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
@@ -201,7 +200,7 @@ class Federation:
             mean=partial(mean, fabric, method.aggregator, context, cohort.answering),
             observer=self.observer,
             catch_up=run.ledger.catch_up,
-            timed=() if self.client_devices is None else cohort.selected,
+            timed=() if self.client_devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
         )
 
     def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
@@ -225,6 +224,10 @@ class Federation:
                 """Train along with the first process."""
             return
         yield from results
+
+    def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
+        """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
+        return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
 
     def _server_turn(
         self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message

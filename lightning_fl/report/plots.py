@@ -1,4 +1,4 @@
-"""Pictures of a report: accuracy against bytes, rounds and simulated time, and bytes by kind."""
+"""Pictures of a report: accuracy against bytes, rounds, simulated time and energy, and bytes by kind."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ AXES = {
     "uplink": "uplink bytes of all clients",
     "rounds": "rounds",
     "simulated_seconds": "simulated time",
+    "joules": "estimated energy",
 }
-PANELS = ("rounds", "uplink", "simulated_seconds")
+PANELS = ("rounds", "uplink", "simulated_seconds", "joules")
 """Horizontal axes of a picture with panels, from left to right."""
 TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
 FEW_DECADES, MANY_DECADES = 0.8, 2.7
@@ -39,7 +40,7 @@ def is_logarithmic(look: Look, axis: str) -> bool:
 
 
 def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look = Look()) -> Figure | None:  # noqa: B008
-    """Draw the smoothed curves over `uplink` (bytes), `rounds` or `simulated_seconds`.
+    """Draw the smoothed curves over `uplink` (bytes), `rounds`, `simulated_seconds` or `joules`.
 
     Several seeds are drawn as their mean with a band of one standard deviation. Return None if no run has that axis.
     """
@@ -55,7 +56,7 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
 
 
 def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) -> Figure | None:  # noqa: B008
-    """Draw the smoothed curves in one figure, side by side over rounds, uplink bytes and simulated time.
+    """Draw the smoothed curves in one figure, side by side over rounds, uplink bytes, simulated time and energy.
 
     An axis that no run has is left out; None if no run has any.
     """
@@ -121,6 +122,9 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     elif axis == "simulated_seconds":
         time_unit = unit_of(spent.max() / 2, TIMES)
         unit, name = TIMES[time_unit], f"simulated time ({time_unit})"
+    elif axis == "joules":
+        name = "estimated energy"
+        axes.xaxis.set_major_formatter(EngFormatter(unit="J"))
     axes.set_xlabel(fill(name + " (logarithmic)" * logarithmic, look.line_length))
     if logarithmic:
         formatter = axes.xaxis.get_major_formatter()
@@ -128,7 +132,7 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
         _plain_ticks(axes.xaxis, few=_decades(spent) > min(MANY_DECADES, look.line_length / 28))
         if _decades(spent) < FEW_DECADES:
             axes.xaxis.set_major_locator(MaxNLocator(max(2, look.line_length // 14)))
-        if axis == "uplink":
+        if axis in ("uplink", "joules"):
             axes.xaxis.set_major_formatter(formatter)
     elif axis == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))

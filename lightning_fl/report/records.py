@@ -32,6 +32,8 @@ from lightning_fl.report.smoothing import Floats
 ASIDE = re.compile(r"\.|earlier-\d+")
 """Names of folders in which runs do not count."""
 MOST_NAMES = 20
+ENERGY = "energy/total_joules"
+"""Column of `EnergyMeter`."""
 NUMBERS = (
     *(
         f"trainer.{flag}"
@@ -73,13 +75,14 @@ class Record:
 
     @cached_property
     def spent(self) -> dict[str, Floats]:
-        """Costs of the run up to each row (n,): rounds, bytes of all clients, and seconds."""
+        """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, and joules if a callback estimates them."""
         return {
             "rounds": self.columns["round"] + 1,
             "uplink": self.column("comm/total_uplink_bytes"),
             "downlink": self.column("comm/total_downlink_bytes"),
             "simulated_seconds": self.column("time/simulated_seconds"),
             "wall_seconds": self.wall_seconds,
+            "joules": self.column(ENERGY),
         }
 
     @property

@@ -29,6 +29,7 @@ from lightning_fl.slots.message import (
     is_finite,
     kind_of,
 )
+from lightning_fl.slots.pace import Pace
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.personal import Owned, OwnModel, OwnTraining, Personal, Phase, model_keeper, owned_by, phased
 from lightning_fl.slots.pruning_turn import PruningTurn
@@ -60,6 +61,7 @@ __all__ = [
     "OwnModel",
     "OwnTraining",
     "Owned",
+    "Pace",
     "Packed",
     "Part",
     "Payload",

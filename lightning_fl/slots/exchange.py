@@ -57,11 +57,14 @@ class Upload:
         message: decoded message that the server sees: vectors of full length, 0 where nothing was sent.
         sent: mask of the coordinates that were sent, bools of the vector's length, by name. A vector without a mask was sent
             whole.
+        staleness: updates of the server since the client received the model from which it has trained; 0 in rounds that wait for
+            their clients.
     """
 
     result: Result
     message: Message
     sent: dict[str, Tensor] = field(default_factory=dict)
+    staleness: int = 0
 
 
 class Job(Protocol):

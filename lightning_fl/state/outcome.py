@@ -47,6 +47,7 @@ class Outcome:
         num_steps: optimiser steps of the clients, also of rejected ones.
         most_steps: optimiser steps of the client that made the most.
         num_uploads: uploads that arrived, in all processes.
+        num_accepted: uploads that the server accepted.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
         memory: new codec memories of the same clients, on the host.
@@ -58,6 +59,7 @@ class Outcome:
     num_steps: int = field(default=0, metadata={REDUCTION: add})
     most_steps: int = field(default=0, metadata={REDUCTION: max})
     num_uploads: int = 0
+    num_accepted: int = field(default=0, metadata={REDUCTION: add})
     logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
@@ -73,17 +75,13 @@ class Outcome:
             memory: its codec memory after the upload.
             staging: copies both to the host.
         """
+        self.num_accepted += 1
         self.logs[result.client] = result.logs
         if result.state:
             self.states[result.client] = staging.to_host(result.state)
         if memory:
             self.memory[result.client] = staging.to_host(memory)
         self.counters = maximum(self.counters, result.counters)
-
-    @property
-    def num_accepted(self) -> int:
-        """Uploads that the server accepted."""
-        return len(self.logs)
 
     def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:
         """Return name, dtype and shape, and the value, of the counters of one element: others do not change in a training."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lightning_fl.communication.link import Link
 from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
+from lightning_fl.state.arrivals import Arrival
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.state.staging import StagedStates, Staging
@@ -26,7 +28,7 @@ from lightning_fl.vectors.submodel import Submodel
 
 # Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
-CLOCK, JITTER = 12, 13
+CLOCK, JITTER, AGAIN = 12, 13, 14
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
@@ -67,6 +69,10 @@ class Run:
         clients_with_mask: clients that have received the mask.
         macs_at_start: multiply-accumulates of one sample's forward pass before any pruning; None if they cannot be counted.
         initial_loss: reference loss of a `LossGuard`; None until it is known.
+        in_flight: trainings of clients that go on, where the server does not wait for them.
+        versions: earlier models that these clients have received, with the shared buffers, by the number of updates before.
+        rates: learning rates of the rounds of these versions, as `Schedules.state_dict` returned them; {} without schedulers.
+        again: trainings of a client on one version before the present one, which decide its random draws besides.
         staging: memory through which client states travel to the device and back.
     """
 
@@ -98,16 +104,30 @@ class Run:
     clients_with_mask: set[int] = field(default_factory=set)
     macs_at_start: int | None = None
     initial_loss: float | None = None
+    in_flight: list[Arrival] = field(default_factory=list, init=False)
+    versions: dict[int, State] = field(default_factory=dict, init=False)
+    rates: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
+    again: int = field(default=0, init=False)
     staging: Staging = field(default_factory=Staging, init=False)
 
     def random(self, purpose: int, client: int = 0, in_round: int | None = None) -> np.random.Generator:
         """Return the random stream of this round, or of another one, for a purpose (and a client)."""
-        return np.random.default_rng([self.seed, self.round if in_round is None else in_round, purpose, client])
+        return np.random.default_rng(self._entropy(purpose, client, in_round))
 
     def torch_seeds(self, purpose: int, client: int = 0, count: int = 2, in_round: int | None = None) -> list[int]:
         """Return seeds for torch generators, which depend on the same numbers as `random`."""
-        sequence = np.random.SeedSequence([self.seed, self.round if in_round is None else in_round, purpose, client])
+        sequence = np.random.SeedSequence(self._entropy(purpose, client, in_round))
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
+
+    def _entropy(self, purpose: int, client: int, in_round: int | None) -> list[int]:
+        again = (AGAIN, self.again) if self.again else ()
+        return [self.seed, self.round if in_round is None else in_round, purpose, client, *again]
+
+    def as_of(self, version: int, again: int = 0) -> Run:
+        """Return the run as it draws numbers for a training on an earlier version of the model."""
+        run = copy(self)
+        run.round, run.again = version, again
+        return run
 
     def finish_setup(
         self, params: Tensor, buffers: Tensor, counters: dict[str, Tensor], num_steps: int, bits: Bits
@@ -287,7 +307,15 @@ class Run:
             "ledger": self.ledger.state_dict(),
             "mask": self.mask,
             "told": sorted(self.clients_with_mask),
+            **self._in_flight(),
         }
+
+    def _in_flight(self) -> dict[str, Any]:
+        """Return the trainings that go on and what they need; {} for none, as where rounds wait for their clients."""
+        if not self.in_flight:
+            return {}
+        trainings = [list(entry) for entry in self.in_flight]
+        return {"in_flight": trainings, "versions": dict(self.versions), "version_rates": dict(self.rates)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state. Its tensors may belong to a memory-mapped file, so all are copied, those of clients one by one.
@@ -322,6 +350,9 @@ class Run:
         mask = state.get("mask")  # checkpoints of 0.1 lack it
         self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
         self.clients_with_mask = set(state.get("told", ()))
+        self.in_flight = [Arrival(*entry) for entry in state.get("in_flight", ())]
+        self.versions = {version: relaid(entry, device) for version, entry in state.get("versions", {}).items()}
+        self.rates = state.get("version_rates", {})
 
     def _layouts(self) -> tuple[tuple[str, Layout, str], ...]:
         """Return each kind of tensor with its layout and the prefix of its keys in a checkpoint."""

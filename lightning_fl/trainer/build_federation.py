@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -33,6 +33,7 @@ from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
+from lightning_fl.federation.without_barrier import WithoutBarrier
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
@@ -76,7 +77,11 @@ def assemble(trainer: TrainerInterface) -> Federation:
     clock = trainer.clock.with_work(
         _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
     )
-    federation = Federation(
+    kind: Callable[..., Federation] = Federation
+    if algorithm.pace is not None:
+        _check_pace(trainer)
+        kind = partial(WithoutBarrier, pace=algorithm.pace)
+    federation = kind(
         algorithm=algorithm,
         flat_module=flat_module,
         data=data,
@@ -144,6 +149,29 @@ def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGr
     return DeviceGroup.of(trainer.fabric, size, least_rows=2 if trainer.active_module.skips_single_samples else 1)
 
 
+def _check_pace(trainer: TrainerInterface) -> None:
+    """Raise `UserError` if a flag or a callback needs rounds that wait for their clients, and the method has none."""
+    name = trainer.algorithm.name
+    require(
+        trainer.world_size == 1,
+        f"{name} trains clients one after the other in one process, and trainer.devices × trainer.num_nodes are "
+        f"{trainer.world_size}: use one.",
+    )
+    require(
+        trainer.runner != "stacked",
+        f"{name} trains clients on different versions of the model, one after the other: use runner 'auto' or 'serial'.",
+    )
+    for flag, why in (
+        ("over_selection", "fills every place that becomes idle"),
+        ("deadline", "has no round that could close: max_staleness rejects late uploads"),
+        ("if_too_few", "goes on with the clients that are there"),
+    ):
+        require(getattr(trainer, flag) is None, f"{name} {why}; leave out trainer.{flag}.")
+    for callback in trainer.callbacks:
+        if isinstance(callback, AdaptivePruning | FilterPruning | MagnitudePruning):
+            trainer.algorithm.check_pruning(type(callback).__name__)
+
+
 def _population(
     trainer: TrainerInterface, data: FederatedDataModule, cohort_size: int, group: DeviceGroup | None
 ) -> Population:
@@ -162,10 +190,11 @@ def _population(
                 f"{trainer.algorithm.name} has all samples in one place, where nobody is late: it ignores {', '.join(ignored)}."
             )
         return population
+    waits = trainer.algorithm.pace is None
     population = replace(
         population,
         over_selection=trainer.over_selection or 1.0,
-        if_too_few=trainer.if_too_few or "wait",
+        if_too_few=(trainer.if_too_few or "wait") if waits else "fewer",
     )
     if trainer.availability is not None:
         eligible, period = population.eligible, trainer.availability_period
@@ -181,6 +210,8 @@ def _client_devices(trainer: TrainerInterface, clock: SimulatedClock) -> ClientD
     Raises:
         UserError: the clock's trace is malformed or lacks a client.
     """
+    if trainer.algorithm.pace is not None:  # clients are parallel, whatever the clock
+        clock = ClientClock(**{field.name: getattr(clock, field.name) for field in fields(clock)})
     if not isinstance(clock, ClientClock):
         return None
     return ClientDevices(clock, trainer.run, trainer.data.num_clients, differ=not trainer.algorithm.pools_clients)
@@ -346,7 +377,7 @@ def build_runner(
     job = ClientJob(algorithm.rule, federation.context, received, federation.schedule, run, personal=algorithm.personal)
     share = ceil(federation.population.cohort_size / federation.population.num_ranks)
     work = _work_of_a_step(federation.network, federation.data)
-    if federation.group is not None:
+    if federation.group is not None or algorithm.pace is not None:
         wanted = "serial"
     flat_module = federation.flat_module
     runner = choose_runner(wanted, clients_at_once, flat_module, job, federation.data, work, share)

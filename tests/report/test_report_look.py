@@ -79,11 +79,11 @@ def test_scales_are_the_users(tmp_path: Path, xscale: Any, yscale: str, expected
 
 
 @pytest.mark.parametrize("look", [Look(size=(3.5, 2.4), font_size=8), Look(size=(5, 3.5)), Look(font_size=14)])
-@pytest.mark.parametrize("axis", ["uplink", "rounds", "simulated_seconds"])
+@pytest.mark.parametrize("axis", ["uplink", "rounds", "simulated_seconds", "joules"])
 def test_nothing_overlaps_in_a_picture_of_another_size(tmp_path: Path, axis: str, look: Look) -> None:
     names = ["FedAvg", "FedProx", "RandomLayers", "OneBitAdam", "SCAFFOLD"]
     groups = groups_of(
-        *(write_run(tmp_path / name, rising(50, 0.01 + 0.001 * i), name) for i, name in enumerate(names))
+        *(write_run(tmp_path / name, rising(50, 0.01 + 0.001 * i), name, joules=35.0) for i, name in enumerate(names))
     )
     for yscale in ("linear", "log"):
         figure = draw_curves(groups, Metric(), axis, Look(size=look.size, font_size=look.font_size, yscale=yscale))
@@ -96,13 +96,22 @@ def test_nothing_overlaps_in_a_picture_of_another_size(tmp_path: Path, axis: str
     "look", [Look(size=(7.5, 2.8)), Look(size=(7, 2.4), font_size=8), Look(size=(7.5, 2.8), yscale="log", xscale="log")]
 )
 @pytest.mark.parametrize("num_rounds", [2, 3, 50, 500])
-def test_nothing_overlaps_in_a_picture_with_panels(tmp_path: Path, num_rounds: int, look: Look) -> None:
+@pytest.mark.parametrize("joules", [None, 120.0])
+def test_nothing_overlaps_in_a_picture_with_panels(
+    tmp_path: Path, num_rounds: int, joules: float | None, look: Look
+) -> None:
     names = ["FedAvg", "FedProx", "RandomLayers"]
-    runs = [write_run(tmp_path / name, rising(num_rounds, 0.001 * (i + 1)), name) for i, name in enumerate(names)]
+    runs = [
+        write_run(tmp_path / name, rising(num_rounds, 0.001 * (i + 1)), name, joules=joules)
+        for i, name in enumerate(names)
+    ]
     figure = draw_panels(groups_of(*runs), Metric(), look)
     assert figure is not None
     require_readable(figure)
-    assert [axes.get_xlabel().partition(" ")[0] for axes in figure.axes] == ["rounds", "uplink", "simulated"]
+    assert [axes.get_xlabel().partition(" ")[0] for axes in figure.axes] == [
+        *("rounds", "uplink", "simulated"),
+        *(["estimated"] if joules else []),
+    ]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == names
 

@@ -37,10 +37,11 @@ def test_kept_runs_go_from_the_first_round_to_the_last() -> None:
     groups = curves.kept_groups()
     assert groups.keys() <= {cell.name for cell in STUDY.cells}
     assert curves.BASELINE in groups
-    (rounds,) = {int(flag.split("=")[1]) for flag in STUDY.cells[0].arguments if "max_rounds" in flag}
-    for group in groups.values():
+    arguments = {cell.name: dict(flag.split("=", 1) for flag in cell.arguments if "=" in flag) for cell in STUDY.cells}
+    for name, group in groups.items():
+        rounds, every = (int(arguments[name][f"--trainer.{flag}"]) for flag in ("max_rounds", "test_every_n_rounds"))
         for curve in group.curves:
-            assert curve.axis("rounds").tolist() == list(range(1, rounds + 1))
+            assert curve.axis("rounds").tolist() == list(range(every, rounds + 1, every))
             assert (np.diff(curve.axis("uplink")) >= 0).all()
             assert ((curve.raw > 0) & (curve.raw <= 1)).all()
 

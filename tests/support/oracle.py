@@ -165,6 +165,50 @@ def fedprox(problem: Problem, w: np.ndarray, mu: float) -> np.ndarray:
     return fedavg(problem, w, proximal_sgd(mu))
 
 
+def asynchronous(
+    problem: Problem,
+    w: np.ndarray,
+    seconds: Callable[[int], float],
+    buffer_size: int,
+    factor: Callable[[int], float],
+    by_samples: bool = False,
+    mixes: bool = False,
+    local: Local = sgd,
+) -> tuple[np.ndarray, list[tuple[float, list[int]]]]:
+    """Nguyen et al. 2022, Algorithm 1, or with `mixes` Xie et al. 2019, Algorithm 1; returns w, and time and staleness by update.
+
+    `cohort_size` clients train at any time, for `seconds` of each. All uploads of an instant are taken before idle places are
+    filled by one draw among the idle clients.
+    """
+    now, sequence, training, log = 0.0, 0, list[Any](), list[Any]()
+    for t in range(problem.rounds):
+        taken, begun, draws = list[Any](), list[int](), 0
+        while len(taken) < buffer_size:
+            if len(training) < problem.cohort_size and all(entry[0] > now for entry in training):
+                busy = {entry[2] for entry in training}
+                idle = [k for k in range(len(problem.x)) if k not in busy]
+                free = min(problem.cohort_size - len(training), len(idle))
+                for k in np.random.default_rng([problem.seed, t, 0, draws]).choice(idle, free, replace=False):
+                    again = begun.count(k)
+                    training.append((now + seconds(k), sequence, int(k), t, w, again))
+                    begun.append(int(k))
+                    sequence += 1
+                draws += 1
+            training.sort(key=lambda entry: entry[:2])
+            taken.append(training.pop(0))
+            now = taken[-1][0]
+        step, total = np.zeros_like(w), 0.0
+        for _, _, k, version, received, again in taken:
+            stream = [problem.seed, version, 2, k, *([14, again] if again else [])]
+            trained = local(received, problem._batches(problem.x[k], problem.y[k], stream), problem.learning_rate)
+            n = len(problem.x[k]) if by_samples else 1
+            step += n * factor(t - version) * (trained - (w if mixes else received))
+            total += n
+        w = w + step / total
+        log.append((now, [t - version for _, _, _, version, _, _ in taken]))
+    return w, log
+
+
 def device_momentum(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
     """DeviceM of Liu et al. 2024: momentum restarted in every round."""
     return fedavg(problem, w, momentum_sgd(beta))

@@ -213,6 +213,25 @@ class Schedules:
             self._client, self._step_schedulers, self._client_states = before
             self._restore(self._client)
 
+    @contextmanager
+    def as_of(self, state: dict[str, Any], num_rounds: int, present: int) -> Iterator[None]:
+        """Train with the hyper-parameters of an earlier round; a resumed run that has changed them trains with its own.
+
+        Args:
+            state: what `state_dict` returned in that round.
+            num_rounds: rounds completed then.
+            present: rounds completed now.
+        """
+        if any(map(_moves_rates, self.changes_since(state))):
+            yield
+            return
+        now = deepcopy(self.state_dict())
+        self.load_state_dict(state, num_rounds)
+        try:
+            yield
+        finally:
+            self.load_state_dict(now, present)
+
     def _options(self) -> list[Options]:
         """Return copies of the groups' hyper-parameters."""
         return [{name: deepcopy(x) for name, x in group.items() if name != "params"} for group in self._groups]

@@ -1,0 +1,77 @@
+"""Mean of uploads that count less the staler they are (FedBuff; Nguyen et al., AISTATS 2022. FedAsync; Xie et al., 2019).
+
+Δ = α Σ_i a_i ρ(s_i) Δ_i / Σ_i a_i,  a_i = 1 or n_i
+ρ(s) = (1 + s)^−decay;   constant: 1;   polynomial: (1 + s)^−½;   hinge: 1 if s ≤ 4, else 1 / (10 (s − 4) + 1)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from lightning_fl.checks import check_at_least, check_between, check_choice
+from lightning_fl.slots import Aggregator, Message, Upload
+from lightning_fl.vectors.pieces import add_scaled, zeros_like
+
+WEIGHT = "weight"
+HINGE_SLOPE, HINGE_DELAY = 10, 4
+
+
+@dataclass(frozen=True)
+class StaleMean(Aggregator):
+    """Mean of the uploads, each times ρ of its staleness, accumulated in float64. The divisor does not know of ρ.
+
+    In rounds that wait for their clients no upload is stale, and it is the mean.
+
+    Attributes:
+        decay: exponent of 1/(1 + s), or `constant`, `polynomial` (0.5) or `hinge`, which waits for four updates.
+        weighting: a_i = 1 (`uniform`), or the client's number of `samples`.
+        share: α in (0, 1], the factor of an upload that is not stale.
+    """
+
+    keeps_uploads = False
+    uses = frozenset[str]()
+    decay: float | Literal["constant", "polynomial", "hinge"] = 0.5
+    weighting: Literal["uniform", "samples"] = "uniform"
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.decay, str):
+            check_choice("decay", self.decay, ("constant", "polynomial", "hinge"))
+        else:
+            check_at_least("decay", self.decay, 0)
+        check_choice("weighting", self.weighting, ("uniform", "samples"))
+        check_between("share", self.share, 0, 1, "(]")
+
+    def factor(self, staleness: int) -> float:
+        """Return α ρ of a staleness.
+
+        >>> [StaleMean("hinge").factor(staleness) for staleness in (0, 4, 5)], StaleMean(share=0.5).factor(3)
+        ([1.0, 1.0, 0.09090909090909091], 0.25)
+        """
+        if self.decay == "hinge":
+            return self.share / (HINGE_SLOPE * max(0, staleness - HINGE_DELAY) + 1)
+        exponent = {"constant": 0.0, "polynomial": 0.5}[self.decay] if isinstance(self.decay, str) else self.decay
+        return self.share * (1 + staleness) ** -exponent
+
+    def weighs_equally(self, name: str) -> bool:
+        """True if the client's number of samples does not count."""
+        return self.weighting == "uniform"
+
+    def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
+        """Add a α ρ(s) Δ to the sum and a to the weight."""
+        weight = 1.0 if self.weighting == "uniform" else upload.result.weight
+        for name, vector in upload.message.items():
+            if name not in accumulator:
+                accumulator[name] = zeros_like(vector, torch.float64)
+            add_scaled(accumulator[name], vector, weight * self.factor(upload.staleness))
+        if WEIGHT not in accumulator:
+            device = next((vector.device for vector in upload.message.values()), None)
+            accumulator[WEIGHT] = torch.zeros(1, dtype=torch.float64, device=device)
+        accumulator[WEIGHT] += weight
+
+    def finish(self, accumulator: dict[str, Any]) -> Message:
+        """Return sum / weight, in the memory of the sums."""
+        return {name: total.div_(accumulator[WEIGHT]) for name, total in accumulator.items() if name != WEIGHT}

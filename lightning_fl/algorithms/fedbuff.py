@@ -1,0 +1,48 @@
+"""FedBuff: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022 (arXiv:2106.06639).
+
+M = clients_per_round clients train at any time; one whose upload has come gives its place to another      pace: Pace
+client k:  Δ_i = y − w_u, with w_u the model after u updates, which it has received                        rule: LocalOptimizer
+server:    after K uploads  w ← w + η_g (1/K) Σ_i ρ(s_i) Δ_i,  ρ(s) = 1/√(1 + s)                           StaleMean, Apply
+           s_i: updates since the client received w_u
+
+It divides by K and not by Σ ρ, as the paper does; the authors' FLSim divides by the ρ of the mean staleness too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lightning_fl.aggregators import StaleMean
+from lightning_fl.algorithms._asynchronous import Asynchronous
+from lightning_fl.slots import Pace
+from lightning_fl.steps import Apply
+
+
+class FedBuff(Asynchronous):
+    """FedAvg that waits for nobody: the model moves after every few uploads, and stale ones count less."""
+
+    def __init__(
+        self,
+        buffer_size: int = 10,
+        decay: float | Literal["constant", "polynomial", "hinge"] = 0.5,
+        learning_rate: float = 1.0,
+        weighting: Literal["uniform", "samples"] = "uniform",
+        max_staleness: int | None = None,
+        **slots: Any,
+    ) -> None:
+        """Fill the aggregator slot and the first step.
+
+        Args:
+            buffer_size: Uploads of an update, K. As many clients as clients_per_round train at any time.
+            decay: Exponent of 1/(1 + s) by which an upload that is s updates stale counts less, or constant, polynomial (0.5) or
+                hinge (1 for up to four updates, then 1/(10 (s − 4) + 1)).
+            learning_rate: Server learning rate η_g.
+            weighting: Uploads count the same (uniform), or by their clients' numbers of samples.
+            max_staleness: Reject uploads that are staler; they still count as one of the K. None for none.
+        """
+        super().__init__(
+            Pace(buffer_size, max_staleness),
+            (Apply(learning_rate),),
+            aggregator=StaleMean(decay, weighting),
+            **slots,
+        )

@@ -1,0 +1,104 @@
+"""Order of events where the server does not wait for its clients: who trains, and whose upload comes when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+
+class Arrival(NamedTuple):
+    """Training of a client, by the time at which its upload arrives; two of the same time arrive in the order of their start.
+
+    Attributes:
+        seconds: simulated seconds at which its upload arrives.
+        sequence: its place among the trainings that go on, in the order of their start.
+        client: index of the client.
+        version: updates of the server's model that the client received.
+        again: trainings of the client on the same version before it.
+        is_lost: True if the client drops out, so that nothing arrives, and its place is free from then on.
+        start: simulated seconds at which the client received the model.
+    """
+
+    seconds: float
+    sequence: int
+    client: int
+    version: int
+    again: int
+    is_lost: bool
+    start: float
+
+
+class Started(NamedTuple):
+    """A training that begins: client, trainings of it on the same version before, its seconds, and whether it drops out."""
+
+    client: int
+    again: int
+    seconds: float
+    is_lost: bool
+
+
+Fill = Callable[[float, set[int], int, Sequence[Arrival]], tuple[float, list[Started]]]
+"""Given the time, the busy clients, the number of idle places and the trainings begun since the last update: when further ones
+begin, which is later than now only if nobody is busy, and these."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Events until the server's next update.
+
+    Attributes:
+        started: trainings that begin, in their order.
+        taken: trainings whose uploads arrive, in their order.
+        lost: trainings that end without an upload.
+        in_flight: trainings that go on.
+        begin: simulated seconds of the update before.
+        seconds: simulated seconds of the update.
+    """
+
+    started: list[Arrival]
+    taken: list[Arrival]
+    lost: list[Arrival]
+    in_flight: list[Arrival]
+    begin: float
+    seconds: float
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that clients have spent since the update before, all of them together."""
+        trainings = [*self.taken, *self.lost, *self.in_flight]
+        return sum(max(0.0, min(entry.seconds, self.seconds) - max(entry.start, self.begin)) for entry in trainings)
+
+
+def next_update(
+    in_flight: Sequence[Arrival], now: float, version: int, num_places: int, buffer_size: int, fill: Fill
+) -> Update:
+    """Return the events until `buffer_size` uploads have arrived.
+
+    All uploads of an instant are taken, and updates made, before idle places are filled.
+
+    Args:
+        in_flight: trainings that go on.
+        now: simulated seconds of the last update.
+        version: updates so far.
+        num_places: clients that train at any time, M.
+        buffer_size: uploads of an update, K.
+        fill: draws clients for idle places.
+    """
+    queue, begin = list(in_flight), now
+    heapify(queue)
+    started, taken, lost = list[Arrival](), list[Arrival](), list[Arrival]()
+    sequence = 1 + max((entry.sequence for entry in in_flight), default=-1)
+    while len(taken) < buffer_size:
+        if len(queue) < num_places and not (queue and queue[0].seconds <= now):
+            now, new = fill(now, {entry.client for entry in queue}, num_places - len(queue), started)
+            for client, again, seconds, is_lost in new:
+                entry = Arrival(now + seconds, sequence, client, version, again, is_lost, now)
+                sequence += 1
+                started.append(entry)
+                heappush(queue, entry)
+        entry = heappop(queue)
+        now = entry.seconds
+        (lost if entry.is_lost else taken).append(entry)
+    return Update(started, taken, lost, sorted(queue), begin, now)

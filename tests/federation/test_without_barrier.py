@@ -1,0 +1,329 @@
+"""Test methods that do not wait for the clients of a round: the order of events, an oracle, theorems, and resumed runs."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from compared_runs import MakeTrainer, equal_states
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import Callback
+from roster import problem
+from toys import SIZES, Normalised, Perceptron, federation, read_rows, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAsync, FedAvg, FedBuff
+from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.codecs import QSGD, Cast, Changes, ErrorFeedback, TopK
+from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.rules import LocalAdam, SharedAdam
+from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
+
+EQUAL = ClientClock(computation_seconds=1.0)
+PHONES = ClientClock(devices="phones", jitter_sigma=0.0, macs_per_second=1e5)
+
+
+def updates_of(
+    seconds: Sequence[float], places: int, buffer_size: int, count: int, lost: Sequence[int] = ()
+) -> list[Update]:
+    """Return the first updates of clients that each need so many seconds, and are drawn by their index."""
+    in_flight, now, updates = list[Arrival](), 0.0, list[Update]()
+
+    def fill(now: float, busy: set[int], num: int, started: Sequence[Arrival]) -> tuple[float, list[Started]]:
+        idle = [client for client in range(len(seconds)) if client not in busy][:num]
+        return now, [Started(k, sum(one.client == k for one in started), seconds[k], k in lost) for k in idle]
+
+    for version in range(count):
+        updates.append(next_update(in_flight, now, version, places, buffer_size, fill))
+        in_flight, now = updates[-1].in_flight, updates[-1].seconds
+    return updates
+
+
+# -------------------------------------------------------------------------------------------------------------- events
+
+
+def test_order_of_events_by_hand() -> None:
+    found = updates_of((1.0, 2.0, 3.0), places=3, buffer_size=1, count=8)
+    assert [version - update.taken[0].version for version, update in enumerate(found)] == [0, 1, 1, 3, 1, 2, 1, 0]
+    assert [update.seconds for update in found] == [1, 2, 2, 3, 3, 4, 4, 5]
+
+
+@given(
+    seconds=st.lists(st.integers(1, 4).map(float), min_size=2, max_size=7),
+    places=st.integers(1, 5),
+    buffer_size=st.integers(1, 6),
+    lost=st.integers(0, 1),
+)
+@settings(max_examples=80, deadline=None)
+def test_no_client_trains_twice_at_once_and_no_place_is_lost(
+    seconds: list[float], places: int, buffer_size: int, lost: int
+) -> None:
+    places = min(places, len(seconds))
+    updates = updates_of(seconds, places, buffer_size, 12, [0][:lost] if places > 1 else [])
+    every = [entry for update in updates for entry in (*update.taken, *update.lost)] + updates[-1].in_flight
+    for entry in every:
+        assert entry.seconds == entry.start + seconds[entry.client]
+        overlapping = [one for one in every if one.start < entry.seconds and entry.start < one.seconds]
+        assert sum(one.client == entry.client for one in overlapping) == 1
+        assert sum(one.start <= entry.start < one.seconds for one in every) <= places
+    assert sorted(entry[:1] for entry in every) == sorted(entry[:1] for u in updates for entry in u.started)
+    times = [update.seconds for update in updates]
+    assert times == sorted(times)
+    for update in updates:
+        assert len(update.taken) == buffer_size
+        assert not any(entry.is_lost for entry in update.taken)
+        spent = update.seconds - update.begin
+        assert 0 <= update.busy_seconds <= places * spent + 1e-9
+        whole = all(entry.start < entry.seconds for entry in update.started)
+        if whole and spent:  # all places are filled at once, so that nobody idles
+            assert update.busy_seconds == pytest.approx(places * spent)
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture
+def fit(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., tuple[np.ndarray, FederatedTrainer]]:
+    """Return a function that trains the clients of `SIZES`, and returns the model and the trainer."""
+
+    def fit(algorithm: Algorithm, module: Any = None, sizes: tuple[int, ...] = SIZES, **flags: Any) -> Any:
+        torch.manual_seed(0)
+        module = Perceptron() if module is None else module
+        ckpt_path = flags.pop("ckpt_path", None)
+        trainer = make_trainer(**{"clients_per_round": 3, "max_rounds": 6, "clock": PHONES, **flags})
+        trainer.fit(module, federation(sizes), algorithm, ckpt_path=ckpt_path)
+        return vector(module), trainer
+
+    return fit
+
+
+Fit = Callable[..., tuple[np.ndarray, FederatedTrainer]]
+
+
+@pytest.mark.parametrize(
+    ("method", "oracle_of"),
+    [
+        (FedBuff(2), {"buffer_size": 2, "factor": lambda s: (1 + s) ** -0.5}),
+        (FedBuff(5, decay="hinge"), {"buffer_size": 5, "factor": lambda s: 1 if s <= 4 else 1 / (10 * (s - 4) + 1)}),
+        (
+            FedBuff(4, decay=2, weighting="samples"),
+            {"buffer_size": 4, "factor": lambda s: (1 + s) ** -2.0, "by_samples": True},
+        ),
+        (FedBuff(1, learning_rate=0.5), {"buffer_size": 1, "factor": lambda s: 0.5 * (1 + s) ** -0.5}),
+        (FedAsync(mu=0), {"buffer_size": 1, "factor": lambda s: 0.6, "mixes": True}),
+        (
+            FedAsync(0.9, "polynomial", mu=0.3),
+            {
+                "buffer_size": 1,
+                "factor": lambda s: 0.9 * (1 + s) ** -0.5,
+                "mixes": True,
+                "local": oracle.proximal_sgd(0.3),
+            },
+        ),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("clock", [EQUAL, PHONES], ids=["equal", "phones"])
+def test_is_that_of_the_paper(method: FedBuff, oracle_of: dict[str, Any], clock: ClientClock, fit: Fit) -> None:
+    start = vector(_seeded())
+    found, trainer = fit(method, clock=clock, max_rounds=9)
+    devices, of = trainer.fit_loop.federation.client_devices, problem(9)
+    bits, macs = 32 * 26, trainer.fit_loop.federation.network.macs
+
+    def seconds(client: int) -> float:
+        device = devices.device(int(client))
+        training = 3 * macs * SIZES[client] / device.macs_per_second
+        if clock.computation_seconds is not None:
+            training = clock.computation_seconds * clock.macs_per_second / device.macs_per_second
+        return bits / 8 / 2**20 / device.downlink + training + bits / 8 / 2**20 / device.uplink
+
+    expected, log = oracle.asynchronous(of, start.astype(np.float64), seconds, **oracle_of)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    history = trainer.history
+    np.testing.assert_allclose(history["time/simulated_seconds"], [seconds for seconds, _ in log], rtol=1e-12)
+    assert list(history["async/staleness_max"]) == [max(stale) for _, stale in log]
+    np.testing.assert_allclose(history["async/staleness_mean"], [np.mean(stale) for _, stale in log])
+
+
+def _seeded() -> Perceptron:
+    torch.manual_seed(0)
+    return Perceptron()
+
+
+@pytest.mark.parametrize("module", [Perceptron, Normalised])
+@pytest.mark.parametrize(("weighting", "sizes"), [("samples", SIZES), ("uniform", (6,) * len(SIZES))])
+def test_with_equal_clients_and_a_full_buffer_it_is_fedavg(
+    weighting: Any, sizes: tuple[int, ...], module: type, fit: Fit
+) -> None:
+    models, rows = [], []
+    for method in (FedAvg(), FedBuff(3, weighting=weighting)):
+        torch.manual_seed(0)
+        found, trainer = fit(method, module(), sizes, clock=EQUAL, runner="serial")
+        models.append(found)
+        rows.append(trainer.history.drop(columns=["time/round_seconds"]))
+        assert trainer.run.ledger.total_bytes("down") == trainer.run.ledger.total_bytes("up")
+    np.testing.assert_array_equal(models[0], models[1])
+    extra = set(rows[1].columns) - set(rows[0].columns)
+    assert extra == {"async/staleness_mean", "async/staleness_max", "async/in_flight"}
+    for name in rows[0].columns:
+        np.testing.assert_allclose(rows[1][name], rows[0][name], rtol=1e-12, err_msg=name)
+
+
+def test_of_one_client_it_mixes_the_whole_model_of_fedavg(fit: Fit) -> None:
+    one = {"sizes": (9,), "clients_per_round": 1}
+    expected, found = fit(FedAvg(), **one)[0], fit(FedAsync(1.0, mu=0), **one)[0]
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(factor=st.sampled_from([0.5, 4.0]))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+def test_faster_clients_need_less_time_for_the_same_models(factor: float, fit: Fit) -> None:
+    def of(share: float) -> tuple[np.ndarray, Any]:
+        clock = ClientClock(
+            devices="phones",
+            macs_per_second=1e5 * share,
+            uplink_mebibytes_per_second=6.25 * share,
+            downlink_mebibytes_per_second=12.5 * share,
+        )
+        found, trainer = fit(FedBuff(2), clock=clock)
+        return found, np.array(trainer.history["time/simulated_seconds"])
+
+    (slow, seconds), (fast, fewer) = of(1.0), of(factor)
+    np.testing.assert_array_equal(slow, fast)
+    np.testing.assert_allclose(seconds, factor * fewer, rtol=1e-12)
+
+
+def test_bits_are_those_of_what_starts_and_of_what_is_taken(fit: Fit) -> None:
+    trainer = fit(FedBuff(2, uplink=QSGD(3)))[1]
+    history = trainer.history
+    in_flight = np.array([0, *history["async/in_flight"]])
+    started = np.diff(in_flight) + 2
+    np.testing.assert_array_equal(history["comm/downlink_bits"], 32 * 26 * started)
+    np.testing.assert_array_equal(history["clients/selected"], started)
+    assert set(history["clients/accepted"]) == {2}
+    assert len(set(history["comm/uplink_bits"])) == 1
+    assert (history["time/utilisation"] > 0.5).all()
+
+
+def test_clients_that_drop_out_free_their_places(fit: Fit) -> None:
+    trainer = fit(FedBuff(2), dropout_rate=0.5, max_rounds=20)[1]
+    history = trainer.history
+    started, taken, dropped = (history[f"clients/{name}"].sum() for name in ("selected", "accepted", "dropped"))
+    assert dropped > 5
+    assert started == taken + dropped + history["async/in_flight"].iloc[-1]
+    assert (history["async/in_flight"] <= 3).all()
+
+
+def test_stale_uploads_are_rejected_and_count(fit: Fit) -> None:
+    found, trainer = fit(FedBuff(1, max_staleness=1), max_rounds=12)
+    history = trainer.history
+    late = history["async/staleness_max"] > 1
+    assert 0 < late.sum() < 12
+    np.testing.assert_array_equal(history["clients/rejected"], late)
+    everything, _ = fit(FedBuff(1), max_rounds=12)
+    assert (found != everything).any()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "module"),
+    [
+        (FedBuff(2, uplink=ErrorFeedback(TopK(0.3))), Perceptron),
+        (FedBuff(5, rule=LocalAdam()), Normalised),
+        (FedAsync(decay="hinge", downlink=Cast("bfloat16")), Normalised),
+        (Ditto(base=FedBuff(4)), Perceptron),
+    ],
+    ids=["error feedback", "two uploads of a client", "lossy downlink", "personal"],
+)
+def test_a_run_that_was_killed_goes_on_identically(
+    algorithm: Algorithm, module: type, fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    files = {**keeps_files, "straggler_rate": 0.5, "dropout_rate": 0.2}
+    torch.manual_seed(0)
+    whole, uninterrupted = fit(algorithm, module(), **files, default_root_dir=tmp_path / "whole")
+    torch.manual_seed(0)
+    fit(algorithm, module(), **files, max_rounds=3, default_root_dir=tmp_path / "part")
+    torch.manual_seed(0)
+    resumed, trainer = fit(algorithm, module(), **files, default_root_dir=tmp_path / "part", ckpt_path="last")
+    np.testing.assert_array_equal(resumed, whole)
+    assert equal_states(trainer.run.state_dict()["clients"], uninterrupted.run.state_dict()["clients"])
+    assert trainer.run.in_flight == uninterrupted.run.in_flight
+    rows, expected = (read_rows(tmp_path / name) for name in ("part", "whole"))
+    for row, other in zip(rows, expected, strict=True):
+        assert {k: v for k, v in row.items() if "round_seconds" not in k} == {
+            k: v for k, v in other.items() if "round_seconds" not in k
+        }
+
+
+@pytest.mark.parametrize("change", [{"buffer_size": 3}, {"max_staleness": 4}, {"decay": 1.0}], ids=str)
+def test_a_resumed_run_keeps_its_pace(
+    change: dict[str, Any], fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    fit(FedBuff(2), **keeps_files, max_rounds=2)
+    with pytest.raises(UserError, match=f"{next(iter(change))} .* → {next(iter(change.values()))}"):
+        fit(FedBuff(**{"buffer_size": 2, **change}), **keeps_files, ckpt_path="last")
+
+
+def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -> None:
+    rates: list[float] = []
+
+    class Seen(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 0:
+                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def halved(module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    module = Perceptron()
+    module.configure = halved
+    history = fit(FedBuff(1), module, callbacks=[Seen()])[1].history
+    expected = [0.5 ** (round - stale) for round, stale in enumerate(history["async/staleness_max"])]
+    assert rates == expected
+
+
+def test_clients_that_are_not_there_are_not_drawn(fit: Fit, tmp_path: Path) -> None:
+    table = tmp_path / "there.csv"
+    table.write_text("client,start_seconds,end_seconds\n1,0,5\n4,0,5\n2,3,4\n")
+    trainer = fit(FedBuff(1), clock=ClientClock(computation_seconds=1.0), availability=table, availability_period=10)[1]
+    history = trainer.history
+    assert (history["async/in_flight"] <= 2).all()
+    assert trainer.run.simulated_seconds >= 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags", "said"),
+    [
+        (lambda: FedBuff(downlink=Changes()), {}, "the downlink Changes sends changes since the last broadcast"),
+        (lambda: FedBuff(rule=SharedAdam()), {}, "SharedAdam"),
+        (lambda: SCAFFOLD(aggregator="StaleMean"), {}, "SCAFFOLD fills the slot aggregator itself"),
+        (FedBuff, {"runner": "stacked"}, "one after the other: use runner 'auto' or 'serial'"),
+        (
+            FedBuff,
+            {"over_selection": 1.5},
+            "FedBuff fills every place that becomes idle; leave out trainer.over_selection",
+        ),
+        (FedBuff, {"deadline": 3.0}, "leave out trainer.deadline"),
+        (FedBuff, {"callbacks": [MagnitudePruning(0.5)]}, "would prune the server's model, and clients of FedBuff"),
+        (lambda: FedBuff(0), {}, "buffer_size must be a whole number of at least 1, got 0"),
+        (lambda: FedAsync(1.5), {}, r"share must lie in \(0, 1\], got 1.5"),
+        (lambda: FedBuff(decay="linear"), {}, "decay 'linear' is unknown"),
+        (lambda: FedBuff(max_staleness=-1), {}, "max_staleness must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    algorithm: Callable[[], Algorithm], flags: dict[str, Any], said: str, fit: Fit
+) -> None:
+    with pytest.raises(UserError, match=said):
+        fit(algorithm(), **flags)
+
+
+def test_the_default_clock_and_the_loss_guard_fit(fit: Fit) -> None:
+    found, trainer = fit(FedBuff(2), clock=SimulatedClock(), loss_guard=LossGuard(clients=1e6))
+    assert np.isfinite(found).all()
+    assert trainer.run.simulated_seconds > 0
