@@ -9,6 +9,7 @@ KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
 FIGURES = 3
 BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+JOULES = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "GJ": 1e9}
 
 
 def significant(value: float) -> str:

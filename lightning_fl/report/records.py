@@ -75,7 +75,7 @@ class Record:
 
     @cached_property
     def spent(self) -> dict[str, Floats]:
-        """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, and joules if a callback estimates them."""
+        """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, joules if they are estimated."""
         return {
             "rounds": self.columns["round"] + 1,
             "uplink": self.column("comm/total_uplink_bytes"),

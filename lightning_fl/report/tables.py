@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fl.outputs.metric import is_accuracy
-from lightning_fl.outputs.units import BYTES, SECONDS, decimals, magnitude, significant, unit_of
+from lightning_fl.outputs.units import BYTES, JOULES, SECONDS, decimals, magnitude, significant, unit_of
 from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.labels import SEEDS, differing, is_of_method, shown
@@ -24,7 +24,7 @@ Row = tuple[Sequence[str], Mapping[str, Spread | str]]
 """Words of a row, and its numbers by column, or their text; a number that is missing is unknown."""
 NONE = "–"
 MOST_SETTINGS = 8  # columns of one table
-UNITS = {"bytes": BYTES, "seconds": SECONDS}
+UNITS = {"bytes": BYTES, "seconds": SECONDS, "joules": JOULES}
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Column:
     Attributes:
         title: heading of the column.
         kind: format of the numbers: `share` with three decimals, `count` without decimals if whole, `figures` with three
-            significant figures, `bytes` and `seconds` likewise, in one unit for all such columns of a table.
+            significant figures, `bytes`, `seconds` and `joules` likewise, in one unit for all such columns of a table.
     """
 
     title: str
-    kind: Literal["share", "count", "figures", "bytes", "seconds"]
+    kind: Literal["share", "count", "figures", "bytes", "seconds", "joules"]
 
 
 COSTS = {
@@ -46,6 +46,7 @@ COSTS = {
     "uplink": Column("uplink", "bytes"),
     "downlink": Column("downlink", "bytes"),
     "simulated_seconds": Column("simulated time", "seconds"),
+    "joules": Column("estimated energy", "joules"),
     "wall_seconds": Column("time here", "seconds"),
 }
 SIZES = {"mflops": Column("MFLOPs", "figures"), "parameters": Column("parameters", "count")}

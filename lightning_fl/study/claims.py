@@ -5,7 +5,7 @@
     in: what is compared
         final (the default), last, best (of the smoothed curve, for papers that print it), at_best_validation:
             as in the report's table
-        target_rounds, target_uplink, target_downlink, target_simulated_seconds: the cost of reaching the target
+        target_rounds, target_uplink, target_downlink, target_simulated_seconds, target_joules: the cost of reaching the target
         at_uplink: each one's best value (not smoothed) within the uplink bytes that `better` has spent after its last round
         largest_gap: both smoothed curves in the round in which they differ most
     rounds: of at_uplink, the round of `better` whose bytes count instead; to be chosen before anything is run
@@ -51,7 +51,7 @@ WITHIN = (
     "for. `over log bytes` is the mean difference of these best values on a logarithmic scale, from the bytes for which both "
     "have been evaluated."
 )
-COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds")
+COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds", "target_joules")
 AT_UPLINK, LARGEST_GAP = "at_uplink", "largest_gap"
 NUMBERS = (*VALUES, *COSTS, AT_UPLINK, LARGEST_GAP)
 KEYS = ("text", "better", "than", "in", "rounds", "paper", "source", "margin")

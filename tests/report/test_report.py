@@ -70,13 +70,14 @@ def test_a_window_that_a_cubic_passes_through_smooths_nothing(window: int) -> No
 
 
 def test_the_numbers_of_a_run_are_those_of_its_rows(tmp_path: Path) -> None:
-    (group,) = groups_of(write_run(tmp_path / "a", rising(50)), target=0.2)
+    (group,) = groups_of(write_run(tmp_path / "a", rising(50), joules=3.0), target=0.2)
     numbers = group.curves[0].numbers
     assert numbers == pytest.approx({
         "final": 0.48, "last": 0.5, "best": 0.5, "at_best_validation": None,
         "rounds": 50, "uplink": 50_000, "downlink": 150_000, "simulated_seconds": 100,
         "wall_seconds": 25, "mflops": 4.5, "parameters": 650, "target_rounds": 20, "target_uplink": 20_000,
         "target_downlink": 60_000, "target_simulated_seconds": 40, "target_wall_seconds": 10,
+        "joules": 150, "target_joules": 60,
     })  # fmt: skip
     (missed,) = groups_of(tmp_path / "a", target=0.6)
     assert {missed.curves[0].numbers[f"target_{name}"] for name in ("rounds", "uplink", "wall_seconds")} == {None}
