@@ -146,16 +146,17 @@ class WithoutBarrier(Federation):
     @property
     def work(self) -> LocalWork:
         """Length of the local training of the clients whose uploads the next update takes."""
-        now = self._work_of(self.run)
+        run, context = self.run, self.context
+        now = self._work_of(run, context)
         taken = [
-            (self._work_of(self.run.as_of(entry.version, entry.again)), entry.client) for entry in self.update.taken
+            (self._work_of(run.as_of(entry.version, entry.again), context), entry.client) for entry in self.update.taken
         ]
         return TakenWork(now.schedule, now.run, now.sizes, taken)
 
-    def _work_of(self, run: Run) -> LocalWork:
-        """Return the length of the local training of clients that begin in a round."""
-        context = self._context_of(run.round, self.context)
-        return LocalWork(self.schedule.in_round(self.algorithm.rule, context), run, self.data.client_sizes)
+    def _work_of(self, run: Run, present: RoundContext) -> LocalWork:
+        """Return the length of the local training of clients that begin in a round, given the facts about the present one."""
+        schedule = self.schedule.in_round(self.algorithm.rule, self._context_of(run.round, present))
+        return LocalWork(schedule, run, self.data.client_sizes)
 
     def _context_of(self, version: int, context: RoundContext) -> RoundContext:
         """Return the facts about the run for the training on a version, given those about the present round."""
@@ -167,15 +168,15 @@ class WithoutBarrier(Federation):
 
     def _filler(self) -> Callable[[float, set[int], int, Sequence[Arrival]], tuple[float, list[Started]]]:
         """Return the function that draws clients for idle places in the present round."""
-        run, population, num_fills = self.run, self.population, 0
+        run, population, context, num_fills = self.run, self.population, self.context, 0
 
         @cache
         def bits() -> Bits:
             """Return what a client sends and receives, the same for all."""
             client = int(population.eligible[0])
-            shared, work = self.algorithm.share(run.server), self._work_of(run)
+            shared, work = self.algorithm.share(run.server), self._work_of(run, context)
             broadcast = partial(super(WithoutBarrier, self)._broadcast, selected=[client], shared=shared, work=work)
-            return planned_bits(self.flat_module, self.algorithm, run, self.context, [client], broadcast)[client]
+            return planned_bits(self.flat_module, self.algorithm, run, context, [client], broadcast)[client]
 
         def fill(
             now: float, busy: set[int], num_places: int, started: Sequence[Arrival]
@@ -184,7 +185,7 @@ class WithoutBarrier(Federation):
             there = population.eligible
             if population.availability is not None:
                 now, there = population.availability.begin(now, 0 if busy else 1)
-            idle = np.setdiff1d(there, sorted(busy)) if busy else there
+            idle = without(there, busy)
             if not len(idle):
                 return now, []
             chosen = run.random(COHORT, num_fills).choice(idle, min(num_places, len(idle)), replace=False)
@@ -192,7 +193,7 @@ class WithoutBarrier(Federation):
             new = []
             for client in map(int, chosen):
                 again = sum(entry.client == client for entry in started)
-                work = self._work_of(run.as_of(run.round, again))
+                work = self._work_of(run.as_of(run.round, again), context)
                 is_lost = not population.answering(work.run, [client])
                 new.append(Started(client, again, self._client_times(work).seconds(client, bits()), is_lost))
             return now, new
@@ -271,6 +272,19 @@ class WithoutBarrier(Federation):
 
     def _time_ahead(self, link: Link) -> None:
         """Let nobody wait: what is sent between two updates goes beside the clients' own messages."""
+
+
+def without(clients: np.ndarray, busy: set[int]) -> np.ndarray:
+    """Return clients, in ascending order, without those that are busy.
+
+    >>> without(np.array([1, 4, 7]), {4, 5, 9}).tolist()
+    [1, 7]
+    """
+    wanted = np.array(sorted(busy), dtype=np.int64)
+    places = np.searchsorted(clients, wanted)
+    found = places < len(clients)
+    found[found] = clients[places[found]] == wanted[found]
+    return np.delete(clients, places[found])
 
 
 def _overlaid(new: Mapping[int, State], old: Mapping[int, State]) -> Any:
