@@ -34,6 +34,8 @@ class Plan:
         setup_seconds: estimate of the seconds before the first round.
         round_seconds: estimate of a round's seconds on this machine, without validation.
         seconds: estimate of the run's seconds on this machine, with validation.
+        round_simulated_seconds: simulated seconds of the first round, as the trainer's clock has them.
+        simulated_seconds: simulated seconds of the run; rounds that were not rehearsed take the mean of those that were.
         memory_bytes: estimate of the memory of this process at the end of the run; None if unknown.
         accelerator_bytes: memory of the accelerator that the first round took; None on a CPU.
         disk_bytes: estimate of the checkpoints' bytes at the end of the run.
@@ -57,6 +59,8 @@ class Plan:
     setup_seconds: float
     round_seconds: float
     seconds: float
+    round_simulated_seconds: float
+    simulated_seconds: float
     memory_bytes: int | None
     accelerator_bytes: int | None
     disk_bytes: int
@@ -77,6 +81,11 @@ class Plan:
             ("steps", f"{self.round_steps:,}", f"{'' if is_whole else 'about '}{self.steps:,}"),
             *([] if self.macs is None else [("MACs", "", _count(self.macs))]),
             ("time", f"about {duration(self.round_seconds)}", f"about {duration(self.seconds)}"),
+            (
+                "simulated time",
+                f"about {duration(self.round_simulated_seconds)}",
+                f"about {duration(self.simulated_seconds)}",
+            ),
             *_if_known("memory", self.memory_bytes),
             *_if_known("accelerator", self.accelerator_bytes),
             ("disk", "", f"about {in_bytes(self.disk_bytes)}" if self.disk_bytes else "0 B"),

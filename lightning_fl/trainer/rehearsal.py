@@ -227,6 +227,7 @@ class _Rehearsal(Callback):
             if every
         )
         seconds = rehearsed.setup_seconds + rounds * round_seconds + evaluation_seconds
+        simulated = [row["time/simulated_seconds"] for row in rehearsed.rows]
         states = _ClientStates.of(federation, rounds)
         memory = (
             None
@@ -252,6 +253,8 @@ class _Rehearsal(Callback):
             setup_seconds=rehearsed.setup_seconds,
             round_seconds=round_seconds,
             seconds=seconds,
+            round_simulated_seconds=sum(simulated[:1]),
+            simulated_seconds=simulated[-1] * rounds / len(simulated) if simulated else 0.0,
             memory_bytes=memory,
             accelerator_bytes=rehearsed.accelerator_peak,
             disk_bytes=disk,
@@ -296,7 +299,10 @@ class _ShortTraining:
     ) -> Iterator[Result]:
         """Train the clients, and yield their results."""
         short = replace(job, schedule=_shortened(job.schedule))
-        whole, others = clients[: self.num_whole], clients[self.num_whole :]
+        whole = clients[: self.num_whole]
+        if self.whole_clients and list(whole) != list(self.whole_clients):  # other clients have been timed in this round
+            whole = []
+        others = clients[len(whole) :]
         if whole:
             for _ in self._timed(flat_module, short, whole, data):
                 """Let torch allocate and choose what it does in a first step, which is not timed."""

@@ -16,9 +16,10 @@ from roster import ROSTER
 from toys import Normalised, Perceptron, federation
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import FedAvg, FedProx
+from lightning_fl.algorithms import Algorithm, FedAsync, FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import CommunicationMeter, MagnitudePruning
 from lightning_fl.codecs import QSGD, STC, ErrorFeedback
+from lightning_fl.communication import ClientClock
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.slots import Codec
 from lightning_fl.trainer import rehearsal
@@ -75,6 +76,16 @@ def test_sizes_that_depend_on_values_are_about_so(codec: Codec, make_trainer: Ma
     assert not plan.is_fixed
     assert "The bytes depend on what is trained." in str(plan)
     assert str(plan).count("about") >= 4
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedBuff(2), FedAsync()], ids=repr)
+def test_simulated_seconds_and_starts_are_those_of_the_run(method: Algorithm, make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=4, clock=ClientClock(devices="phones", macs_per_second=1e5))
+    plan = trainer.plan(Perceptron(), federation(), method)
+    trainer.fit(Perceptron(), federation(), method)
+    assert plan.simulated_seconds == pytest.approx(trainer.run.simulated_seconds)
+    assert plan.round_simulated_seconds == pytest.approx(trainer.history["time/simulated_seconds"].iloc[0])
+    assert (plan.uplink_bytes, plan.downlink_bytes, plan.steps) == costs(trainer)
 
 
 def test_nothing_is_changed_or_written(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -164,6 +175,8 @@ def test_a_table_fits_80_columns() -> None:
         "setup_seconds": 1e6,
         "round_seconds": 99.0,
         "seconds": 9e7,
+        "round_simulated_seconds": 99.0,
+        "simulated_seconds": 9e7,
         "macs": 1e20,
         "is_fixed": False,
     }
