@@ -4,15 +4,17 @@
     python benchmarks/round_time.py                       # see docs/explanation/speed.md
     python benchmarks/round_time.py --device cuda --precision bf16-mixed --clients 100 --runner auto
     python benchmarks/round_time.py --network wide --samples 20 --epochs 1  # copies of the model decide
+    python benchmarks/round_time.py --network wide --samples 20 --epochs 1 --algorithm SCAFFOLD
     python benchmarks/round_time.py --ranks 2             # our round in two processes, the bare loops in one
     python benchmarks/round_time.py --epochs 1 --samples 2 --outputs  # one small step, with metrics.csv, bar and checkpoints
     python benchmarks/round_time.py --peer pfl --peer flower  # also other simulators, if they are installed
 
 Our round and two hand-written loops (NCHW and channels_last) alternate in one process, each on the same clients, batches and
 epochs. The bare loop does only the necessary work: it loads the global weights into one module, runs plain SGD with
-`torch.optim.SGD`, and adds the result to a weighted average. Nothing is evaluated. Our time is that from one round's start to
-the next; `--outputs` adds what a run writes after every round. The ratio is our time ÷ the bare loop's in the same turn, so that
-a busy machine affects both alike; `best` is the faster of the two loops.
+`torch.optim.SGD`, and adds the result to a weighted average; with `--algorithm SCAFFOLD` it has control variates, too. Nothing
+is evaluated. Our time is that from one round's start to the next; `--outputs` adds what a run writes after every round. The
+ratio is our time ÷ the bare loop's in the same turn, so that a busy machine affects both alike; `best` is the faster of the two
+loops.
 
 With `--device cuda` the clock is read after the device has finished all work. The bare loops use the same precision, by
 `torch.autocast` or by a cast of the model. With `--ranks` Lightning starts this program once more for every further process;
@@ -102,6 +104,49 @@ class BareLoop:
         self.weights = total
 
 
+class BareScaffold(BareLoop):
+    """SCAFFOLD by hand (Karimireddy et al., 2020, option II): FedAvg's loop with a correction of every step."""
+
+    def __init__(self, work: Work, options: argparse.Namespace, nhwc: bool = False) -> None:
+        super().__init__(work, options, nhwc)
+        self.control = [torch.zeros_like(w) for w in self.weights]
+        self.client_controls = [[torch.zeros_like(w) for w in self.weights] for _ in self.clients]
+
+    def round(self) -> None:
+        """Run one round over all clients, all of which take part."""
+        rate = self.work.learning_rate
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=rate)
+        total, control = ([torch.zeros_like(w) for w in self.weights] for _ in range(2))
+        samples = sum(len(y) for _, y in self.clients)
+        parameters = list(self.net.parameters())
+        self.net.train()
+        for (x, y), own in zip(self.clients, self.client_controls, strict=True):
+            with torch.no_grad():
+                corrections = [c - c_k for c, c_k in zip(self.control, own, strict=True)]
+                for parameter, weight in zip(parameters, self.weights, strict=True):
+                    parameter.copy_(weight)
+            steps = 0
+            for _ in range(self.work.epochs):
+                for inputs, labels in self.work.batches(x, y):
+                    optimizer.zero_grad()
+                    with self.autocast:
+                        loss = nn.functional.cross_entropy(self.net(inputs), labels)
+                    loss.backward()
+                    for parameter, correction in zip(parameters, corrections, strict=True):
+                        assert parameter.grad is not None
+                        parameter.grad.add_(correction)
+                    optimizer.step()
+                    steps += 1
+            with torch.no_grad():
+                for i, parameter in enumerate(parameters):
+                    total[i].add_(parameter, alpha=len(y) / samples)
+                    change = torch.sub(self.weights[i], parameter).mul_(1 / (steps * rate)).sub_(self.control[i])
+                    own[i].add_(change)
+                    control[i].add_(change, alpha=1 / len(self.clients))
+        self.weights = total
+        self.control = [c + change for c, change in zip(self.control, control, strict=True)]
+
+
 class Alternate(lightning.pytorch.Callback):
     """Time each round of a federation, all that the trainer does after it included, and then one round of every loop and peer."""
 
@@ -148,7 +193,8 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
     data = federation_of(images, labels, options.clients, options.batch_size)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        bare = {"nchw": BareLoop(work, options), "nhwc": BareLoop(work, options, nhwc=True)}
+        loop = BareScaffold if options.algorithm == "SCAFFOLD" else BareLoop
+        bare = {"nchw": loop(work, options), "nhwc": loop(work, options, nhwc=True)}
         asked = {peer: stack.enter_context(closing(peers.load(peer)(work))) for peer in options.peer}
         alternate = Alternate({**bare, **asked}, CLOCKS[options.clock])
         trainer = FederatedTrainer(

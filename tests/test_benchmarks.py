@@ -40,20 +40,22 @@ def work(round_time: ModuleType) -> Any:
     return round_time.Work(ImageClassifier("lenet5").network, clients, batch_size=4, epochs=2, learning_rate=0.1)
 
 
-def test_our_round_gives_the_model_of_the_bare_loops(
-    round_time: ModuleType, work: Any, make_trainer: Callable[..., FederatedTrainer]
+@pytest.mark.parametrize(("method", "loop_of"), [("FedAvg", "BareLoop"), ("SCAFFOLD", "BareScaffold")])
+def test_our_rounds_give_the_model_of_the_bare_loops(
+    method: str, loop_of: str, round_time: ModuleType, work: Any, make_trainer: Callable[..., FederatedTrainer]
 ) -> None:
     module = ImageClassifier(copy.deepcopy(work.net), learning_rate=work.learning_rate)
     images, labels = round_time.noise(17)
     batch_size = 6  # all samples of a client, so that the order does not matter
     data = Arrays(train=(images, labels), test=(images, labels), num_clients=3, batch_size=batch_size)
-    make_trainer(max_rounds=1, local_epochs=work.epochs, limit_val_batches=0).fit(module, data)
+    make_trainer(max_rounds=3, local_epochs=work.epochs, limit_val_batches=0).fit(module, data, method)
     clients = [(images[indices], labels[indices]) for indices in data.client_indices]
     assert {len(y) for _, y in clients} == {5, 6}
     whole = replace(work, clients=clients, batch_size=batch_size)
     for nhwc in (False, True):
-        loop = round_time.BareLoop(whole, OPTIONS, nhwc)
-        loop.round()
+        loop = getattr(round_time, loop_of)(whole, OPTIONS, nhwc)
+        for _ in range(3):
+            loop.round()
         round_time.peers.require_same("this", Finished(module.parameters()), whole, loop.weights)
 
 

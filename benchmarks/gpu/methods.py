@@ -72,7 +72,11 @@ def methods(plan: Plan) -> None:
             if name in NEED_TORCH_PRUNING and find_spec("torch_pruning") is None:
                 plan.add(replace(label, skipped="torch-pruning is not installed"))
             elif runner == "stacked" and (made(name).model_keeper or made(name).pace):
-                plan.add(replace(label, skipped="clients with models of their own, or of other rounds, train one after the other"))
+                plan.add(
+                    replace(
+                        label, skipped="clients with models of their own, or of other rounds, train one after the other"
+                    )
+                )
             else:
                 plan.attempt(label, partial(compare, label, plan, expected))
 
