@@ -126,7 +126,7 @@ Fit = Callable[..., tuple[np.ndarray, FederatedTrainer]]
             },
         ),
     ],
-    ids=repr,
+    ids=["pairs", "hinge", "by samples", "half", "FedAsync", "proximal FedAsync"],
 )
 @pytest.mark.parametrize("clock", [EQUAL, PHONES], ids=["equal", "phones"])
 def test_is_that_of_the_paper(method: FedBuff, oracle_of: dict[str, Any], clock: ClientClock, fit: Fit) -> None:
