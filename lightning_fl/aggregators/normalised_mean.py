@@ -24,6 +24,7 @@ class NormalisedMean(Aggregator):
 
     needs = uses = frozenset({NORMALISER})
     keeps_uploads = False
+    sums_suffice = True
     effective: Literal["normaliser", "steps"] = "normaliser"
 
     def __post_init__(self) -> None:

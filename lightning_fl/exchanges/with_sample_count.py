@@ -14,7 +14,7 @@ from lightning_fl.slots import Channel, Exchange, Result, Upload
 class WithSampleCount(Exchange):
     """Send each result up whole with n_k, an integer of 32 bits, in one turn, as soon as it is ready."""
 
-    sends_whole = True
+    sums_suffice = sends_whole = True
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the uploads: only one result is in memory at a time."""

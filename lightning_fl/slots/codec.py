@@ -46,6 +46,9 @@ class Codec(Part, ABC):
     A message must contain the entries that a codec `needs`, `model` too.
     """
 
+    sums_suffice = False
+    """True if uploads can be added up as they are sent, without positions or scales of each client."""
+
     @property
     def needs_every_client(self) -> bool:
         """True if a broadcast must reach every client of the federation, because the next one builds on it."""

@@ -141,6 +141,8 @@ class Exchange(Part, ABC):
     `SENT`, so that the aggregator must divide by them.
     """
 
+    sums_suffice = False
+    """True if the server may see sums over a round's clients in place of their messages."""
     sends_whole = False
     """True if every accepted client has sent its whole message."""
     compresses = False
