@@ -163,7 +163,7 @@ def names_page() -> str:
     """Return the page of networks, data sets, partitions and callbacks, with their parameters."""
     blocks = ["# Networks, data, callbacks", NAMES]
     known = catalogue.entries()
-    for section in ("models", "networks", "data", "partitions", "shifts", "callbacks"):
+    for section in ("models", "networks", "data", "partitions", "shifts", "callbacks", "privacy"):
         blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
         for entry in (one for one in known if one.section == section):
             blocks += [f"### {entry.name}", markdown(entry.about)]

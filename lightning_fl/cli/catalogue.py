@@ -34,6 +34,7 @@ FLAGS = {
     "partitions": "--data.partition",
     "shifts": "--data.shift",
     "callbacks": "--trainer.callbacks",
+    "privacy": "--trainer.privacy",
     "trainer": "--trainer",
 }
 """Flag for the names of each section."""

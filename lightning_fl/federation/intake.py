@@ -28,7 +28,7 @@ class Intake:
         forms: `forms_of` the new client states and of the new codec memories of each process; after `finish`.
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
         metrics: values that the aggregator reports; after `finish`.
-        is_skipped: True if the aggregator leaves the model as it is; after `finish`.
+        is_skipped: True if there is nothing to merge, or the aggregator leaves the model as it is; after `finish`.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class Intake:
         logs: LogCollector,
         staging: Staging,
         pace: Pace | None = None,
+        merges_none: bool = False,
     ) -> None:
+        """Open the intake of a round; with `merges_none` the aggregator merges also a round without an accepted upload."""
         self.outcome, self._staging = Outcome(), staging
         self.known: list[Known] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
@@ -48,7 +50,7 @@ class Intake:
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
         self._logs, self._pace = logs, pace
-        self._check_counters = check_counters
+        self._check_counters, self._merges_none = check_counters, merges_none
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
         self._merge = UploadMerge(fabric, aggregator)
         self.shares_uploads = self._merge.shares_uploads
@@ -78,7 +80,7 @@ class Intake:
             prunings: checksum of the prunings so far.
 
         Returns:
-            The merged message, {} if no upload was accepted, and the outcome.
+            The merged message, {} if there is nothing to merge, and the outcome.
 
         Raises:
             UserError: processes have pruned the model differently.
@@ -89,7 +91,8 @@ class Intake:
         if self._fabric.world_size > 1:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
-        if not self.outcome.logs:
+        if not self.outcome.logs and not self._merges_none:
+            self.is_skipped = True
             return {}, self.outcome
         merging = Merging(link.context)
         message = self._aggregator.combine(accumulator, merging)

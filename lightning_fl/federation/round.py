@@ -33,6 +33,7 @@ from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.outputs.losses import say_lost
+from lightning_fl.privacy.mechanism import Mechanism
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
@@ -62,6 +63,7 @@ class Federation:
         deadline: seconds after which a round closes; None for never.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         observer: is told of each upload and message.
+        privacy: clips and adds noise if the run is private.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
@@ -83,6 +85,7 @@ class Federation:
     client_devices: ClientDevices | None = None
     deadline: float | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
+    privacy: Mechanism = field(default_factory=Mechanism)
     accuracy: str | None = None
     runner: Runner = serial
     group: DeviceGroup | None = None
@@ -111,7 +114,8 @@ class Federation:
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace)
+        aggregator = self.privacy.aggregator(method, run, context)
+        intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, self.privacy.merges_none)
         for position, upload in enumerate(self._uploads(job, clients, link, intake.outcome), start=1):
             intake.take(upload, link)
             self.observer.on_upload(upload.result.client, position, len(clients))
@@ -128,12 +132,13 @@ class Federation:
         times = self._times(cohort, work, outcome, link)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
-        if outcome.logs and not intake.is_skipped:
+        if not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged)
-            proposal = take_steps(method, guard, turn, run.server)
+            proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
         self._warn_if_nothing_changes(proposal, outcome)
+        spent = self.privacy.spend(run, cohort.answering, intake.metrics)
         self._commit(proposal, outcome, intake)
-        reported = intake.metrics | ({} if proposal is None else proposal.metrics)
+        reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
         columns = {} if times is None else times.columns()
         return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
 
@@ -233,15 +238,16 @@ class Federation:
         self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
     ) -> ServerTurn:
         """Return the turn that the first of the server's steps gets."""
-        run, clients = self.run, sorted(outcome.logs)
-        counters = maximum(run.counters, outcome.counters)
+        run, hides_clients = self.run, self.privacy.hides_clients
+        clients = [] if hides_clients else sorted(outcome.logs)
+        counters = run.counters if hides_clients else maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
         return ServerTurn(
             context=context,
             server=replace(server, counters=counters),
             round=run.round,
             clients=clients,
-            num_samples=float(self.data.client_sizes[clients].sum()),
+            num_samples=self.privacy.num_samples(float(self.data.client_sizes[clients].sum())),
             shared=shared,
             params=run.params,
             buffers=run.buffers,

@@ -37,6 +37,7 @@ class Finished(Protocol):
     metric: str | None
     num_rounds: int
     stop: Any
+    privacy_in_words: str
 
     @property
     def metric_falls(self) -> bool:
@@ -145,7 +146,7 @@ def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> Final
 
 
 def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model.
+    """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, privacy, curve and model.
 
     With a clock of clients the simulated time is beside the bytes. The accuracy is that of the last evaluation. If the test set
     was measured after rounds, too, a line has the test value of the round that was best in validation.
@@ -177,6 +178,8 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         why = "not finite" if trainer.loss_guard.clients is None else "not finite, or loss exploded"
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
         lines.append(("rejected", f"{uploads}, in {run.num_rounds_rejecting:,} of {run.round:,} rounds: {why}"))
+    if trainer.privacy_in_words:
+        lines.append(("privacy", trainer.privacy_in_words))
     if curve:
         lines.append(("curve", _short(curve)))
     if trainer.enable_checkpointing:
