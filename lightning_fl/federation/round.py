@@ -108,6 +108,7 @@ class Federation:
         guard = self.guard.in_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
         job = self._broadcast(link, cohort.selected, shared, work)
+        self.privacy.answer(link, cohort.mine)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
@@ -215,6 +216,7 @@ class Federation:
         if run.mask is not None:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
+        self.privacy.announce(link, recipients)
         received = link.broadcast(recipients, self._model_message() | shared)
         received = {"buffers": run.buffers} | received
         return ClientJob(

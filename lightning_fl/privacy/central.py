@@ -12,20 +12,24 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.communication.link import Link
 from lightning_fl.errors import require
 from lightning_fl.outputs.neighbours import EPSILON, NEIGHBOURS
 from lightning_fl.privacy.accountant import (
     EVERY,
     FIXED,
+    PASSES,
     POISSON,
     calibrated,
     epsilon,
     library_version,
     require_library,
 )
+from lightning_fl.privacy.adaptive_clip import WITHIN, AdaptiveClip, rest_of_noise
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Mechanism, require_private_from_the_start
-from lightning_fl.privacy.noisy_sum import NoisySum
+from lightning_fl.privacy.noisy_sum import Bits, NoisySum
+from lightning_fl.privacy.tree import changed_nodes, number_of
 from lightning_fl.slots import Aggregator, RoundContext
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import Event, SpentPrivacy
@@ -82,7 +86,7 @@ class CentralMechanism(Mechanism):
     @property
     def sampling(self) -> Any:  # type: ignore[override]
         """How a round's clients are drawn; every client is a fixed draw of all."""
-        return POISSON if self.settings.sampling == POISSON else FIXED
+        return FIXED if self.settings.sampling == EVERY else self.settings.sampling
 
     @property
     def hides_clients(self) -> bool:  # type: ignore[override]
@@ -93,6 +97,17 @@ class CentralMechanism(Mechanism):
     def merges_none(self) -> bool:  # type: ignore[override]
         """True, but if the weights that came divide."""
         return self.settings.denominator == "fixed"
+
+    @property
+    def rounds_of_pass(self) -> int:
+        """Rounds in which each client takes part once."""
+        return -(-self.num_clients // self.cohort_size)
+
+    @property
+    def noise_of_bits(self) -> float:
+        """Standard deviation σ_b of the noise in the number of uploads within an adaptive clip; 0 for another clip."""
+        clip = self.settings.clip
+        return clip.noise_of_bits(self.cohort_size, self.hides_clients) if isinstance(clip, AdaptiveClip) else 0.0
 
     @property
     def largest_weight(self) -> float:
@@ -124,7 +139,8 @@ class CentralMechanism(Mechanism):
                     f"A noise multiplier of {noise_multiplier:.6g} lets {num_rounds} rounds cost epsilon "
                     f"{settings.epsilon:g} at delta {self.delta:.2g} ({self._claim})."
                 )
-            run.spent = SpentPrivacy(noise_multiplier, settings.clip)
+            clip = settings.clip
+            run.spent = SpentPrivacy(noise_multiplier, clip.initial if isinstance(clip, AdaptiveClip) else clip)
         elif settings.epsilon is not None:
             planned = self._epsilon(run.spent, num_rounds - run.round)
             if planned > settings.epsilon * (1 + 1e-9):
@@ -132,7 +148,18 @@ class CentralMechanism(Mechanism):
                     f"The run goes on with the noise multiplier {run.spent.noise_multiplier:.6g} of its checkpoint, so that "
                     f"{num_rounds} rounds cost epsilon {planned:.4g}, above the {settings.epsilon:g} of privacy.epsilon."
                 )
+        self._check_passes(run.spent)
+        self._noise(run.spent)  # refuses too little noise for an adaptive clip
         return num_rounds if settings.max_epsilon is None else self._last_round(run, num_rounds, settings.max_epsilon)
+
+    def _check_passes(self, spent: SpentPrivacy) -> None:
+        """Raise `UserError` if a resumed run cuts its passes into other rounds."""
+        cuts = {first for kind, _, first, _ in spent.events if kind == PASSES} - {float(self.rounds_of_pass)}
+        require(
+            not cuts,
+            f"the checkpoint's passes over the clients take {', '.join(f'{rounds:g}' for rounds in cuts)} rounds, and now "
+            f"{self.rounds_of_pass}, in which a client could take part twice: use its clients_per_round.",
+        )
 
     def _last_round(self, run: Run, num_rounds: int, bound: float) -> int:
         """Return the number of rounds after which one more would pass a bound of ε, at most `num_rounds`."""
@@ -155,10 +182,14 @@ class CentralMechanism(Mechanism):
         return last
 
     def events(self, spent: SpentPrivacy, num_rounds: int) -> Counter[Event]:
-        """Return all releases after this many more rounds."""
+        """Return all releases after this many more rounds; those of passes for whole passes, and the rounds of the last."""
         events = Counter(spent.events)
-        events[self._event(spent.noise_multiplier)] += num_rounds
-        return events
+        event = self._event(spent.noise_multiplier)
+        events[event] += num_rounds
+        if self.settings.sampling != PASSES:
+            return events
+        passes, rest = divmod(events[event], self.rounds_of_pass)
+        return Counter({event: passes, (PASSES, spent.noise_multiplier, float(rest), 0.0): int(rest > 0)})
 
     def _event(self, noise_multiplier: float) -> Event:
         """Return the release of a round."""
@@ -167,6 +198,8 @@ class CentralMechanism(Mechanism):
             return sampling, noise_multiplier, self.cohort_size / self.num_clients, 0.0
         if sampling == FIXED:
             return sampling, noise_multiplier, float(self.num_clients), float(self.cohort_size)
+        if sampling == PASSES:
+            return sampling, noise_multiplier, float(self.rounds_of_pass), 0.0
         return sampling, noise_multiplier, 0.0, 0.0
 
     def _epsilon(self, spent: SpentPrivacy, num_rounds: int = 0) -> float:
@@ -178,6 +211,7 @@ class CentralMechanism(Mechanism):
         """Return the noisy sum of the present round."""
         assert run.spent is not None
         settings, given = self.settings, method.aggregator
+        adapts = isinstance(settings.clip, AdaptiveClip)
         lengths = dict.fromkeys(("model", *method.rule.provides), context.layout.numel)
         if context.buffer_layout.names:
             lengths["buffers"] = context.buffer_layout.numel
@@ -189,7 +223,8 @@ class CentralMechanism(Mechanism):
             clip=run.spent.clip,
             scales=settings.scales or {},
             noise=self._noise(run.spent),
-            seed=run.torch_seeds(NOISE)[0],
+            draws=self._draws(run),
+            bits=Bits(self.noise_of_bits, run.torch_seeds(NOISE)[1], self.cohort_size) if adapts else None,
             cap=settings.cap,
             uniform=uniform,
             lengths=lengths,
@@ -197,9 +232,32 @@ class CentralMechanism(Mechanism):
             device=run.params.device,
         )
 
+    def announce(self, link: Link, recipients: Sequence[int]) -> None:
+        """Count 32 bits down for an adaptive clip, which clients need to know for their bit."""
+        if isinstance(self.settings.clip, AdaptiveClip):
+            link.charge("down", recipients, {"scalars": 32})
+
+    def answer(self, link: Link, clients: Sequence[int]) -> None:
+        """Count one bit up: whether the upload is within an adaptive clip."""
+        if isinstance(self.settings.clip, AdaptiveClip):
+            link.charge("up", clients, {"scalars": 1})
+
     def _noise(self, spent: SpentPrivacy) -> float:
-        """Return the standard deviation of the noise in a sum, z C u_max."""
-        return spent.noise_multiplier * spent.clip * self.largest_weight if spent.noise_multiplier else 0.0
+        """Return the standard deviation of the noise in a sum, z C u_max, or z_Δ C u_max with an adaptive clip."""
+        noise_multiplier = spent.noise_multiplier
+        if isinstance(self.settings.clip, AdaptiveClip):
+            noise_multiplier = rest_of_noise(noise_multiplier, self.noise_of_bits)
+        return noise_multiplier * spent.clip * self.largest_weight if noise_multiplier else 0.0
+
+    def _draws(self, run: Run) -> list[tuple[int, float]]:
+        """Return the seeds of the present round's noise with their factors."""
+        if self.settings.mechanism == "gaussian":
+            return [(run.torch_seeds(NOISE)[0], 1.0)]
+        number, position = divmod(run.round, self.rounds_of_pass)
+        return [
+            (run.torch_seeds(NOISE, number_of(node), in_round=number)[0], sign)
+            for node, sign in changed_nodes(position + 1)
+        ]
 
     def num_samples(self, received: float) -> float:
         """Return W̄, unless the uploads' own weights divide."""
@@ -213,6 +271,8 @@ class CentralMechanism(Mechanism):
         if self.hides_clients:
             columns["privacy/noise"] = self._noise(run.spent) / (self.denominator(False) * scale)
         run.spent.events[self._event(run.spent.noise_multiplier)] += 1
+        if isinstance(self.settings.clip, AdaptiveClip):
+            run.spent.clip = self.settings.clip.next(run.spent.clip, metrics[WITHIN])
         return columns
 
     # -- the claim --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from typing import Literal
 
 from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
 from lightning_fl.errors import require
-from lightning_fl.privacy.accountant import EVERY, POISSON, SAMPLINGS, Accountant
+from lightning_fl.privacy.accountant import EVERY, PASSES, POISSON, SAMPLINGS, Accountant
+from lightning_fl.privacy.adaptive_clip import AdaptiveClip
 from lightning_fl.privacy.mechanism import Privacy
 
 
@@ -28,13 +29,15 @@ class ClientPrivacy(Privacy):
     Give `noise_multiplier`, or the `epsilon` that the whole run may cost. The clip holds for all vectors of an upload together.
 
     Attributes:
-        clip: C > 0, largest length of an upload; inf, without noise only, clips nothing.
+        clip: C > 0, largest length of an upload, or `AdaptiveClip`, which finds one; inf, without noise only, clips nothing.
         noise_multiplier: z ≥ 0: the sum gets normal noise of z times the most that one client can change; 0 is no privacy.
         epsilon: ε > 0 that `max_rounds` rounds may cost; the noise multiplier follows from it.
         delta: δ in (0, 1/N), N the clients that can be drawn; N^−1.1 if not given.
         max_epsilon: ε that ends the run before the round that would pass it.
-        sampling: `poisson`: each client by its own coin, clients_per_round on average; `every` client; or `fixed`: exactly
-            clients_per_round, for which far less can be claimed.
+        sampling: `poisson`: each client by its own coin, clients_per_round on average; `every` client; `fixed`: exactly
+            clients_per_round, for which far less can be claimed; or `passes` over all clients, for the mechanism tree.
+        mechanism: `gaussian`: fresh noise in each round; or `tree`, for `passes`: noise of which the sum over rounds grows slowly
+            (DP-FTRL).
         weights: clients count alike (`uniform`), or by their numbers of `samples`, at most `cap`, which count as public.
         cap: most samples that a client counts for, at least 1; with `samples` only.
         denominator: `fixed` is W̄; `received` divides by the weights that came, without noise only.
@@ -43,12 +46,13 @@ class ClientPrivacy(Privacy):
     """
 
     changeable = frozenset({"epsilon", "delta", "max_epsilon", "accountant"})
-    clip: float = 1.0
+    clip: float | AdaptiveClip = 1.0
     noise_multiplier: float | None = None
     epsilon: float | None = None
     delta: float | None = None
     max_epsilon: float | None = None
-    sampling: Literal["poisson", "every", "fixed"] = "poisson"
+    sampling: Literal["poisson", "every", "fixed", "passes"] = "poisson"
+    mechanism: Literal["gaussian", "tree"] = "gaussian"
     weights: Literal["uniform", "samples"] = "uniform"
     cap: float | None = None
     denominator: Literal["fixed", "received"] = "fixed"
@@ -56,7 +60,7 @@ class ClientPrivacy(Privacy):
     accountant: Accountant = "rdp"
 
     def __post_init__(self) -> None:
-        if self.clip != inf:
+        if not isinstance(self.clip, AdaptiveClip) and self.clip != inf:
             check_positive("privacy.clip", self.clip)
         require(
             (self.noise_multiplier is None) != (self.epsilon is None),
@@ -70,6 +74,7 @@ class ClientPrivacy(Privacy):
         if self.delta is not None:
             check_between("privacy.delta", self.delta, 0, 1, "()")
         check_choice("privacy.sampling", self.sampling, SAMPLINGS)
+        check_choice("privacy.mechanism", self.mechanism, ("gaussian", "tree"))
         check_choice("privacy.weights", self.weights, ("uniform", "samples"))
         check_choice("privacy.denominator", self.denominator, ("fixed", "received"))
         check_choice("privacy.accountant", self.accountant, ("rdp", "pld"))
@@ -88,7 +93,7 @@ class ClientPrivacy(Privacy):
         """Raise `UserError` for settings that noise excludes."""
         is_noisy = self.noise_multiplier != 0
         require(
-            not is_noisy or self.clip < inf, "noise needs a clip: privacy.clip is inf, so give a number, such as 1."
+            not is_noisy or self.clip != inf, "noise needs a clip: privacy.clip is inf, so give a number, such as 1."
         )
         require(
             not is_noisy or self.denominator == "fixed",
@@ -98,6 +103,15 @@ class ClientPrivacy(Privacy):
         require(
             is_noisy or self.max_epsilon is None,
             "privacy.max_epsilon needs noise: with noise_multiplier 0 epsilon is infinite.",
+        )
+        require(
+            (self.sampling == PASSES) == (self.mechanism == "tree"),
+            "privacy.mechanism tree is for sampling passes, in which a client takes part once, and this sampling is for it "
+            f"alone; got mechanism {self.mechanism} and sampling {self.sampling}.",
+        )
+        require(
+            self.mechanism != "tree" or not isinstance(self.clip, AdaptiveClip),
+            "privacy.mechanism tree takes noise back that it has added, so the clip must stay: give a number.",
         )
         require(
             self.accountant == "rdp" or self.sampling in (POISSON, EVERY),

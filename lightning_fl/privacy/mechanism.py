@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.communication.link import Link
 from lightning_fl.errors import require
 from lightning_fl.slots import Aggregator, Result, RoundContext
 from lightning_fl.state.outcome import Proposal
@@ -24,7 +25,7 @@ class Mechanism:
         merges_none: True if a round to which nobody has come changes the model as any other.
     """
 
-    sampling: Literal["fixed", "poisson"] = "fixed"
+    sampling: Literal["fixed", "poisson", "passes"] = "fixed"
     hides_clients = False
     merges_none = False
 
@@ -48,6 +49,17 @@ class Mechanism:
     def num_samples(self, received: float) -> float:
         """Return the number of samples that the server's steps weigh the round's mean with, given those of the uploads."""
         return received
+
+    def announce(self, link: Link, recipients: Sequence[int]) -> None:
+        """Count what clients receive besides the broadcast; called before it."""
+
+    def answer(self, link: Link, clients: Sequence[int]) -> None:
+        """Count what clients send besides their uploads.
+
+        Args:
+            link: link of the round, after the broadcast.
+            clients: clients that this process trains.
+        """
 
     def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
         """Return the server's proposal after its last step."""

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients, name_of
+from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.errors import require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.privacy.client_privacy import ClientPrivacy
@@ -17,6 +18,7 @@ from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.slots import kind_of
 from lightning_fl.steps import ServerAsClient
 
+PRUNINGS = (AdaptivePruning, FilterPruning, MagnitudePruning)
 VECTORS = ("model", "moments")
 """Kinds of an upload's entries that are vectors of the model."""
 
@@ -48,7 +50,12 @@ def check_privacy(
         return
     problems = [*_asking(trainer, algorithm, schedulers, has_server_samples)]
     if isinstance(trainer.privacy, ClientPrivacy):
-        problems += [*_central(trainer.privacy, algorithm), *_drawing(trainer), *_buffers(algorithm, buffers)]
+        problems += [
+            *_central(trainer.privacy, algorithm),
+            *_tree(trainer.privacy, trainer, algorithm),
+            *_drawing(trainer),
+            *_buffers(buffers),
+        ]
     require(
         not problems,
         f"{type(trainer.privacy).__name__} does not hold for {algorithm.name} here: {'; '.join(dict.fromkeys(problems))}.",
@@ -105,6 +112,16 @@ def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
             )
 
 
+def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
+    """Yield what changes the size of the model, whose noise a tree takes back in a later round."""
+    if privacy.mechanism != "tree":
+        return
+    prunings = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, PRUNINGS)]
+    prunings += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
+    for name in prunings:
+        yield f"{name} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
+
+
 def _drawing(trainer: Run) -> Iterator[str]:
     """Yield the flags by which a cohort is not drawn by chance alone."""
     for flag in ("over_selection", "deadline", "availability"):
@@ -112,7 +129,7 @@ def _drawing(trainer: Run) -> Iterator[str]:
             yield f"trainer.{flag} decides who takes part, which the claim takes for chance alone: leave it out"
 
 
-def _buffers(algorithm: Algorithm, buffers: Iterable[str]) -> Iterator[str]:
+def _buffers(buffers: Iterable[str]) -> Iterator[str]:
     """Yield that buffers would cross."""
     names = list(buffers)
     if names:

@@ -35,6 +35,7 @@ from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
 from lightning_fl.personal.personal_gates import ClientGates
+from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
@@ -51,7 +52,7 @@ def contents() -> list[dict[str, Any]]:
         "partitions": classes(data, data.Partition),
         "shifts": classes(data, data.Shift),
         "callbacks": classes(callbacks),
-        "privacy": classes(privacy),
+        "privacy": classes(privacy, Privacy),
         "trainer": {"FederatedTrainer": FederatedTrainer},
     }
     return [

@@ -10,7 +10,7 @@ from roster import ROSTER
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
-from lightning_fl.algorithms import Algorithm, FedAP, FedAvg, FedBuff, FedDP, FedProx, FedRep, HybridFL
+from lightning_fl.algorithms import IMC, Algorithm, FedAP, FedAvg, FedBuff, FedDP, FedProx, FedRep, HybridFL
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning, TargetReached
 from lightning_fl.exchanges import OneShot
 from lightning_fl.federation.loss_guard import LossGuard
@@ -21,6 +21,7 @@ from lightning_fl.slots import ServerTurn, State, Step
 from lightning_fl.steps import Apply
 
 ALIKE = ClientPrivacy(noise_multiplier=0)
+TREE = ClientPrivacy(noise_multiplier=0, sampling="passes", mechanism="tree")
 BY_SAMPLES = ClientPrivacy(noise_multiplier=0, weights="samples", cap=100)
 REASONS = {
     "Centralised": "Centralised has all samples in one place",
@@ -120,6 +121,12 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             {"callbacks": [ModelCheckpoint(monitor="val/loss_local")]},
             "ModelCheckpoint acts on val/loss_local",
         ),
+        (
+            FedAvg(),
+            {"callbacks": [MagnitudePruning(rate=0.5)], "privacy": TREE},
+            "MagnitudePruning prunes the model, and privacy.mechanism tree takes back noise of a model of another size",
+        ),
+        (IMC(), {"privacy": TREE}, "prunes the model, and privacy.mechanism tree"),
         (FedAvg(), {"over_selection": 1.5}, "trainer.over_selection decides who takes part"),
         (FedAvg(), {"deadline": 60.0}, "trainer.deadline decides who takes part"),
         (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
