@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import add, or_
 from typing import Any
@@ -39,6 +39,11 @@ def added_by_client(
     return {client: (up + other[client][0], down + other[client][1]) for client, (up, down) in one.items()}
 
 
+def _itself(state: State) -> State:
+    """Return a state that stays in memory until the round ends."""
+    return state
+
+
 @dataclass
 class Outcome:
     """Results of the clients of one process, or of all, in a round, without their uploads.
@@ -67,20 +72,28 @@ class Outcome:
     bits: Bits = field(default_factory=dict, metadata={REDUCTION: added_bits})
     bits_by_client: dict[int, tuple[int, int]] = field(default_factory=dict, metadata={REDUCTION: added_by_client})
 
-    def accept(self, result: Result, memory: State, staging: Staging) -> None:
+    def accept(
+        self,
+        result: Result,
+        memory: State,
+        staging: Staging,
+        keep: tuple[Callable[[State], State], Callable[[State], State]] = (_itself, _itself),
+    ) -> None:
         """Add a client whose upload the server has accepted.
 
         Args:
             result: result of the client.
             memory: its codec memory after the upload.
             staging: copies both to the host.
+            keep: return the state and the memory, on the host, as they are kept until the round ends.
         """
+        keep_state, keep_memory = keep
         self.num_accepted += 1
         self.logs[result.client] = result.logs
         if result.state:
-            self.states[result.client] = staging.to_host(result.state)
+            self.states[result.client] = keep_state(staging.to_host(result.state))
         if memory:
-            self.memory[result.client] = staging.to_host(memory)
+            self.memory[result.client] = keep_memory(staging.to_host(memory))
         self.counters = maximum(self.counters, result.counters)
 
     def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:
