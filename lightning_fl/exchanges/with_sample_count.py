@@ -9,6 +9,9 @@ import torch
 
 from lightning_fl.slots import Channel, Exchange, Result, Upload
 
+SAMPLES = "scalars/samples"
+"""Name of n_k in an upload."""
+
 
 @dataclass(frozen=True)
 class WithSampleCount(Exchange):
@@ -20,4 +23,4 @@ class WithSampleCount(Exchange):
         """Stream the uploads: only one result is in memory at a time."""
         for result in results:
             count = torch.tensor([int(result.weight)], dtype=torch.int32)
-            yield Upload(result, channel.send_up(result.client, {**result.message, "scalars/samples": count}))
+            yield Upload(result, channel.send_up(result.client, {**result.message, SAMPLES: count}))

@@ -78,7 +78,7 @@ class Intake:
             prunings: checksum of the prunings so far.
 
         Returns:
-            The merged message, {} if no upload was accepted, and the outcome.
+            The merged message, {} if no upload was accepted or their sum is lost, and the outcome.
 
         Raises:
             UserError: processes have pruned the model differently.
@@ -89,6 +89,8 @@ class Intake:
         if self._fabric.world_size > 1:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
+        if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
+            self.outcome.lose(link.num_lost or self.outcome.num_accepted)
         if not self.outcome.logs:
             return {}, self.outcome
         merging = Merging(link.context)
