@@ -92,7 +92,7 @@ class Intake:
             prunings: checksum of the prunings so far.
 
         Returns:
-            The merged message, {} if no upload was accepted, and the outcome.
+            The merged message, {} if no upload was accepted or their sum is lost, and the outcome.
 
         Raises:
             UserError: processes have pruned the model differently.
@@ -104,6 +104,8 @@ class Intake:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
         del self._merge
+        if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
+            self.outcome.lose(link.num_lost or self.outcome.num_accepted)
         if not self.outcome.logs:
             return {}, self.outcome
         merging = Merging(link.context)

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
-from lightning_fl.outputs.units import KINDS, SECONDS, unit_of
+from lightning_fl.outputs.units import SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.report.smoothing import Floats
+from lightning_fl.vectors.kinds import KINDS
 
 AXES = {
     "uplink": "uplink bytes of all clients",

@@ -131,6 +131,8 @@ class FitLoop:
         trainer.hooks.call("on_fit_start")
         self.evaluation.sanity_check()
         hyperparameters = {**_hyperparameters(trainer.lightning_module), "algorithm": trainer.algorithm.name}
+        if trainer.secure_aggregation is not None:
+            hyperparameters["sum_only"] = True
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
         try:
