@@ -187,7 +187,7 @@ def test_small_groups_are_left_out_with_their_samples_and_counted() -> None:
     assert data.client_names.tolist() == ["a", "c"]
     assert data.client_sizes.tolist() == [4, 3]
     assert (
-        "2 clients by ByGroup(min_samples=3, assign='one'), 3-4 each of 2 groups; 2 other groups with 3 samples left out"
+        "2 clients by ByGroup(min_samples=3), 3-4 each of 2 groups; 2 other groups with 3 samples left out"
         in (data.description())
     )
     some = toy(list("aabbcc"), num_clients=2)
