@@ -233,12 +233,12 @@ def _sections(
 
 def _curves(groups: Sequence[Group], metric: Metric, look: Look, has_panels: bool) -> list[Part]:
     """Return the pictures of the curves, one for each horizontal axis or one with a panel for each."""
-    from lightning_fl.report.plots import AXES, draw_curves, draw_panels, is_logarithmic
+    from lightning_fl.report.plots import AXES, draw_curves, draw_panels, is_logarithmic, panels_of
 
     name, title = metric.short.replace(" ", "_"), metric.short.capitalize()
     if has_panels:
         figure = draw_panels(groups, metric, look)
-        caption = f"{title} against {', '.join(AXES.values())}"
+        caption = f"{title} against {', '.join(AXES[axis] for axis in panels_of(groups))}"
         return [Picture(f"{name}_panels", caption, figure, look.formats)] if figure else []
     return [
         Picture(

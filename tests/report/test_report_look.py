@@ -124,6 +124,8 @@ def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     report([*runs, *flags, "--panels"])
     assert [path.name for path in (tmp_path / "out").glob("*.svg")] == ["accuracy_panels.svg"]
     assert (tmp_path / "out" / "accuracy_panels.svg").read_text().count(">Test accuracy</text>") == 1
+    caption = "![Accuracy against rounds, uplink bytes of all clients, simulated time](accuracy_panels.svg)"
+    assert caption in (tmp_path / "out" / "report.md").read_text(encoding="utf-8"), "nothing of energy"
 
 
 @pytest.mark.parametrize("xscale", ["log", "linear"])
@@ -140,10 +142,20 @@ def test_runs_without_bytes_are_lines_across_the_picture_over_bytes(tmp_path: Pa
     bound = lines["Centralised (2 seeds)"]
     assert list(bound.get_xdata()) == [0, 1], "in parts of the width"
     assert list(bound.get_ydata()) == [pytest.approx(0.58)] * 2, "the mean of the last three values"
+    over_time = draw_curves(groups, Metric(), "simulated_seconds", Look(xscale=xscale))
+    assert over_time is not None
+    lines_over_time = {str(line.get_label()): line for line in over_time.axes[0].get_lines()}
+    assert list(lines_over_time["Centralised (2 seeds)"].get_xdata()) == [0, 1]
+    assert len(lines_over_time["FedAvg"].get_xdata()) == 30
     over_rounds = draw_curves(groups, Metric(), "rounds", Look())
     assert over_rounds is not None
     assert all(len(line.get_xdata()) == 30 for line in over_rounds.axes[0].get_lines())
+    named = {str(line.get_label()): line for line in over_rounds.axes[0].get_lines()}
+    assert {named[name].get_linestyle() for name in ("FedAvg", "Centralised (2 seeds)")} == {"-", "--"}
     assert draw_curves(groups[1:], Metric(), "uplink", Look()) is None, "no axis"
+    bounds_alone = draw_curves(groups[1:], Metric(), "simulated_seconds", Look())
+    assert bounds_alone is not None
+    assert all(len(line.get_xdata()) == 30 for line in bounds_alone.axes[0].get_lines())
 
 
 def test_a_report_begins_with_the_settings_and_the_commands_of_its_runs(tmp_path: Path) -> None:
