@@ -165,9 +165,7 @@ def _plain_ticks(axis: Axis, few: bool = False) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def draw_group(
-    axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any], as_line: bool = False
-) -> None:
+def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any], as_line: bool = False) -> None:
     """Draw the raw values, the mean of the smoothed curves, and their deviation, or as a line the end of the curves."""
     pale = {"color": style["color"], "zorder": BEHIND}
     style = style | (BOUND if group.is_bound else {})

@@ -300,7 +300,9 @@ class _ShortTraining:
         """Train the clients, and yield their results."""
         short = replace(job, schedule=_shortened(job.schedule))
         whole = clients[: self.num_whole]
-        if self.whole_clients and list(whole) != list(self.whole_clients):  # other clients have been timed in this round
+        if self.whole_clients and list(whole) != list(
+            self.whole_clients
+        ):  # other clients have been timed in this round
             whole = []
         others = clients[len(whole) :]
         if whole:

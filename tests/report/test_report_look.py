@@ -116,6 +116,44 @@ def test_nothing_overlaps_in_a_picture_with_panels(
     assert [text.get_text() for text in legend.get_texts()] == names
 
 
+def test_text_and_formulas_have_the_users_font(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "out"
+    look = ["--format", "pdf", "--font", "STIXGeneral", "--ylabel", r"$\mu$ of the accuracy"]
+    report([*two_runs(tmp_path), "--out", str(out), *look])
+    fonts = set(re.findall(rb"/FontName /[A-Z]+\+([\w-]+)", (out / "accuracy_by_rounds.pdf").read_bytes()))
+    assert fonts == {b"STIXGeneral-Regular", b"STIXGeneral-Italic"}
+    assert "findfont" not in caplog.text
+    with pytest.raises(UserError, match=r"^there is no font 'STIXgenral': did you mean 'STIXGeneral'\? Allowed: "):
+        Look(font="STIXgenral")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_what_is_printed_fits_the_terminal_and_the_page_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [*two_runs(Path()), str(write_run(Path("nothing"), [float("nan")] * 9))]
+    whole = report([*runs, "--target", "0.4", "--format", "tex,svg"])
+    page = Path("report/report.md").read_text(encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    printed = report([*runs, "--target", "0.4", "--format", "tex,svg"])
+    assert Path("report/report.md").read_text(encoding="utf-8") == page
+    assert max(map(len, whole.splitlines())) > 120
+    assert [line for line in printed.splitlines() if len(line) > columns] == []
+    results = printed.partition("## Results\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in results.splitlines() if line]
+    rows = {name: [cell for row in cells if row[0] == name for cell in row[1:]] for name in ("method", "FedProx")}
+    expected = [
+        line.strip("| ").split("|")[1:] for line in whole.splitlines() if line.startswith(("| method", "| FedP"))
+    ]
+    assert [*rows.values()] == [[cell.strip() for cell in row] for row in expected[:2]], "every column once, in order"
+    assert whole.splitlines()[-3:] == [
+        "table     report/results.tex",
+        "pictures  report/*.svg",
+        "report    report/report.md",
+    ]
+
+
 def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     flags = ["--out", str(tmp_path / "out"), "--format", "svg", "--ylabel", "Test accuracy"]
     runs = two_runs(tmp_path)
