@@ -12,7 +12,6 @@ import io
 import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,7 +133,6 @@ def _check_configurations(words: list[str]) -> None:
 
 def _prepare() -> None:
     """Set up the process, before torch and Lightning are imported."""
-    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # Lightning's own, at the start of every run
     # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads. It comes
     # last, because a file such as lightning.py in the current folder must not replace an installed package.
     if os.getcwd() not in sys.path:
