@@ -1,7 +1,6 @@
 """Settings of the documentation site; CONTRIBUTING.md says how to build it."""
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 from generate import generate  # noqa: E402
 from markup import plain  # noqa: E402
+from narrow import whole_words, with_cards  # noqa: E402
 from notebooks import FOLDER, is_notebook, with_link, write_notebooks  # noqa: E402
 
 from lightning_fl import __version__  # noqa: E402
@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "diagrams",
+    "sentences",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
@@ -77,7 +78,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", make_pages)
     app.connect("source-read", link_notebook)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
-    app.connect("html-page-context", mark_hyphenated)
+    app.connect("html-page-context", fit_narrow_screens)
 
 
 def make_pages(app: Sphinx) -> None:
@@ -97,8 +98,7 @@ def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: obje
     lines[:] = plain("\n".join(lines)).split("\n")
 
 
-def mark_hyphenated(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """Give flags and other short code with hyphens a class, as browsers would break it behind them."""
-    for part in ("body", "toc"):
-        text = context.get(part, "")
-        context[part] = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', text)
+def fit_narrow_screens(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Prepare the HTML of a page for narrow screens."""
+    context["toc"] = whole_words(context.get("toc", ""))
+    context["body"] = with_cards(whole_words(context.get("body", "")))

@@ -1,18 +1,21 @@
 """Diagrams of the site, drawn from the code as boxes of HTML, which `_static/site.css` lays out.
 
-A line `<!-- diagram: round -->` or `<!-- diagram: floors -->` of a page becomes the diagram; repository hosts show nothing there.
+A line `<!-- diagram: round -->` of a page, or `floors` or `messages` in its place, becomes the diagram; repository hosts show nothing
+there.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from html import escape
 from importlib import import_module
 from inspect import getdoc, getsource
 from pathlib import Path
 from typing import NamedTuple
 
+from messages import messages_diagram
 from sphinx.application import Sphinx
 
 from lightning_fl.cli import catalogue
@@ -85,7 +88,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def drawn(text: str) -> str:
     """Return the text of a page with its diagrams."""
-    return MARKER.sub(lambda found: {"round": round_diagram, "floors": floors_diagram}[found[1]](), text)
+    diagrams = {"round": round_diagram, "floors": floors_diagram, "messages": partial(messages_diagram, figure)}
+    return MARKER.sub(lambda found: diagrams[found[1]](), text)
 
 
 def round_diagram() -> str:
