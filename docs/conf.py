@@ -1,6 +1,7 @@
 """Settings of the documentation site; CONTRIBUTING.md says how to build it."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def setup(app: Sphinx) -> None:
     """Make pages before each build, and read docstrings as `markup.plain` gives them."""
     app.connect("builder-inited", make_pages)
     app.connect("source-read", link_notebook)
+    app.connect("source-read", index_words)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
     app.connect("html-page-context", fit_narrow_screens)
 
@@ -91,6 +93,11 @@ def link_notebook(app: Sphinx, name: str, source: list[str]) -> None:
     """Link a notebook's file from its page."""
     if is_notebook(source[0]):
         source[0] = with_link(name, source[0])
+
+
+def index_words(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let the search lead from words to the place of their comment `<!-- index: word, another -->`, which hosts do not show."""
+    source[0] = re.sub(r"^<!-- index: (.+) -->$", r"```{index} \1\n```", source[0], flags=re.MULTILINE)
 
 
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Diagrams of the site, drawn from the code as boxes of HTML, which `_static/site.css` lays out.
 
-A line `<!-- diagram: round -->` of a page, or `floors` or `messages` in its place, becomes the diagram; repository hosts show nothing
-there.
+A line `<!-- diagram: round -->` of a page, or `floors` or `messages` in its place, becomes the diagram; repository hosts show
+nothing there.
 """
 
 from __future__ import annotations

@@ -43,12 +43,14 @@ COPIES = {
     "examples/README.md": "examples",
 }
 """Markdown files outside docs/, and their pages."""
+UNSEARCHED = "---\nnosearch: true\n---\n\n"
+"""Begin of a page whose words the search does not know: the changelog has all words, and answers nothing."""
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 METHODS = """Every method by the name that `--algorithm` takes, below its paper; another page has them
-[by problem](by-problem.md). `lightning-fl list NAME` prints the page of one in the terminal. [`Algorithm`](Algorithm.md) takes any
-parts from a configuration, and [your own method](/tutorials/own-method.md) says how to write another."""
+[by problem](by-problem.md). `lightning-fl list NAME` prints the page of one in the terminal. [`Algorithm`](Algorithm.md) takes
+any parts from a configuration, and [your own method](/tutorials/own-method.md) says how to write another."""
 BY_PROBLEM = """What to try first, by what makes a federation hard. `lightning-fl list` prints the same groups; here a method that
 helps with several problems is below each of them. Other pages have the methods [by paper](index.md), and
 [what papers claim and our runs show](/results.md)."""
@@ -327,7 +329,8 @@ def copied_page(source: str, name: str) -> str:
     """Return a Markdown file from outside docs/ as a page, with links that lead to the site's pages."""
     text = (ROOT / source).read_text(encoding="utf-8")
     text = re.sub(r"^```mermaid\n(.*?)^```$", lambda found: floors_diagram(), text, flags=re.DOTALL | re.MULTILINE)
-    return LINK.sub(lambda found: f"{found[1]}{target(found[2], source)}{found[3]}", text)
+    text = LINK.sub(lambda found: f"{found[1]}{target(found[2], source)}{found[3]}", text)
+    return UNSEARCHED + text if name == "changelog" else text
 
 
 def target(given: str, source: str) -> str:
