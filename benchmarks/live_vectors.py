@@ -17,7 +17,7 @@ so that a sum in float64 is one storage and two models. Clients' states are coun
 - step: in the last client's step, when its gradient has been computed.
 - Apply: when the server's steps have proposed the next model.
 - peak: the most models at any moment of the last round, beyond the one that is trained.
-- states: the most models that clients' states take, old and new ones together.
+- states: the most models that clients' states and codec memories take, old and new ones together.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class Moments(lightning.Callback):
 
     def on_train_epoch_start(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
         """Note what is alive between two rounds, and watch the peak of the coming round."""
-        self._storages.mark(trainer.run.clients)
+        for states in (trainer.run.clients, trainer.run.client_memory):
+            self._storages.mark(states)
         self.rest = self._storages.now
         self._storages.peak = self._storages.states = 0.0
 
@@ -157,7 +158,8 @@ class Moments(lightning.Callback):
 
         def accepting(outcome: Outcome, *arguments: Any) -> None:
             accept(outcome, *arguments)
-            self._storages.mark(outcome.states)
+            for states in (outcome.states, outcome.memory):
+                self._storages.mark(states)
 
         def taking(*arguments: Any) -> Any:
             proposal = take_steps(*arguments)
@@ -179,12 +181,22 @@ class Row(NamedTuple):
     states: float
 
 
-def measure(method: str | Algorithm, num_clients: int = 4, states: str = "memory", rounds: int = 3) -> Row:
-    """Return what is alive in the last of some rounds."""
+def measure(
+    method: str | Algorithm,
+    num_clients: int = 4,
+    states: str = "memory",
+    server_fraction: float = 0.0,
+) -> Row:
+    """Return what is alive in the last of three rounds."""
     torch.manual_seed(0)
     images, labels = torch.rand(8 * num_clients, CHANNELS, SIZE, SIZE), torch.arange(8 * num_clients) % CLASSES
     data = Arrays(
-        train=(images, labels), test=(images, labels), num_classes=CLASSES, num_clients=num_clients, batch_size=4
+        train=(images, labels),
+        test=(images, labels),
+        num_classes=CLASSES,
+        num_clients=num_clients,
+        batch_size=4,
+        server_fraction=server_fraction,
     )
     net = nn.Sequential(nn.Flatten(), nn.Linear(CHANNELS * SIZE**2, CLASSES))
     size = sum(p.nbytes for p in net.parameters())
@@ -197,7 +209,7 @@ def measure(method: str | Algorithm, num_clients: int = 4, states: str = "memory
         moments = Moments(storages)
         trainer = FederatedTrainer(
             accelerator="cpu",
-            max_rounds=rounds,
+            max_rounds=3,
             clients_per_round=num_clients,
             client_states=states,
             default_root_dir=folder,

@@ -267,16 +267,17 @@ class FlatModule:
         """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
         return self._shared_buffers.read()
 
-    def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
+    def state_dict(self, run_state: dict[str, Any], uncopied: Collection[str] = ()) -> dict[str, Tensor]:
         """Return the module's `state_dict` with the server's model in it, while a client's is loaded.
 
         Args:
             run_state: the server's `params`, `buffers` and `counters`, and what clients own at first.
+            uncopied: names of entries to return themselves, if they are contiguous.
         """
         owned = self.read_personal()
         with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
             self.load_personal(initially_owned(run_state))
-            copied = copied_state(self.module)
+            copied = copied_state(self.module, uncopied)
         self.load_personal(owned)
         return copied
 
@@ -433,17 +434,24 @@ class FlatModule:
         )
 
 
-def copied_state(module: nn.Module) -> dict[str, Any]:
-    """Return contiguous copies of a module's state; entries that are one tensor, such as tied weights, share their copy."""
+def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str, Any]:
+    """Return contiguous copies of a module's state; entries that are one tensor, such as tied weights, share their copy.
+
+    Args:
+        module: the module.
+        uncopied: names of entries to return themselves, if they are contiguous and alone in their memory.
+    """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
-    def copied(value: Tensor) -> Tensor:
+    def copied(name: str, value: Tensor) -> Tensor:
+        if name in uncopied and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes:
+            return value.detach()
         same = value.data_ptr(), value.dtype, value.shape, value.stride()
         if same not in copies or not value.numel():
             copies[same] = value.detach().clone(memory_format=torch.contiguous_format)
         return copies[same]
 
-    return {name: copied(value) for name, value in module.state_dict().items()}
+    return {name: copied(name, value) for name, value in module.state_dict().items()}
 
 
 def _stay() -> None:

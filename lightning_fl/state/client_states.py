@@ -28,6 +28,7 @@ from torch import Tensor
 
 from lightning_fl.errors import FileError
 from lightning_fl.outputs.files import writing
+from lightning_fl.outputs.tensor_bytes import bytes_of
 from lightning_fl.slots import State
 
 _NEW_VERSION = count()
@@ -290,8 +291,3 @@ class StateAhead(Mapping[str, Tensor]):
         return self is other
 
     __hash__ = object.__hash__
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
