@@ -37,6 +37,10 @@ FLAGS = {
 """Flag for the names of each section."""
 CONFIGS = "configs"
 MORE = "`lightning-fl list NAME` shows the parameters of one of them, `lightning-fl list configs` the configurations."
+SUM_ONLY = (
+    "sum-only: the server needs no more of a round than sums over its clients, as with trainer.secure_aggregation; the page of a "
+    "method says which parts do."
+)
 INDENT = 13
 """Columns in front of the rest of an equation that is wider than the terminal."""
 HELP = (
@@ -54,7 +58,8 @@ HELP = (
 class Entry:
     """A name, its first line, its module, and its parameters: a mapping with `about`, `type` and, unless required, `default`.
 
-    `uses_server` is True of a method that trains or prunes by samples of the server. `misfits` are the methods and data that a
+    `uses_server` is True of a method that trains or prunes by samples of the server. `sum_only` says of a method, yes or no and
+    why, whether sums over the clients of a round suffice. `misfits` are the methods and data that a
     network does not fit, each with the reason. `slots` has the import paths of a method's parts with default parameters, each
     part before those inside it.
     """
@@ -65,6 +70,7 @@ class Entry:
     module: str
     parameters: dict[str, dict[str, Any]]
     uses_server: bool = False
+    sum_only: str = ""
     misfits: dict[str, str] = field(default_factory=dict)
     slots: dict[str, list[str]] = field(default_factory=dict)
 
@@ -147,6 +153,7 @@ def listing(words: Sequence[str]) -> str:
         files = {slot: ", ".join(map(_located, paths)) for slot, paths in entry_asked.slots.items()}
         blocks += ["\n".join(_paragraph(text)) for text in description_of(entry_asked)]
         blocks.append(_table("parts, with default parameters", files))
+        blocks.append("\n".join(_wrapped("sum-only:", entry_asked.sum_only)))
     if parameters:
         blocks.append(_table("parameters", parameters))
     if entry_asked.slots and (configurations := configurations_of(entry_asked)):
@@ -180,8 +187,21 @@ def _section(section: str, all_entries: Sequence[Entry]) -> str:
     about = {one.name: one.about for one in all_entries if one.section == section}
     if section != "algorithms":
         return _table(section, about)
-    groups = ((problem.title, {name: about[name] for name in problem.methods}) for problem in PROBLEMS)
-    return "\n\n".join(_table(f"{section}: {title}", names) for title, names in groups if names)
+    marks = {one.name: one.sum_only.partition(",")[0] for one in all_entries if one.section == section}
+    rows = ({name: (marks[name], about[name]) for name in problem.methods} for problem in PROBLEMS)
+    tables = [
+        _marked_table(f"{section}: {problem.title}", found)
+        for problem, found in zip(PROBLEMS, rows, strict=True)
+        if found
+    ]
+    return "\n\n".join([*tables, "\n".join(_wrapped("", SUM_ONLY))])
+
+
+def _marked_table(title: str, rows: dict[str, tuple[str, str]]) -> str:
+    """Return a table of methods by name: whether sums suffice, and the first line."""
+    rows = {"method": ("sum-only", "idea"), **rows}
+    widths = max(map(len, rows)), max(len(mark) for mark, _ in rows.values())
+    return _table(title, {f"{name:<{widths[0]}}  {mark:<{widths[1]}}": text for name, (mark, text) in rows.items()})
 
 
 def is_aligned(text: str) -> bool:

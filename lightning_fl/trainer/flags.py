@@ -165,8 +165,9 @@ class TrainerFlags:
             availability_period: Seconds after which these times repeat; if not given, the latest end in the file.
             if_too_few: `wait` until clients_per_round clients are there, or go on with `fewer`; wait if not given.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
-            secure_aggregation: Count what it costs that the server sees only sums over clients, and refuse what needs more;
-                `SecureAggregation` has the usual sizes. The server sees every upload if not given.
+            secure_aggregation: Let the server see only sums over a round's clients: count keys, shares and masked numbers, and
+                refuse what reads single clients. SecureAggregation for the usual sizes, or its key_bits, share_bits and
+                value_bits; off if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
                 small, if the module allows it and draws no random numbers.
             clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,

@@ -73,6 +73,7 @@ def traits(section: str, name: str, member: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if section == "algorithms":
         found["uses_server"] = uses_server(member())
+        found["sum_only"] = sum_only(member())
     elif section == "networks":
         found["misfits"] = misfits(name, member)
     return {trait: value for trait, value in found.items() if value}
@@ -108,6 +109,14 @@ def uses_server(method: Algorithm) -> bool:
         assert "server_fraction" in str(error)  # noqa: PT017 -- any other refusal is an error of this test
         return True
     return any(isinstance(callback, PruningCallback) for callback in method.configure_callbacks())
+
+
+def sum_only(method: Algorithm) -> str:
+    """Return yes or no, and why: whether sums over the clients of a round suffice for a method, as its parts declare."""
+    readers = ", ".join(f"{slot} ({name})" for slot, name in method.readers_of_single_clients())
+    if method.setup_reads_clients:
+        return f"yes + set-up, before the first round {method.name} reads what each client sends"
+    return f"no, single clients are read in {readers}" if readers else "yes"
 
 
 def parameters(found: type) -> dict[str, dict[str, Any]]:
