@@ -200,7 +200,7 @@ class Algorithm(Remembering):
         """
         readers = [(slot, name_of(part)) for slot, part in readers_of_single_clients(self._slots)]
         if self.pace is not None:
-            readers.append(("pace", self.name))
+            readers.append(("pace", type(self.pace).__name__))
         asking = [
             type(callback).__name__
             for callback in self.configure_callbacks()

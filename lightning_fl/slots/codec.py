@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lightning_fl.coding.bit_packing import bit_width, pack
 from lightning_fl.errors import require
-from lightning_fl.outputs.units import KINDS
-from lightning_fl.slots.message import Message, State, compressible, kind_of
+from lightning_fl.slots.message import Message, State, compressible
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
+from lightning_fl.vectors.kinds import KINDS, kind_of
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,10 @@ class Exchange(Part, ABC):
             cohort_size: clients of a round, K.
         """
 
+    def num_senders(self, cohort_size: int) -> int:
+        """Return the clients that send the same number in a round of `cohort_size` clients, at least."""
+        return cohort_size
+
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the clients to which the broadcast is charged; called at the start of each round.
 

@@ -33,8 +33,8 @@ NO = {
     "OneBitAdam": [("uplink", "ErrorFeedback")],
     "EfficientAdam": [("uplink", "ErrorFeedback")],
     "FedPAQ": [("uplink", "QSGD")],
-    "FedBuff": [("pace", "FedBuff")],
-    "FedAsync": [("pace", "FedAsync")],
+    "FedBuff": [("pace", "Pace")],
+    "FedAsync": [("pace", "Pace")],
 }
 """Methods that need single clients, and by which parts; all others do not."""
 
@@ -69,7 +69,7 @@ def test_only_listed_parts_say_yes():
     listed = {
         exchanges: (Exchange, {"OneShot", "WithSampleCount", "DrawnClients", "DrawnLayers"}),
         codecs: (Codec, {"Dense"}),
-        aggregators: (Aggregator, {"WeightedMean", "MaskedMean", "NormalisedMean", "StaleMean"}),
+        aggregators: (Aggregator, {"WeightedMean", "MaskedMean", "StaleMean"}),
     }
     for package, (kind, names) in listed.items():
         assert kind.sums_suffice is False
