@@ -281,7 +281,8 @@ class Federation:
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
-        return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
+        results = self.privacy.sent(self._train(job, clients), self.run)
+        return iter(self.algorithm.exchange.collect(results, link))
 
     def _server_turn(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
@@ -26,11 +26,13 @@ from lightning_fl.privacy.accountant import (
     require_library,
 )
 from lightning_fl.privacy.adaptive_clip import WITHIN, AdaptiveClip, rest_of_noise
+from lightning_fl.privacy.buffers import with_variances, without_buffers
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Mechanism, require_private_from_the_start
 from lightning_fl.privacy.noisy_sum import Bits, NoisySum
 from lightning_fl.privacy.tree import changed_nodes, number_of
-from lightning_fl.slots import Aggregator, RoundContext
+from lightning_fl.slots import Aggregator, Result, RoundContext
+from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import Event, SpentPrivacy
 
@@ -213,7 +215,7 @@ class CentralMechanism(Mechanism):
         settings, given = self.settings, method.aggregator
         adapts = isinstance(settings.clip, AdaptiveClip)
         lengths = dict.fromkeys(("model", *method.rule.provides), context.layout.numel)
-        if context.buffer_layout.names:
+        if context.buffer_layout.names and settings.buffers != "keep":
             lengths["buffers"] = context.buffer_layout.numel
         uniform = (
             frozenset(name for name in lengths if given.weighs_equally(name)) if settings.cap else frozenset[str]()
@@ -258,6 +260,17 @@ class CentralMechanism(Mechanism):
             (run.torch_seeds(NOISE, number_of(node), in_round=number)[0], sign)
             for node, sign in changed_nodes(position + 1)
         ]
+
+    def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
+        """Yield the results, without buffers that stay the server's."""
+        if self.settings.buffers != "keep":
+            yield from results
+        else:  # `map` holds no result while the next client trains
+            yield from map(without_buffers, results)
+
+    def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
+        """Keep variances above 0, to which noise was added."""
+        return with_variances(proposal, context, self.settings.buffers)
 
     def num_samples(self, received: float) -> float:
         """Return W̄, unless the uploads' own weights divide."""

@@ -19,7 +19,8 @@ from lightning_fl.checks import check_at_least, check_between, check_choice, che
 from lightning_fl.errors import require
 from lightning_fl.privacy.accountant import EVERY, PASSES, POISSON, SAMPLINGS, Accountant
 from lightning_fl.privacy.adaptive_clip import AdaptiveClip
-from lightning_fl.privacy.mechanism import Privacy
+from lightning_fl.privacy.buffers import Buffers, check_buffers
+from lightning_fl.privacy.mechanism import Privacy, check_scales
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class ClientPrivacy(Privacy):
         cap: most samples that a client counts for, at least 1; with `samples` only.
         denominator: `fixed` is W̄; `received` divides by the weights that came, without noise only.
         scales: factor of a vector in the length of an upload by its name, such as model or moments/first; 1 if not given.
+        buffers: clients' running statistics are `refuse`d, or enter the sum as another vector (`clip`), or stay the server's
+            (`keep`).
         accountant: `rdp` (Rényi), or `pld`, which is tighter and slower, not for `fixed`.
     """
 
@@ -57,6 +60,7 @@ class ClientPrivacy(Privacy):
     cap: float | None = None
     denominator: Literal["fixed", "received"] = "fixed"
     scales: Mapping[str, float] | None = None
+    buffers: Buffers = "refuse"
     accountant: Accountant = "rdp"
 
     def __post_init__(self) -> None:
@@ -78,8 +82,8 @@ class ClientPrivacy(Privacy):
         check_choice("privacy.weights", self.weights, ("uniform", "samples"))
         check_choice("privacy.denominator", self.denominator, ("fixed", "received"))
         check_choice("privacy.accountant", self.accountant, ("rdp", "pld"))
-        for name, scale in (self.scales or {}).items():
-            check_positive(f"the scale of {name} in privacy.scales", scale)
+        check_scales(self.scales)
+        check_buffers(self.buffers)
         require(
             (self.cap is not None) == (self.weights == "samples"),
             f"privacy.cap bounds the samples that a client counts for with weights samples, got weights {self.weights} and cap "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.checks import check_positive
 from lightning_fl.communication.link import Link
 from lightning_fl.errors import require
 from lightning_fl.slots import Aggregator, Result, RoundContext
@@ -102,6 +103,12 @@ def require_private_from_the_start(run: Run) -> None:
         f"the checkpoint's {run.round} rounds were trained without trainer.privacy, so that nothing could be claimed for the "
         "whole run: start a new run in another folder.",
     )
+
+
+def check_scales(scales: Mapping[str, float] | None) -> None:
+    """Raise `UserError` unless all factors of vectors are positive."""
+    for name, scale in (scales or {}).items():
+        check_positive(f"the scale of {name} in privacy.scales", scale)
 
 
 def joint_norm(message: Mapping[str, Tensor], scales: Mapping[str, float]) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from lightning_fl.privacy.central import CentralMechanism
 from lightning_fl.privacy.client_privacy import ClientPrivacy
+from lightning_fl.privacy.local_privacy import LocalMechanism, LocalPrivacy
 from lightning_fl.privacy.mechanism import Mechanism, Privacy
 
 
@@ -22,4 +23,6 @@ def mechanism_of(privacy: Privacy | None, client_sizes: np.ndarray, cohort_size:
     """
     if isinstance(privacy, ClientPrivacy):
         return CentralMechanism.of(privacy, client_sizes, cohort_size)
+    if isinstance(privacy, LocalPrivacy):
+        return LocalMechanism.of(privacy)
     return Mechanism()

@@ -16,7 +16,7 @@ from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.slots import kind_of
-from lightning_fl.steps import ServerAsClient
+from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
 
 PRUNINGS = (AdaptivePruning, FilterPruning, MagnitudePruning)
 VECTORS = ("model", "moments")
@@ -48,13 +48,12 @@ def check_privacy(
     """
     if trainer.privacy is None:
         return
-    problems = [*_asking(trainer, algorithm, schedulers, has_server_samples)]
+    problems = [*_asking(trainer, algorithm, schedulers, has_server_samples), *_buffers(trainer.privacy, buffers)]
     if isinstance(trainer.privacy, ClientPrivacy):
         problems += [
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
             *_drawing(trainer),
-            *_buffers(buffers),
         ]
     require(
         not problems,
@@ -74,6 +73,10 @@ def _asking(trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], has_s
         yield f"clients of {type(algorithm.rule).__name__} send their gradient on all samples before the round's upload"
     if scalars := sorted(name for name in algorithm.rule.provides if kind_of(name) not in VECTORS):
         yield f"clients of {name_of(algorithm.rule)} send {', '.join(map(repr, scalars))}, no vector of the model"
+    if algorithm.rule.needs_whole_upload:
+        yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which was clipped since"
+    if any(isinstance(step, DynamicServerUpdate) for outer in algorithm.steps for step in outer.steps()):
+        yield "DynamicServerUpdate weighs the labels of single clients, which these send before the first round"
     for callback in trainer.callbacks:
         if asks_clients(callback, has_server_samples):
             yield f"{type(callback).__name__} asks clients, who answer without noise"
@@ -99,12 +102,10 @@ def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
         yield "its aggregator counts clients alike, and privacy.weights is samples: use uniform"
     if type(algorithm.exchange) not in (OneShot, GradientTurn):
         yield f"{name_of(algorithm.exchange)} chooses what single clients send: use OneShot"
-    if algorithm.rule.needs_whole_upload:
-        yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which the server has clipped since"
     if algorithm.rule.omits:
         yield f"{name_of(algorithm.rule)} sends other entries in some rounds than in others"
     for step in (inner for outer in algorithm.steps for inner in outer.steps()):
-        if not step.sums_suffice:
+        if not (step.sums_suffice or isinstance(step, DynamicServerUpdate)):
             yield f"{name_of(step)} looks at single clients"
         if isinstance(step, ServerAsClient) and privacy.weights == "uniform":
             yield (
@@ -129,11 +130,11 @@ def _drawing(trainer: Run) -> Iterator[str]:
             yield f"trainer.{flag} decides who takes part, which the claim takes for chance alone: leave it out"
 
 
-def _buffers(buffers: Iterable[str]) -> Iterator[str]:
-    """Yield that buffers would cross."""
+def _buffers(privacy: Privacy, buffers: Iterable[str]) -> Iterator[str]:
+    """Yield that buffers would cross, unless the user says how."""
     names = list(buffers)
-    if names:
+    if names and getattr(privacy, "buffers", None) == "refuse":
         yield (
             f"clients send buffers such as {names[0]}, statistics of their samples: use a network with GroupNorm in place of "
-            "BatchNorm"
+            "BatchNorm, or set privacy.buffers to clip or keep"
         )

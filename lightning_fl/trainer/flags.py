@@ -332,7 +332,7 @@ class TrainerFlags:
             check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
         require(
             self.privacy is None or isinstance(self.privacy, Privacy),
-            f"privacy must be ClientPrivacy(…) of lightning_fl.privacy, got {self.privacy!r}.",
+            f"privacy must be ClientPrivacy(…) or LocalPrivacy(…) of lightning_fl.privacy, got {self.privacy!r}.",
         )
         check_choice("client_optimizer", self.client_optimizer, ("module", "sgd"))
         require(self.metric != "", "metric must be the name of a logged value, got ''.")

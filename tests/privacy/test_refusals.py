@@ -29,7 +29,7 @@ REASONS = {
     "DeviceM-mime": "clients of CorrectedMomentum send their gradient on all samples",
     "SCAFFOLD": "clients of ControlVariates keep a copy of what they sent",
     "FedNova": "NormalisedMean needs more than a sum of uploads: use WeightedMean",
-    "FedDU": "DynamicServerUpdate looks at single clients",
+    "FedDU": "DynamicServerUpdate weighs the labels of single clients",
     "FedDF": "Distillation looks at single clients",
     "FedKT": "clients of FedKT send something before the first round",
     "FedLDF": "LayerDivergence chooses what single clients send",
