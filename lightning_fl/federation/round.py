@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -29,7 +30,7 @@ from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, R
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.planned_bits import planned_bits
+from lightning_fl.federation.planned_bits import planned_bits, planned_link
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
@@ -37,6 +38,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.outputs.losses import say_lost
 from lightning_fl.privacy.mechanism import Mechanism
+from lightning_fl.privacy.side_channels import times as times_clients
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
@@ -142,6 +144,8 @@ class Federation:
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
         times = self._times(cohort, work, outcome, link)
+        if self.privacy.hides_costs:
+            cohort = self._expect(cohort, link, outcome)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if not intake.is_skipped:
@@ -154,9 +158,11 @@ class Federation:
         reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
         columns = {} if times is None else times.columns()
         sees_sums = link.secure_sum is not None
-        return round_record(
+        averages = {} if self.privacy.hides_costs else averages
+        record = round_record(
             run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
         )
+        return self.privacy.shown(record)
 
     @property
     def context(self) -> RoundContext:
@@ -473,6 +479,32 @@ class Federation:
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
+
+    def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:
+        """Replace the bits of a round by their expected values, and count no uploads.
+
+        Returns:
+            A cohort of one client whose number of samples is the median, for the time of the round.
+        """
+        sizes, eligible = self.data.client_sizes, self.population.eligible
+        median = int(eligible[np.argsort(sizes[eligible], kind="stable")[len(eligible) // 2]])
+        broadcast = partial(
+            self._broadcast, selected=[median], shared=self.algorithm.share(self.run.server), work=self.work
+        )
+        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, [median], broadcast)
+        self.privacy.answer(one, [median])
+        recipients = self.population.cohort_size
+        answering = recipients * (1 - self.population.dropout_rate)
+        link.broadcast_bits = times_clients(
+            one.broadcast_bits, 1 if self.algorithm.downlink.needs_every_client else recipients
+        )
+        outcome.bits = times_clients(one.client_bits, answering)
+        outcome.num_uploads = outcome.num_accepted = 0
+        outcome.num_steps, outcome.most_steps = (
+            self.work.num_steps([median]) * recipients,
+            self.work.num_steps([median]),
+        )
+        return Cohort([median], [median], cohort.mine)
 
     # -- between rounds ---------------------------------------------------------------------------------------------------
 

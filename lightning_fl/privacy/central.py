@@ -30,6 +30,7 @@ from lightning_fl.privacy.buffers import with_variances, without_buffers
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Mechanism, require_private_from_the_start
 from lightning_fl.privacy.noisy_sum import Bits, NoisySum
+from lightning_fl.privacy.side_channels import without_clients
 from lightning_fl.privacy.tree import changed_nodes, number_of
 from lightning_fl.slots import Aggregator, Result, RoundContext
 from lightning_fl.state.outcome import Proposal
@@ -99,6 +100,11 @@ class CentralMechanism(Mechanism):
     def merges_none(self) -> bool:  # type: ignore[override]
         """True, but if the weights that came divide."""
         return self.settings.denominator == "fixed"
+
+    @property
+    def hides_costs(self) -> bool:  # type: ignore[override]
+        """True if side channels are to be dropped."""
+        return self.settings.side_channels == "drop"
 
     @property
     def rounds_of_pass(self) -> int:
@@ -295,6 +301,10 @@ class CentralMechanism(Mechanism):
         names = {"poisson": "Poisson", "every": "every client", "fixed": "fixed cohort", "passes": "passes"}
         sampling = self.settings.sampling
         return f"{NEIGHBOURS[sampling]}, {names[sampling]}, {self.settings.accountant.upper()}"
+
+    def shown(self, record: dict[str, float]) -> dict[str, float]:
+        """Return the columns of a row, without those of clients if side channels are dropped."""
+        return without_clients(record) if self.hides_costs else record
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return ε so far; {} without noise."""

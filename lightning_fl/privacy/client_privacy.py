@@ -45,6 +45,8 @@ class ClientPrivacy(Privacy):
         scales: factor of a vector in the length of an upload by its name, such as model or moments/first; 1 if not given.
         buffers: clients' running statistics are `refuse`d, or enter the sum as another vector (`clip`), or stay the server's
             (`keep`).
+        side_channels: `keep` columns that are outside the claim, such as train/loss and clients/selected, or `drop` them, and let
+            comm/… and time/… be expected values.
         accountant: `rdp` (Rényi), or `pld`, which is tighter and slower, not for `fixed`.
     """
 
@@ -61,6 +63,7 @@ class ClientPrivacy(Privacy):
     denominator: Literal["fixed", "received"] = "fixed"
     scales: Mapping[str, float] | None = None
     buffers: Buffers = "refuse"
+    side_channels: Literal["keep", "drop"] = "keep"
     accountant: Accountant = "rdp"
 
     def __post_init__(self) -> None:
@@ -81,6 +84,7 @@ class ClientPrivacy(Privacy):
         check_choice("privacy.mechanism", self.mechanism, ("gaussian", "tree"))
         check_choice("privacy.weights", self.weights, ("uniform", "samples"))
         check_choice("privacy.denominator", self.denominator, ("fixed", "received"))
+        check_choice("privacy.side_channels", self.side_channels, ("keep", "drop"))
         check_choice("privacy.accountant", self.accountant, ("rdp", "pld"))
         check_scales(self.scales)
         check_buffers(self.buffers)

@@ -23,12 +23,14 @@ class Mechanism:
     Attributes:
         sampling: how a round's clients are drawn.
         hides_clients: True if the server may learn of the round's clients nothing but their noisy sum.
+        hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
         merges_none: True if a round to which nobody has come changes the model as any other.
     """
 
     sampling: Literal["fixed", "poisson", "passes"] = "fixed"
     hides_clients = False
     merges_none = False
+    hides_costs = False
 
     def begin(self, run: Run, num_rounds: int) -> int:
         """Begin a run, or go on with it; returns the round after which it ends.
@@ -75,6 +77,10 @@ class Mechanism:
             metrics: what the round's aggregator has reported.
         """
         return {}
+
+    def shown(self, record: dict[str, float]) -> dict[str, float]:
+        """Return the columns of a row that may be shown."""
+        return record
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return ε so far under its column of metrics.csv; {} without a claim."""

@@ -10,7 +10,8 @@ from lightning.pytorch import Callback
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients, name_of
-from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
+from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning
+from lightning_fl.communication import ClientClock
 from lightning_fl.errors import require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.privacy.client_privacy import ClientPrivacy
@@ -32,6 +33,8 @@ class Run(Protocol):
     over_selection: float | None
     deadline: float | None
     availability: Any
+    clock: Any
+    secure_aggregation: Any
 
 
 def check_privacy(
@@ -54,6 +57,7 @@ def check_privacy(
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
             *_drawing(trainer),
+            *_hiding(trainer.privacy, trainer, algorithm),
         ]
     require(
         not problems,
@@ -121,6 +125,25 @@ def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterato
     prunings += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
     for name in prunings:
         yield f"{name} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
+
+
+def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
+    """Yield costs that depend on who came, and have no expected value here."""
+    if privacy.side_channels == "keep":
+        return
+    if isinstance(trainer.clock, ClientClock):
+        yield "privacy.side_channels drop has no expected time with a clock of clients: use the plain one"
+    if trainer.secure_aggregation is not None:
+        yield "privacy.side_channels drop has no expected bits with secure_aggregation"
+    if algorithm.downlink.catches_up:
+        yield f"privacy.side_channels drop has no expected bits with {name_of(algorithm.downlink)}, which is charged to who comes"
+    masking = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, MagnitudePruning)]
+    masking += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
+    for name in masking:
+        yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
+    for callback in trainer.callbacks:
+        if isinstance(callback, ClientEvaluation):
+            yield f"privacy.side_channels drop leaves out what {type(callback).__name__} writes of each client: leave it out"
 
 
 def _drawing(trainer: Run) -> Iterator[str]:

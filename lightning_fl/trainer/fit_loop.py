@@ -204,10 +204,11 @@ class FitLoop:
         if trainer.test_every_n_rounds is not None and self._is_due(trainer.test_every_n_rounds):
             with trainer.profiler.profile("test"):
                 record |= self.evaluation.test(record)
+        record = self.federation.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
         self.federation.charge_queries()
-        record |= self._logged()
+        record = self.federation.privacy.shown(record | self._logged())
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         self._check_names(record)
@@ -220,7 +221,7 @@ class FitLoop:
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
-        self._log(record)
+        self._log(self.federation.privacy.shown(record))
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)

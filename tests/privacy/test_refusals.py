@@ -11,7 +11,8 @@ from roster import ROSTER
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
 from lightning_fl.algorithms import IMC, Algorithm, FedAP, FedAvg, FedBuff, FedDP, FedProx, FedRep, HybridFL
-from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning, TargetReached
+from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning, TargetReached
+from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.exchanges import OneShot
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.privacy import ClientPrivacy
@@ -21,6 +22,7 @@ from lightning_fl.slots import ServerTurn, State, Step
 from lightning_fl.steps import Apply
 
 ALIKE = ClientPrivacy(noise_multiplier=0)
+SILENT = ClientPrivacy(noise_multiplier=0, side_channels="drop")
 TREE = ClientPrivacy(noise_multiplier=0, sampling="passes", mechanism="tree")
 BY_SAMPLES = ClientPrivacy(noise_multiplier=0, weights="samples", cap=100)
 REASONS = {
@@ -61,6 +63,8 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
             "over_selection": None,
             "deadline": None,
             "availability": None,
+            "clock": SimulatedClock(),
+            "secure_aggregation": None,
             **given,
         }
     )
@@ -127,6 +131,13 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             "MagnitudePruning prunes the model, and privacy.mechanism tree takes back noise of a model of another size",
         ),
         (IMC(), {"privacy": TREE}, "prunes the model, and privacy.mechanism tree"),
+        (FedAvg(), {"clock": ClientClock(), "privacy": SILENT}, "drop has no expected time with a clock of clients"),
+        (IMC(), {"privacy": SILENT}, "drop has no expected bits with .*, whose mask goes to clients as they come"),
+        (
+            FedAvg(),
+            {"callbacks": [ClientEvaluation()], "privacy": SILENT},
+            "what ClientEvaluation writes of each client",
+        ),
         (FedAvg(), {"over_selection": 1.5}, "trainer.over_selection decides who takes part"),
         (FedAvg(), {"deadline": 60.0}, "trainer.deadline decides who takes part"),
         (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
