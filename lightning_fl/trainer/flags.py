@@ -282,7 +282,7 @@ class TrainerFlags:
     @property
     def metric_falls(self) -> bool:
         """True if lower values of the metric are better."""
-        return falls(self.metric or "") if self.metric_mode is None else self.metric_mode == "min"
+        return falls(self.metric or "", self.metric_mode)
 
     def _check(self) -> None:
         """Check the flags that are numbers, names of choices or folders."""
