@@ -52,7 +52,8 @@ PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 METHODS = """Every method by the name that `--algorithm` takes, below its paper; another page has them
 [by problem](by-problem.md). `lightning-fl list NAME` prints the page of one in the terminal. [`Algorithm`](Algorithm.md) takes
-any parts from a configuration, and [your own method](/tutorials/own-method.md) says how to write another."""
+any parts from a configuration, and [your own method](/tutorials/own-method.md) says how to write another. A method is
+[sum-only](/how-to/secure-aggregation.md) if the server needs no more of a round than sums over its clients."""
 BY_PROBLEM = """What to try first, by what makes a federation hard. `lightning-fl list` prints the same groups; here a method that
 helps with several problems is below each of them. Other pages have the methods [by paper](index.md), and
 [what papers claim and our runs show](/results.md)."""
@@ -109,9 +110,9 @@ def methods_page(methods: Sequence[Entry]) -> str:
     """Return the page that lists all methods by their papers."""
     papers: dict[str, list[list[str]]] = {}
     for one in (method for method in methods if method.name != "Algorithm"):
-        row = [f"[`{one.name}`]({one.name}.md)", markdown(one.about)]
+        row = [f"[`{one.name}`]({one.name}.md)", one.sum_only.partition(",")[0], markdown(one.about)]
         papers.setdefault(paragraph(catalogue.description_of(one)[0]), []).append(row)
-    blocks = [f"{paper}\n\n{table(['method', 'idea'], rows)}" for paper, rows in papers.items()]
+    blocks = [f"{paper}\n\n{table(['method', 'sum-only', 'idea'], rows)}" for paper, rows in papers.items()]
     return "\n\n".join(["# Methods", METHODS, *blocks, toctree([one.name for one in methods])])
 
 
@@ -138,6 +139,7 @@ def method_page(method: Entry) -> str:
         blocks += ["## Curve", curves.curve_block(method.name)]
     rows = [[", ".join(f"`{slot}`" for slot in slots), slots_parts(method, slots)] for slots in SLOTS]
     blocks += ["## Parts", "The parts of the six slots with default parameters.", table(["slot", "parts"], rows)]
+    blocks.append(f"[Sum-only](/how-to/secure-aggregation.md): {markdown(method.sum_only)}.")
     if method.parameters:
         blocks += ["## Parameters", parameters_table(method)]
     code = method_source.source(method)

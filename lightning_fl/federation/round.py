@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -19,8 +20,10 @@ from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.messages import RoundObserver
+from lightning_fl.communication.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
+from lightning_fl.errors import require
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
@@ -38,10 +41,21 @@ from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn, Upload
+from lightning_fl.slots import (
+    SENT,
+    Draw,
+    Message,
+    PruningTurn,
+    Result,
+    RoundContext,
+    ServerTurn,
+    SetupTurn,
+    Upload,
+    is_finite,
+)
 from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
-from lightning_fl.vectors.pieces import converted
+from lightning_fl.vectors.pieces import converted, narrowed
 
 
 @dataclass
@@ -61,6 +75,7 @@ class Federation:
         client_devices: devices of the clients, if the clock is one of clients; else None.
         deadline: seconds after which a round closes; None for never.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
+        secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
@@ -82,6 +97,7 @@ class Federation:
     guard: LossGuard
     client_devices: ClientDevices | None = None
     deadline: float | None = None
+    secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
     runner: Runner = serial
@@ -94,6 +110,7 @@ class Federation:
     _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
+    _warned_of_lost_sum: bool = field(default=False, init=False, repr=False)
     _warned_of_deadline: bool = field(default=False, init=False, repr=False)
     _warned_without_loss: bool = field(default=False, init=False, repr=False)
 
@@ -104,22 +121,17 @@ class Federation:
         server = self._server_side(context)
         guard = self.guard.in_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
-        job = self._broadcast(link, cohort.selected, shared, work)
-        job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
-        if self.group is not None:  # only its first process has seen what the clients sent
-            clients = self.group.gather(clients)[0]
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace)
-        for position, upload in enumerate(self._uploads(job, clients, link, intake.outcome), start=1):
-            intake.take(upload, link)
-            self.observer.on_upload(upload.result.client, position, len(clients))
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else None
+        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace, keep)
+        provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
+        self._say_if_lost(outcome, link)
         self._say_if_all_late(cohort)
         self._warn_without_loss(outcome, work)
-        merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
@@ -129,13 +141,17 @@ class Federation:
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs and not intake.is_skipped:
-            turn = self._server_turn(context, server, outcome, shared, merged)
+            turn = self._server_turn(context, server, outcome, shared, merged, provided)
+            del merged, provided  # so that steps may let go of what they have used
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
         columns = {} if times is None else times.columns()
-        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
+        sees_sums = link.secure_sum is not None
+        return round_record(
+            run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
+        )
 
     @property
     def context(self) -> RoundContext:
@@ -201,7 +217,15 @@ class Federation:
             observer=self.observer,
             catch_up=run.ledger.catch_up,
             timed=() if self.client_devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
+            secure_sum=self._secure_sum(cohort.selected),
         )
+
+    def _secure_sum(self, selected: Sequence[int]) -> SecureSum | None:
+        """Return the sum that the server sees of the selected clients; None if it sees their messages."""
+        if self.secure_aggregation is None:
+            return None
+        in_parts = SENT in self.algorithm.exchange.provides & self.algorithm.aggregator.uses
+        return SecureSum(self.secure_aggregation, len(selected), weighs_each=in_parts)
 
     def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
         """Send the model, and the pruning mask, d bits, to clients that do not have it yet; returns the job of the clients."""
@@ -210,6 +234,7 @@ class Federation:
         if run.mask is not None:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
+        link.agree_on_keys(selected)
         received = link.broadcast(recipients, self._model_message() | shared)
         received = {"buffers": run.buffers} | received
         return ClientJob(
@@ -223,16 +248,44 @@ class Federation:
             for _ in results:
                 """Train along with the first process."""
             return
-        yield from results
+        for result in results:
+            if self.secure_aggregation is not None and not is_finite(result.owned, result.state):
+                # A client that will not keep its part of the round must not be in the sum.
+                result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
+            yield result
+
+    def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
+        """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
+
+        What clients need for their training, besides the model, is not kept any longer than this.
+        """
+        exchange = self.algorithm.exchange
+        job, clients = exchange.before_training(job, cohort.mine, self._train, link)
+        if self.group is not None:  # only its first process has seen what the clients sent
+            clients = self.group.gather(clients)[0]
+        positions = count(1)
+        for upload in self._uploads(job, clients, link, intake.outcome):
+            intake.take(upload, link)
+            self.observer.on_upload(upload.result.client, next(positions), len(clients))
+            del upload  # before the next client trains, as `enumerate` would not
+        link.received = {}
+        self.flat_module.release_gradient()
+        return {name: job.received[name] for name in exchange.provides if name in job.received}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
         return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
 
     def _server_turn(
-        self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
+        self,
+        context: RoundContext,
+        server: ServerSide,
+        outcome: Outcome,
+        shared: Message,
+        merged: Message,
+        provided: Message,
     ) -> ServerTurn:
-        """Return the turn that the first of the server's steps gets."""
+        """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
         run, clients = self.run, sorted(outcome.logs)
         counters = maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
@@ -245,7 +298,11 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={name: converted(vector, dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
+            merged={
+                name: change(vector, dtypes.get(name, run.params.dtype))
+                for change, message in ((narrowed, merged), (converted, provided))
+                for name, vector in message.items()
+            },
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
@@ -253,13 +310,24 @@ class Federation:
 
     def _say_if_none_accepted(self, outcome: Outcome) -> None:
         """Say so in the first round in which every upload is rejected; the table at the end of the run counts them all."""
-        if outcome.num_accepted or not outcome.num_uploads or self._warned:
+        if outcome.num_accepted or outcome.num_lost or not outcome.num_uploads or self._warned:
             return
         self._warned = True
         why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
         say_lost(
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
+        )
+
+    def _say_if_lost(self, outcome: Outcome, link: Link) -> None:
+        """Say so in the first round whose secure sum is lost; the table at the end of the run counts them all."""
+        if link.secure_sum is None or not outcome.num_lost or self._warned_of_lost_sum:
+            return
+        self._warned_of_lost_sum = True
+        n = link.secure_sum.num_clients
+        say_lost(
+            f"Round {self.run.round + 1}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
+            f"{link.secure_sum.protocol.threshold(n)}, so it is lost and the model did not change."
         )
 
     def _say_if_all_late(self, cohort: Cohort) -> None:
@@ -275,7 +343,8 @@ class Federation:
 
     def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
         """Warn in the first round in which clients have batches, but no loss to train on."""
-        if outcome.num_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
+        had_steps = outcome.num_steps or outcome.num_lost  # a sum may be lost before the training
+        if had_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
             return
         self._warned_without_loss = True
         name = type(self.flat_module.module).__name__
@@ -390,7 +459,8 @@ class Federation:
         """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
         run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
         broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
-        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast)
+        secure_sum = self._secure_sum(selected)
+        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, secure_sum)
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
@@ -450,6 +520,11 @@ class Federation:
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:
+        require(
+            self.secure_aggregation is None,
+            "trainer.secure_aggregation lets the server see only sums over clients, and a callback asks one client: leave one of "
+            "them out.",
+        )
         self._queries.record(client, count, self._model_message())
 
     def charge_queries(self) -> None:

@@ -145,7 +145,7 @@ def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> Final
 
 
 def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model.
+    """Return name and value of accuracy, rounds, bytes, rejected and lost uploads if there were any, curve and model.
 
     With a clock of clients the simulated time is beside the bytes. The accuracy is that of the last evaluation. If the test set
     was measured after rounds, too, a line has the test value of the round that was best in validation.
@@ -177,6 +177,9 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         why = "not finite" if trainer.loss_guard.clients is None else "not finite, or loss exploded"
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
         lines.append(("rejected", f"{uploads}, in {run.num_rounds_rejecting:,} of {run.round:,} rounds: {why}"))
+    if lost := [row for row in rows if row.get("clients/lost")]:
+        count = f"{sum(int(row['clients/lost']) for row in lost):,} uploads, in {len(lost):,} of {run.round:,} rounds"
+        lines.append(("lost", f"{count}: too few clients answered for a secure sum"))
     if curve:
         lines.append(("curve", _short(curve)))
     if trainer.enable_checkpointing:

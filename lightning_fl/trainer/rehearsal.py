@@ -44,6 +44,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.outputs.frozen_weights import frozen_bytes
 from lightning_fl.outputs.plan import Plan, duration
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.processes import gather_objects
@@ -300,7 +301,7 @@ class _ShortTraining:
         """Train the clients, and yield their results."""
         short = replace(job, schedule=_shortened(job.schedule))
         whole = clients[: self.num_whole]
-        if self.whole_clients and list(whole) != list(self.whole_clients):  # other clients have been timed in this round
+        if self.whole_clients and list(whole) != list(self.whole_clients):  # others have been timed in this round
             whole = []
         others = clients[len(whole) :]
         if whole:
@@ -448,9 +449,10 @@ class _ClientStates:
 
 
 def _checkpoint_bytes(trainer: TrainerInterface, federation: Federation, states: _ClientStates) -> int:
-    """Return the bytes of the last and the previous checkpoint with the clients' states, and of the exported model."""
+    """Return the bytes of the last and the previous checkpoint with their files, and of the exported model."""
     whole, exported = (_saved_bytes(checkpointing.build_checkpoint(trainer, of)) for of in (federation, None))
-    return 2 * (whole + states.coming_bytes) + exported
+    frozen = frozen_bytes(trainer.lightning_module)
+    return 2 * (whole - frozen + states.coming_bytes) + frozen + exported
 
 
 def _saved_bytes(content: Any) -> int:
