@@ -61,6 +61,7 @@ VERDICTS = {
     "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
 }
 """Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
+TIMES = "×\N{NO-BREAK SPACE}"
 HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict"]
 OWN_SAMPLES = ("feddp_controls",)
 """Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
@@ -159,7 +160,7 @@ def kind_of(outcome: str) -> str:
 
 def printed(claim: Claim) -> str:
     """Return the paper's figure; a ratio has a sign of multiplication."""
-    return "" if claim.paper is None else f"{'× ' * claim.is_ratio}{claim.paper:.3g}"
+    return "" if claim.paper is None else f"{TIMES * claim.is_ratio}{claim.paper:.3g}"
 
 
 def figure(claim: Claim, verdict: Verdict) -> str:
@@ -167,7 +168,7 @@ def figure(claim: Claim, verdict: Verdict) -> str:
     if verdict.mean is None:
         return ""
     interval = verdict.interval(claim.is_ratio)
-    text = f"{'× ' * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
+    text = f"{TIMES * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
     return text if verdict.area is None else f"{text}; over log bytes {shown(verdict.area)}"
 
 

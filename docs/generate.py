@@ -46,6 +46,8 @@ COPIES = {
 UNSEARCHED = "---\nnosearch: true\n---\n\n"
 """Begin of a page whose words the search does not know: the changelog has all words, and answers nothing."""
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
+SLOTS = (("rule",), ("uplink", "downlink"), ("exchange",), ("aggregator",), ("steps",), ("personal",))
+"""The six slots by the parameters of `Algorithm` that fill them."""
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 METHODS = """Every method by the name that `--algorithm` takes, below its paper; another page has them
@@ -135,10 +137,8 @@ def method_page(method: Entry) -> str:
     blocks += map(paragraph, catalogue.description_of(method))
     if method.name in curves.kept_groups():
         blocks += ["## Curve", curves.curve_block(method.name)]
-    slots = [
-        [f"`{slot}`", "<br>".join(located(path, "../../") for path in paths)] for slot, paths in method.slots.items()
-    ]
-    blocks += ["## Parts", "Parts of each slot with default parameters.", table(["slot", "parts"], slots)]
+    rows = [[", ".join(f"`{slot}`" for slot in slots), slots_parts(method, slots)] for slots in SLOTS]
+    blocks += ["## Parts", "The parts of the six slots with default parameters.", table(["slot", "parts"], rows)]
     blocks.append(f"[Sum-only](/how-to/secure-aggregation.md): {markdown(method.sum_only)}.")
     if method.parameters:
         blocks += ["## Parameters", parameters_table(method)]
@@ -147,6 +147,14 @@ def method_page(method: Entry) -> str:
     if names := catalogue.configurations_of(method):
         blocks += ["## Shipped configurations", "\n".join(f"- [`{name}`](#config-{name})" for name in names)]
     return "\n\n".join(blocks)
+
+
+def slots_parts(method: Entry, slots: Sequence[str]) -> str:
+    """Return the parts of a slot; of codecs those of both directions."""
+    parts = {slot: "<br>".join(located(path, "../../") for path in method.slots.get(slot, ())) for slot in slots}
+    if len(slots) == 1:
+        return parts[slots[0]] or "nothing"
+    return "<br>".join(f"{slot}: {text}" for slot, text in parts.items())
 
 
 def parameters_table(entry: Entry) -> str:
