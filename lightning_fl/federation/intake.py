@@ -74,7 +74,9 @@ class Intake:
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        if finite and not self._guard.rejects(result) and (self._pace is None or self._pace.takes(upload.staleness)):
+        is_stale = self._pace is not None and not self._pace.takes(upload.staleness)
+        self.outcome.num_stale += is_stale
+        if finite and not is_stale and not self._guard.rejects(result):
             self._check_counters(result.counters)
             self._merge.add(upload)
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update

@@ -35,7 +35,7 @@ from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import say_lost
+from lightning_fl.outputs.losses import rejection_reasons, say_lost
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
@@ -309,11 +309,11 @@ class Federation:
         )
 
     def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round in which every upload is rejected; the table at the end of the run counts them all."""
-        if outcome.num_accepted or outcome.num_lost or not outcome.num_uploads or self._warned:
+        """Say so in the first round that rejects every upload, not only stale ones; the run's last table counts them all."""
+        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale or self._warned:
             return
         self._warned = True
-        why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
+        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
         say_lost(
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."

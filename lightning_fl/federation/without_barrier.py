@@ -265,9 +265,8 @@ class WithoutBarrier(Federation):
     def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
         """End the round, and forget the versions on which nobody trains any more."""
         run, update = self.run, self.update
-        run.simulated_seconds = (
-            update.seconds
-        )  # without the rounding of the sum of all rounds, by which instants would differ
+        # The sum over the rounds is rounded, so that uploads of one instant would seem to be of two.
+        run.simulated_seconds = update.seconds
         run.in_flight = update.in_flight
         needed = {entry.version for entry in run.in_flight}
         run.versions = {version: model for version, model in run.versions.items() if version in needed}

@@ -52,6 +52,7 @@ class Outcome:
         num_steps: optimiser steps of the clients, also of rejected ones.
         most_steps: optimiser steps of the client that made the most.
         num_uploads: uploads that arrived, in all processes.
+        num_stale: uploads that came too many updates late, and were rejected.
         num_accepted: uploads that the server accepted.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
@@ -65,6 +66,7 @@ class Outcome:
     num_steps: int = field(default=0, metadata={REDUCTION: add})
     most_steps: int = field(default=0, metadata={REDUCTION: max})
     num_uploads: int = 0
+    num_stale: int = field(default=0, metadata={REDUCTION: add})
     num_accepted: int = field(default=0, metadata={REDUCTION: add})
     num_lost: int = 0
     logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
