@@ -252,7 +252,7 @@ class Federation:
         )
 
     def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round that rejects every upload, not only stale ones; the table at the run's end counts them all."""
+        """Say so in the first round that rejects every upload, and not only stale ones; the table at the end counts them all."""
         if outcome.num_accepted or outcome.num_uploads == outcome.num_stale or self._warned:
             return
         self._warned = True

@@ -112,8 +112,17 @@ def test_a_command_that_is_killed_goes_on_as_if_it_were_not(words: str, tmp_path
     there = tmp_path / "there.csv"
     intervals = [f"{client},{client % 5 / 1e4},0.002" for client in range(40)]
     there.write_text("\n".join(("client,start_seconds,end_seconds", *intervals)))
-    flags = "--trainer.clock.devices=phones --trainer.straggler_rate=0.3 --trainer.dropout_rate=0.2 --data.num_clients=40"
-    command = ["fit", *SHORT, "--trainer.max_rounds=5", f"--trainer.availability={there}", *flags.split(), *words.split()]
+    flags = (
+        "--trainer.clock.devices=phones --trainer.straggler_rate=0.3 --trainer.dropout_rate=0.2 --data.num_clients=40"
+    )
+    command = [
+        "fit",
+        *SHORT,
+        "--trainer.max_rounds=5",
+        f"--trainer.availability={there}",
+        *flags.split(),
+        *words.split(),
+    ]
     whole, killed = ([*command, f"--trainer.default_root_dir={tmp_path / name}"] for name in ("whole", "killed"))
     processes.run_command(whole)
     expected, weights = result(tmp_path / "whole")
