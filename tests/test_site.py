@@ -110,7 +110,7 @@ def test_a_notebooks_page_links_its_file_and_shows_what_cells_print(site: Path, 
         (link,) = [link for link in pages[path].links if link.endswith(f"/{name}.ipynb")]
         cells = json.loads((path.parent / link).read_text(encoding="utf-8"))["cells"]
         assert {cell["cell_type"] for cell in cells} == {"code", "markdown"}
-        assert "".join(cells[0]["source"]).count("pip install 'lightning-fl[notebook]'") == 1
+        assert "".join(cells[0]["source"]).count("pip install -e '.[notebook]'") == 1
         shown = path.read_text(encoding="utf-8")
         assert shown.count("cell_input") == sum(cell["cell_type"] == "code" for cell in cells)
         assert "cell_output" in shown
