@@ -530,6 +530,7 @@ def _exceeded(plan: Plan, trainer: TrainerInterface, sent: Any, states: _ClientS
     limit = None if trainer.timer is None else trainer.timer.time_remaining()
     if limit is not None and plan.seconds > limit:
         last = int(max(0.0, limit - plan.setup_seconds) / max(1e-9, plan.seconds - plan.setup_seconds) * plan.rounds)
+        last = max(1, last)  # no round is broken off
         yield f"max_time will stop the run after about round {last:,} of {plan.rounds:,}: it is {duration(limit)}."
     there = machine_bytes()
     if plan.memory_bytes is not None and there is not None and plan.memory_bytes > there:

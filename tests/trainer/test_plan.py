@@ -136,7 +136,7 @@ def test_limits_are_said_in_a_sentence_each(make_trainer: MakeTrainer, monkeypat
     )
     plan = trainer.plan(Perceptron(), federation(), FedAvg())
     assert "CommunicationMeter will stop the run after round 3 of 5: max_uplink_bytes is 700 B." in plan.warnings
-    assert any(said.startswith("max_time will stop the run after about round ") for said in plan.warnings)
+    assert "max_time will stop the run after about round 1 of 5: it is 1 ms." in plan.warnings
     assert any("of memory, but this machine has 1.00 kB" in said for said in plan.warnings)
     assert all(said in str(plan) for said in plan.warnings)
     assert (
