@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +21,7 @@ from lightning_fl.cli import shipped_configs
 from lightning_fl.cli.problems import PROBLEMS
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import UserError, require
+from lightning_fl.outputs import terminal
 
 FILE = Path(__file__).with_name("catalogue.jsonl")
 FLAGS = {
@@ -43,8 +41,6 @@ SUM_ONLY = (
     "sum-only: the server needs no more of a round than sums over its clients, as with trainer.secure_aggregation; the page of a "
     "method says which parts do."
 )
-UNLIMITED = 10**6
-"""Width of an output that is no terminal, unless the variable COLUMNS gives one."""
 INDENT = 13
 """Columns in front of the rest of an equation that is wider than the terminal."""
 HELP = (
@@ -222,7 +218,7 @@ def _paragraph(text: str) -> list[str]:
 
 def _folded(line: str) -> list[str]:
     """Return an aligned line, its last column and whatever else is too wide on lines of their own."""
-    width, indent = _width(), " " * INDENT
+    width, indent = terminal.width(), " " * INDENT
     if len(line) <= width:
         return [line]
     columns = re.fullmatch(r"(.*\S) {2,}(\S.*)", line)
@@ -242,21 +238,11 @@ def _table(title: str, lines: dict[str, str]) -> str:
 
 def _wrapped(start: str, text: str) -> list[str]:
     """Return a text after its start, wrapped to the width of a terminal; one line if it goes elsewhere."""
-    width = _width()
+    width = terminal.width()
     start = f"{start} " if start else ""
     indent = " " * len(start) if len(start) < width // 2 else "      "
     wrapped = textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
     return wrapped or [start.rstrip()]
-
-
-def _width() -> int:
-    """Return the columns of the terminal, or those that the variable COLUMNS gives."""
-    return shutil.get_terminal_size().columns if is_terminal() or "COLUMNS" in os.environ else UNLIMITED
-
-
-def is_terminal() -> bool:
-    """True if the output goes to a terminal."""
-    return sys.stdout.isatty()
 
 
 def _nearest(word: str, names: Sequence[str] | dict[str, Any]) -> str:

@@ -16,5 +16,8 @@ class OneShot(Exchange):
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the uploads: only one result is in memory at a time."""
-        for result in results:
-            yield Upload(result, channel.send_up(result.client, result.message))
+
+        def upload(result: Result) -> Upload:
+            return Upload(result, channel.send_up(result.client, result.message))
+
+        return map(upload, results)  # a loop's variable would keep a result while the next client trains

@@ -21,6 +21,9 @@ class WithSampleCount(Exchange):
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the uploads: only one result is in memory at a time."""
-        for result in results:
+
+        def upload(result: Result) -> Upload:
             count = torch.tensor([int(result.weight)], dtype=torch.int32)
-            yield Upload(result, channel.send_up(result.client, {**result.message, SAMPLES: count}))
+            return Upload(result, channel.send_up(result.client, {**result.message, SAMPLES: count}))
+
+        return map(upload, results)

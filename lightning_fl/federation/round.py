@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -34,7 +35,7 @@ from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import say_lost
+from lightning_fl.outputs.losses import rejection_reasons, say_lost
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
@@ -54,7 +55,7 @@ from lightning_fl.slots import (
 )
 from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
-from lightning_fl.vectors.pieces import converted
+from lightning_fl.vectors.pieces import converted, narrowed
 
 
 @dataclass
@@ -120,23 +121,17 @@ class Federation:
         server = self._server_side(context)
         guard = self.guard.in_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
-        job = self._broadcast(link, cohort.selected, shared, work)
-        job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
-        if self.group is not None:  # only its first process has seen what the clients sent
-            clients = self.group.gather(clients)[0]
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace)
-        for position, upload in enumerate(self._uploads(job, clients, link, intake.outcome), start=1):
-            intake.take(upload, link)
-            self.observer.on_upload(upload.result.client, position, len(clients))
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else None
+        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace, keep)
+        provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
         self._say_if_lost(outcome, link)
         self._say_if_all_late(cohort)
         self._warn_without_loss(outcome, work)
-        merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
@@ -146,7 +141,8 @@ class Federation:
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs and not intake.is_skipped:
-            turn = self._server_turn(context, server, outcome, shared, merged)
+            turn = self._server_turn(context, server, outcome, shared, merged, provided)
+            del merged, provided  # so that steps may let go of what they have used
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
@@ -258,14 +254,38 @@ class Federation:
                 result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
             yield result
 
+    def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
+        """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
+
+        What clients need for their training, besides the model, is not kept any longer than this.
+        """
+        exchange = self.algorithm.exchange
+        job, clients = exchange.before_training(job, cohort.mine, self._train, link)
+        if self.group is not None:  # only its first process has seen what the clients sent
+            clients = self.group.gather(clients)[0]
+        positions = count(1)
+        for upload in self._uploads(job, clients, link, intake.outcome):
+            intake.take(upload, link)
+            self.observer.on_upload(upload.result.client, next(positions), len(clients))
+            del upload  # before the next client trains, as `enumerate` would not
+        link.received = {}
+        self.flat_module.release_gradient()
+        return {name: job.received[name] for name in exchange.provides if name in job.received}
+
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
         return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
 
     def _server_turn(
-        self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
+        self,
+        context: RoundContext,
+        server: ServerSide,
+        outcome: Outcome,
+        shared: Message,
+        merged: Message,
+        provided: Message,
     ) -> ServerTurn:
-        """Return the turn that the first of the server's steps gets."""
+        """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
         run, clients = self.run, sorted(outcome.logs)
         counters = maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
@@ -278,18 +298,22 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={name: converted(vector, dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
+            merged={
+                name: change(vector, dtypes.get(name, run.params.dtype))
+                for change, message in ((narrowed, merged), (converted, provided))
+                for name, vector in message.items()
+            },
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
         )
 
     def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round in which every upload is rejected; the table at the end of the run counts them all."""
-        if outcome.num_accepted or outcome.num_lost or not outcome.num_uploads or self._warned:
+        """Say so in the first round that rejects every upload, not only stale ones; the run's last table counts them all."""
+        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale or self._warned:
             return
         self._warned = True
-        why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
+        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
         say_lost(
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."

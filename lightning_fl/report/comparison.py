@@ -214,6 +214,11 @@ class Group:
         """Name of the method."""
         return self.curves[0].record.algorithm
 
+    @property
+    def is_bound(self) -> bool:
+        """True if its runs upload nothing, as those of centralised training: a bound for the others."""
+        return all((curve.axis("uplink") == 0).all() for curve in self.curves)
+
     def spread(self, name: str) -> tuple[float | None, float | None, int]:
         """Return mean, sample standard deviation and count of a number over the runs that have it."""
         return mean_and_spread([curve.numbers.get(name) for curve in self.curves])

@@ -314,7 +314,9 @@ def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
             from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
 
             source = LAST
-            bits = as_bits(checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"])
+            bits = as_bits(
+                checkpoint_file.load(folder / LAST, whole=False)["federation"]["run"]["ledger"]["total_bits"]
+            )
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return None, [f"its {source} cannot be read, so its bits by kind are unknown"]
     return bits, []

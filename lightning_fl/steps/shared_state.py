@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between
 from lightning_fl.slots import MEAN_GRADIENT, Message, ServerTurn, State, Step
+from lightning_fl.vectors.pieces import by_pieces, pieces, sum_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ class ControlUpdate(SharedState):
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the clients' changes to c."""
         share = len(turn.clients) / turn.context.num_clients
-        return {"control": state["control"] + share * turn.merged["moments/control"]}
+
+        def moved(control: Tensor, change: Tensor) -> Tensor:
+            return control + share * change
+
+        return {"control": by_pieces(moved, state["control"], turn.merged["moments/control"])}
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,10 @@ class GradientMomentum(SharedState):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Update m with the mean gradient."""
-        return {"momentum": self.beta * state["momentum"] + (1 - self.beta) * turn.merged[MEAN_GRADIENT]}
+        return {"momentum": by_pieces(self._next, state["momentum"], turn.merged[MEAN_GRADIENT])}
+
+    def _next(self, momentum: Tensor, gradient: Tensor) -> Tensor:
+        return self.beta * momentum + (1 - self.beta) * gradient
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,9 @@ class Moments(SharedState):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the merged changes."""
-        second = state["second"] + turn.merged["moments/second"]
-        turn.metrics["moments/clamped"] = int((second < 0).sum())
-        return {"first": state["first"] + turn.merged["moments/first"], "second": second.clamp_(min=0.0)}
+        second = sum_of(state["second"], turn.merged["moments/second"])
+        turn.metrics["moments/clamped"] = sum(int((part < 0).sum()) for (part,) in pieces(second))
+        return {"first": sum_of(state["first"], turn.merged["moments/first"]), "second": second.clamp_(min=0.0)}
 
 
 @dataclass(frozen=True)
@@ -106,4 +114,4 @@ class SharedMomentum(SharedState):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the clients' change of m."""
-        return {"momentum": state["momentum"] + turn.merged["moments/momentum"]}
+        return {"momentum": sum_of(state["momentum"], turn.merged["moments/momentum"])}
