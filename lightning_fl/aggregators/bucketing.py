@@ -67,5 +67,9 @@ class Bucketing(Aggregator):
         for place, bucket in enumerate(order.split(self.s)):
             means = {name: vectors[bucket].mean(0) for name, vectors in rows.vectors.items()}
             weight = float(rows.weights[bucket].sum())
-            self.inner.add(inner, Upload(Result(place, {}, weight, {}, {}, {}, num_steps=0), means))
+            shares = [rows.uploaders[k].attacking for k in bucket.tolist()]
+            known = [share for share in shares if share is not None]
+            attacking = sum(known) / len(known) if known else None
+            result = Result(place, {}, weight, {}, {}, {}, num_steps=0, attacking=attacking)
+            self.inner.add(inner, Upload(result, means))
         return inner

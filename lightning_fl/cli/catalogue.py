@@ -33,6 +33,7 @@ FLAGS = {
     "data": "--data",
     "partitions": "--data.partition",
     "shifts": "--data.shift",
+    "attacks": "--trainer.adversary.attack",
     "callbacks": "--trainer.callbacks",
     "trainer": "--trainer",
 }

@@ -21,6 +21,7 @@ from lightning_fl.communication.link import Link
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
+from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
@@ -63,6 +64,7 @@ class Federation:
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
+        attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
@@ -84,6 +86,7 @@ class Federation:
     deadline: float | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
+    attackers: Attackers | None = None
     runner: Runner = serial
     group: DeviceGroup | None = None
     prunings: int = 0
@@ -105,6 +108,7 @@ class Federation:
         guard = self.guard.in_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
         job = self._broadcast(link, cohort.selected, shared, work)
+        attacking = self._attacking(run)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
@@ -130,11 +134,13 @@ class Federation:
         proposal = None
         if outcome.logs and not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged)
+            turn.uploaders = intake.uploaders
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
+        attacks = self._end_attack(job, attacking, cohort)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
-        columns = {} if times is None else times.columns()
+        columns = ({} if times is None else times.columns()) | attacks
         return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
 
     @property
@@ -218,12 +224,26 @@ class Federation:
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
-        results = self.runner(self.flat_module, job, clients, self.data)
+        attackers, attacking = self.attackers, self._attacking(job.run)
+        data = self.data if attackers is None else attackers.poisoned_data(attacking)
+        results = self.runner(self.flat_module, job, clients, data)
         if self.group is not None and not self.group.is_first:
             for _ in results:
                 """Train along with the first process."""
-            return
-        yield from results
+            results = iter(())
+        yield from results if attackers is None else attackers.attacked(results, job, attacking, self.cohort.answering)
+
+    def _attacking(self, run: Run) -> frozenset[int]:
+        """Return the clients that attack in the present round of a run."""
+        return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
+
+    def _end_attack(self, job: ClientJob, attacking: frozenset[int], cohort: Cohort) -> dict[str, float]:
+        """Let attackers remember the model of this round, and return the columns about them."""
+        if self.attackers is None:
+            return {}
+        if self.attackers.remembers:
+            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
+        return {"attack/attackers": sum(client in attacking for client in cohort.answering)}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""

@@ -216,7 +216,7 @@ class WithoutBarrier(Federation):
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients whose uploads arrive, each on the version that it has received, and yield their uploads."""
-        run, data = self.run, self.data
+        run = self.run
         # A client may send a second upload before the update, and goes on from what it keeps of the first.
         link.client_memory = _overlaid(outcome.memory, link.client_memory)
         for entry in self.update.taken:
@@ -230,7 +230,7 @@ class WithoutBarrier(Federation):
                 context = self._context_of(entry.version, job.context)
                 schedule = self.schedule.in_round(job.rule, context)
                 its = replace(job, run=past, context=context, received=received, schedule=schedule)
-                results = self.runner(self.flat_module, its, [entry.client], data)
+                results = self._train(its, [entry.client])
                 for upload in self.algorithm.exchange.collect(results, link):
                     upload.staleness = run.round - entry.version
                     if self.pace.counts_from == "present":

@@ -15,6 +15,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerState
 from torch import Tensor
 
+from lightning_fl.attacks import Adversary
 from lightning_fl.checks import (
     check_at_least,
     check_between,
@@ -68,6 +69,7 @@ class TrainerFlags:
         "availability_period",
         "if_too_few",
         "loss_guard",
+        "adversary",
     )
     """Flags that decide the results, and that a resumed run may change."""
     unchangeable = ("client_optimizer",)
@@ -98,6 +100,7 @@ class TrainerFlags:
         availability_period: float | None = None,
         if_too_few: Literal["wait", "fewer"] | None = None,
         loss_guard: LossGuard = LossGuard(),  # noqa: B008
+        adversary: Adversary | None = None,
         runner: Literal["auto", "serial", "stacked"] = "auto",
         clients_at_once: int | None = None,
         threads: int | None = None,
@@ -163,6 +166,7 @@ class TrainerFlags:
             availability_period: Seconds after which these times repeat; if not given, the latest end in the file.
             if_too_few: `wait` until clients_per_round clients are there, or go on with `fewer`; wait if not given.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
+            adversary: Clients that attack, and what they do; none if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
                 small, if the module allows it and draws no random numbers.
             clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,
@@ -226,6 +230,7 @@ class TrainerFlags:
         self.availability_period = availability_period
         self.if_too_few = if_too_few
         self.loss_guard = loss_guard
+        self.adversary = adversary
         self.runner = runner
         self.clients_at_once = clients_at_once
         self.threads = threads
@@ -322,6 +327,10 @@ class TrainerFlags:
         require(
             self.metric is not None or self.metric_mode is None,
             f"metric_mode {self.metric_mode!r} needs trainer.metric, the name whose direction it says.",
+        )
+        require(
+            self.adversary is None or isinstance(self.adversary, Adversary),
+            f"adversary must be an Adversary, such as Adversary(SignFlip()), got {self.adversary!r}.",
         )
         check_choice("runner", self.runner, ("auto", "serial", "stacked"))
         check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
