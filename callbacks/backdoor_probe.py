@@ -37,7 +37,13 @@ class BackdoorProbe(Callback):
         self.source = source
 
     def on_validation_batch_end(
-        self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Any,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Add the samples of a batch to the share."""
         inputs, labels = self._parts(batch)

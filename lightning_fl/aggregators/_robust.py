@@ -114,9 +114,7 @@ class Robust(Aggregator):
 def rows_of(uploads: Sequence[Entry]) -> Rows:
     """Return uploads in the order of their clients."""
     ordered = sorted(uploads, key=lambda entry: entry.uploader.client)
-    vectors = {
-        name: torch.stack([entry.message[name] for entry in ordered]).double() for name in ordered[0].message
-    }
+    vectors = {name: torch.stack([entry.message[name] for entry in ordered]).double() for name in ordered[0].message}
     sent = {
         name: torch.stack(
             [entry.sent.get(name, torch.ones_like(entry.message[name], dtype=torch.bool)) for entry in ordered]

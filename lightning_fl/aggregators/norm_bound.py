@@ -14,7 +14,7 @@ from lightning_fl.checks import check_choice, check_positive
 from lightning_fl.slots import Aggregator, Merging, Message, Upload
 
 COUNT, KEPT = "count", "kept"
-"""Names of the number of uploads, and of sums over them: factors, their squares, those of attackers, uploads with an adversary."""
+"""Names of the number of uploads, and of sums over them: factors, their squares, those of attackers, uploads of known kind."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class NormBound(Aggregator):
             accumulator[KEPT] = torch.zeros(4, dtype=torch.float64, device=length.device)
         accumulator[COUNT] += 1
         attacking = upload.result.attacking
-        terms = torch.stack([factor, factor.square(), factor * (attacking or 0.0), torch.full_like(factor, attacking is not None)])
+        terms = torch.stack(
+            [factor, factor.square(), factor * (attacking or 0.0), torch.full_like(factor, attacking is not None)]
+        )
         accumulator[KEPT] += terms
         for name, vector in upload.message.items():
             term = vector.double() * factor

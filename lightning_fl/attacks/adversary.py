@@ -41,7 +41,8 @@ class Adversary:
                 len(set(self.attackers)) == len(self.attackers), f"attackers lists a client twice: {self.attackers}."
             )
             require(
-                not self.per_round, "per_round draws a share of each round's clients, and attackers is a list: give a share."
+                not self.per_round,
+                "per_round draws a share of each round's clients, and attackers is a list: give a share.",
             )
         else:
             check_between("attackers, unless it is a list of clients,", self.attackers, 0, 1, "[)")

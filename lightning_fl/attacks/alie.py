@@ -27,8 +27,8 @@ class ALIE(Attack):
         z = deviations(num_uploads, num_attackers)
         if num_attackers and z <= 0:
             rank_zero_warn(
-                f"ALIE with {num_attackers} attackers among {num_uploads} uploads has z = {z:.3g}, so that it hardly harms: there "
-                "must be more attackers."
+                f"ALIE with {num_attackers} attackers among {num_uploads} uploads has z = {z:.3g}, so that it hardly harms: "
+                "let more clients attack."
             )
 
     def forged(self, message: Message, scene: Scene) -> Message:

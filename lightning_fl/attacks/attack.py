@@ -66,7 +66,7 @@ class Attack(ABC):
     """
 
     knows: Literal["nothing", "moments", "uploads"] = "nothing"
-    """What attackers know of the round's honest uploads: mean and standard deviation, which are summed up, or all, which are kept."""
+    """What attackers know of the round's honest uploads: their moments, which are summed up, or all of them, which are kept."""
 
     poisons = False
     """True if `poisoned` changes samples."""
@@ -76,7 +76,7 @@ class Attack(ABC):
         """True if it needs rounds that wait for their clients."""
         return self.knows != "nothing"
 
-    def check(self, num_uploads: int, num_attackers: int) -> None:
+    def check(self, num_uploads: int, num_attackers: int) -> None:  # noqa: B027 -- most mean something with any numbers
         """Warn, or raise `UserError`, if the attack means nothing with so many uploads of a round and attackers among them."""
 
     def poisoned(self, batch: Any, num_classes: int) -> Any:

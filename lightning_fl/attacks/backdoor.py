@@ -1,5 +1,5 @@
-"""A trigger that makes the model say what the attackers want (BadNets: Gu et al., 2017, arXiv:1708.06733), and the replacement of the
-model by the attackers' (Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020, arXiv:1807.00459).
+"""A trigger that makes the model say what the attackers want (BadNets: Gu et al., 2017, arXiv:1708.06733), and the replacement of
+the model by theirs (Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020, arXiv:1807.00459).
 
     a share of each batch gets a trigger and the label target;   the upload is λΔ_k
     replace: λ = Σ_j u_j / Σ_{attackers} u_j for weights u, so that without other changes the mean is that of the attackers
@@ -53,7 +53,8 @@ class Backdoor(Attack):
         """Return the batch with triggers in its first samples, which are random ones in a shuffled pass."""
         images, labels = labelled(batch, "Backdoor", with_images=True)
         require(
-            self.target < num_classes, f"target is {self.target}, but the last of {num_classes} classes is {num_classes - 1}."
+            self.target < num_classes,
+            f"target is {self.target}, but the last of {num_classes} classes is {num_classes - 1}.",
         )
         count = ceil(self.share * len(images) - 1e-9)
         images, labels = images.clone(), labels.clone()

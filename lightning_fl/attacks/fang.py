@@ -1,5 +1,5 @@
-"""Attacks on one aggregator each (Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated Learning, USENIX Security
-2020, arXiv:1911.11815), with full knowledge of the honest uploads.
+"""Attacks on one aggregator each, with full knowledge of the honest uploads (Fang et al., Local Model Poisoning Attacks to
+Byzantine-Robust Federated Learning, USENIX Security 2020, arXiv:1911.11815).
 
     FangTrim    where μ_j > 0, uniform between the least honest Δ_j and, beyond it, b times or 1/b of that; else above the largest
     FangKrum    Δ_k ← −λ sgn μ,  λ halved from the honest range until Krum chooses it, or λ < 10⁻⁵

@@ -1,7 +1,7 @@
 """Attacks and faults of clients that know nothing of the others.
 
-`SignFlip`: −λΔ_k (Li et al., RSA, AAAI 2019). `GaussianUpload`: N(mean, std²) in place of Δ_k (Blanchard et al., NeurIPS 2017; mean
-and deviation as in blades). `FreeRider`: 0, or w_t − w_{t−1} (Lin et al., Free-riders in Federated Learning, 2019,
+`SignFlip`: −λΔ_k (Li et al., RSA, AAAI 2019). `GaussianUpload`: N(mean, std²) in place of Δ_k (Blanchard et al., NeurIPS 2017;
+mean and deviation as in blades). `FreeRider`: 0, or w_t − w_{t−1} (Lin et al., Free-riders in Federated Learning, 2019,
 arXiv:1911.12560). `NotFinite`: NaN, as a client's diverged training or faulty memory sends it.
 """
 

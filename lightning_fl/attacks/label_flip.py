@@ -46,9 +46,10 @@ class LabelFlip(Attack):
         for name in ("source", "target"):
             label = getattr(self, name)
             require(
-                label is None or label < num_classes, f"{name} is {label}, but the last of {num_classes} classes is {num_classes - 1}."
+                label is None or label < num_classes,
+                f"{name} is {label}, but the last of {num_classes} classes is {num_classes - 1}.",
             )
-        if self.source is None:
+        if self.source is None or self.target is None:
             return with_parts(batch, {1: num_classes - 1 - labels})
         return with_parts(batch, {1: torch.where(labels == self.source, self.target, labels)})
 

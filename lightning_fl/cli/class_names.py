@@ -14,7 +14,19 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
-from lightning_fl import aggregators, algorithms, attacks, callbacks, codecs, data, exchanges, modules, personal, rules, steps
+from lightning_fl import (
+    aggregators,
+    algorithms,
+    attacks,
+    callbacks,
+    codecs,
+    data,
+    exchanges,
+    modules,
+    personal,
+    rules,
+    steps,
+)
 from lightning_fl.checks import is_lightnings
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest

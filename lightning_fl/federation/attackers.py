@@ -1,7 +1,7 @@
 """The attackers of a round: they train on poisoned samples, and their results are replaced before they are sent.
 
-An attacker that knows nothing sends at once. One that knows the honest uploads waits until these have been seen: they go on to the
-exchange as they come, and leave behind their sums, or, for an attack that needs them all, themselves.
+An attacker that knows nothing sends at once. One that knows the honest uploads waits until these have been seen: they go on to
+the exchange as they come, and leave behind their sums, or, for an attack that needs them all, themselves.
 """
 
 from __future__ import annotations
@@ -213,10 +213,14 @@ class Known:
         """Return what attackers know, of all processes, which must all call this; None if there is no honest upload."""
         if self._keeps:
             vectors = sorted(share_states(fabric, self._rows), key=lambda entry: entry[0])
-            names = vectors[0][1] if vectors else ()
-            rows = {name: torch.stack([state[name].to(fabric.device) for _, state in vectors]).double() for name in names}
+            names = list(vectors[0][1]) if vectors else []
+            rows = {
+                name: torch.stack([state[name].to(fabric.device) for _, state in vectors]).double() for name in names
+            }
             mean = {name: entry.mean(0) for name, entry in rows.items()}
-            std = {name: entry.std(0) if len(entry) > 1 else torch.zeros_like(mean[name]) for name, entry in rows.items()}
+            std = {
+                name: entry.std(0) if len(entry) > 1 else torch.zeros_like(mean[name]) for name, entry in rows.items()
+            }
             return Honest(len(vectors), mean, std, rows) if vectors else None
         sums = summed(fabric, self._sums)
         if not sums:
@@ -224,7 +228,9 @@ class Known:
         count = float(sums[COUNT])
         names = [key.removeprefix(SUM) for key in sums if key.startswith(SUM)]
         mean = {name: sums[f"{SUM}{name}"] / count for name in names}
-        return Honest(int(count), mean, {name: self._std(sums[f"{SQUARES}{name}"], mean[name], count) for name in names})
+        return Honest(
+            int(count), mean, {name: self._std(sums[f"{SQUARES}{name}"], mean[name], count) for name in names}
+        )
 
     @staticmethod
     def _std(squares: Tensor, mean: Tensor, count: float) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_fl.slots.exchange import Upload, Uploader
@@ -44,6 +43,7 @@ def kept_columns(weights: Tensor, uploaders: Sequence[Uploader]) -> dict[str, fl
         `robust/kept`, the number of equally weighted uploads with as much weight each, (Σa)² / Σa², and with an adversary
         `robust/attackers_kept`, the share of the attackers' weights.
 
+    >>> import torch
     >>> kept_columns(torch.tensor([1.0, 1.0, 0.0, 2.0]), [Uploader(k, float(k == 3)) for k in range(4)])
     {'robust/kept': 2.6666666666666665, 'robust/attackers_kept': 0.5}
     """

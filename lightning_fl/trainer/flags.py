@@ -166,7 +166,8 @@ class TrainerFlags:
             availability_period: Seconds after which these times repeat; if not given, the latest end in the file.
             if_too_few: `wait` until clients_per_round clients are there, or go on with `fewer`; wait if not given.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
-            adversary: Clients that attack, and what they do; none if not given.
+            adversary: Clients that attack: `adversary.attack` names what they do, beside it stand attackers, start and per_round;
+                none if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
                 small, if the module allows it and draws no random numbers.
             clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,

@@ -106,9 +106,7 @@ def krum_scores(distances: Tensor, f: int) -> Tensor:
     return distances.sort(dim=1).values[:, 1 : num_nearest + 1].sum(1)
 
 
-def _shares_between(
-    bounds: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Tensor, sent: Tensor | None
-) -> Tensor:
+def _shares_between(bounds: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Tensor, sent: Tensor | None) -> Tensor:
     """Return the mean share of each client in the means of the sorted values between two places of every column (K,).
 
     Args:

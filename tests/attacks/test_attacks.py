@@ -96,7 +96,10 @@ def test_a_share_of_each_round_is_of_its_clients() -> None:
     ("build", "said"),
     [
         (lambda: Adversary("SignFlip"), r"attack must be an attack, such as SignFlip\(\), got 'SignFlip'"),  # type: ignore[arg-type]
-        (lambda: Adversary(SignFlip(), 1.0), r"attackers, unless it is a list of clients, must lie in \[0, 1\), got 1.0"),
+        (
+            lambda: Adversary(SignFlip(), 1.0),
+            r"attackers, unless it is a list of clients, must lie in \[0, 1\), got 1.0",
+        ),
         (lambda: Adversary(SignFlip(), 4), r"must lie in \[0, 1\), got 4"),
         (lambda: Adversary(SignFlip(), [3, 3]), r"attackers lists a client twice: \[3, 3\]"),
         (lambda: Adversary(SignFlip(), [-1]), "the index of an attacker must be a whole number of at least 0, got -1"),
@@ -369,12 +372,24 @@ def test_the_order_is_that_of_the_clean_samples_and_processes_share_whole_batche
 @pytest.mark.parametrize(
     ("attack", "batch", "said"),
     [
-        (LabelFlip(), torch.zeros(3), r"LabelFlip changes inputs and classes \(B,\), which the batches of these data are not"),
+        (
+            LabelFlip(),
+            torch.zeros(3),
+            r"LabelFlip changes inputs and classes \(B,\), which the batches of these data are not",
+        ),
         (LabelFlip(), [torch.zeros(3, 2), torch.zeros(3, 2)], "LabelFlip changes inputs and classes"),
         (LabelFlip(), {"x": torch.zeros(3)}, "LabelFlip changes inputs and classes"),
         (Backdoor(), [torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)], r"Backdoor changes images \(B, C, H, W\)"),
-        (LabelFlip(1, 10), [torch.zeros(3), torch.zeros(3, dtype=torch.long)], "target is 10, but the last of 10 classes is 9"),
-        (Backdoor(target=10), [torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.long)], "target is 10, but the last"),
+        (
+            LabelFlip(1, 10),
+            [torch.zeros(3), torch.zeros(3, dtype=torch.long)],
+            "target is 10, but the last of 10 classes is 9",
+        ),
+        (
+            Backdoor(target=10),
+            [torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.long)],
+            "target is 10, but the last",
+        ),
     ],
 )
 def test_other_batches_are_refused(attack: Attack, batch: Any, said: str) -> None:
