@@ -50,8 +50,9 @@ one in the terminal. [`Algorithm`](Algorithm.md) takes any parts from a configur
 method](/tutorials/own-method.md) says how to write another."""
 PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
-NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
-parameters: what `lightning-fl list NAME` prints. A class of your own is named by its import path."""
+NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition`, `--trainer.adversary.attack` and
+`--trainer.callbacks` take, with their parameters: what `lightning-fl list NAME` prints. A class of your own is named by its
+import path."""
 COMMANDS = "The commands of `lightning-fl`, and what each prints with `--help`."
 FIT = """These commands take the same flags. Parameters of a [method](methods/index.md) are flags `--algorithm.NAME`, those of a
 [data set](names.md) `--data.NAME`, and so on. `lightning-fl fit --help` prints this list."""
@@ -160,10 +161,10 @@ def is_special(path: str, method: Entry) -> bool:
 
 
 def names_page() -> str:
-    """Return the page of networks, data sets, partitions and callbacks, with their parameters."""
-    blocks = ["# Networks, data, callbacks", NAMES]
+    """Return the page of networks, data sets, partitions, attacks and callbacks, with their parameters."""
+    blocks = ["# Networks, data, attacks, callbacks", NAMES]
     known = catalogue.entries()
-    for section in ("models", "networks", "data", "partitions", "shifts", "callbacks"):
+    for section in ("models", "networks", "data", "partitions", "shifts", "attacks", "callbacks"):
         blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
         for entry in (one for one in known if one.section == section):
             blocks += [f"### {entry.name}", markdown(entry.about)]
