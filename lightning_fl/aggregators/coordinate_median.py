@@ -22,6 +22,7 @@ class CoordinateMedian(Robust):
     """
 
     uses = frozenset({SENT})
+    is_median = True
 
     def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
         """Return the medians, and the share of the numbers of the model whose median is of an upload."""

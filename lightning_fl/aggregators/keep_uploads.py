@@ -10,7 +10,7 @@ import torch
 from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, Aggregator, Merging, Message, Upload, Uploader, forwards
 
 
-@forwards("inner", "check in_common needs uses weighs_equally")
+@forwards("inner", "check in_common is_median needs uses weighs_equally")
 @dataclass(frozen=True)
 class KeepUploads(Aggregator):
     """Return the inner aggregator's message, and all uploads (K, ·) of a name as `uploads/<name>`. Memory grows with K.

@@ -72,6 +72,9 @@ class Aggregator(Part, ABC):
     is_mean = False
     """True if it merges each entry into a mean whose weights depend on the client alone."""
 
+    is_median = False
+    """True if a number becomes 0 when most uploads have 0 there."""
+
     @property
     def uses(self) -> frozenset[str]:
         """Names of the entries that it reads; `SENT` for the masks of what each client sent."""
