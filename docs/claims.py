@@ -31,7 +31,7 @@ from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 ROOT = Path(__file__).parents[1]
 RUNS, IMAGES = ROOT / "docs" / "results" / "runs", ROOT / "docs" / "images"
 PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
-PLACE = re.compile(r"(<!-- (claims|runs|summary): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
     "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small"),
@@ -188,6 +188,37 @@ def runs_of(name: str) -> str:
     return "\n\n".join(part.markdown() for part in parts)
 
 
+def grid_of(name: str) -> str:
+    """Return the final accuracy of attacks (rows) on defences (columns), the mean over the seeds of the kept runs."""
+    return _grid(name, "val/accuracy")
+
+
+def success_of(name: str) -> str:
+    """Return the final share of other classes that the attackers turn into theirs, of the same attacks and defences."""
+    return _grid(name, "attack/success")
+
+
+def _grid(name: str, column: str) -> str:
+    """Return a table of the last values of a column; one of fewer seeds than the study has says of how many."""
+    file, curves = read_kept(name)
+    if not curves:
+        return f"Not run yet; all runs take {file.takes}."
+    rows = list(dict.fromkeys(cell.choices[0] for cell in file.cells))
+    defences = list(dict.fromkeys(cell.choices[1] for cell in file.cells))
+    cells = {cell.choices: cell.name for cell in file.cells}
+
+    def shown_cell(attack: str, defence: str) -> str:
+        runs = curves.get(cells[attack, defence], {})
+        values = [float(curve.record.columns[column][-1]) for curve in runs.values()]
+        if not values:
+            return "–"
+        few = f" ({len(values)})" if len(values) < len(file.seeds) else ""
+        return f"{sum(values) / len(values):.2f}{few}"
+
+    lines = [[attack, *(shown_cell(attack, defence) for defence in defences)] for attack in rows]
+    return table(["attack", *defences], lines)
+
+
 def on_own_samples(groups: Sequence[Group]) -> Table:
     """Return the mean over clients of their accuracy on their own held-out samples, at the end of a run."""
     column = Column("final accuracy of the clients on their own images", "share")
@@ -202,8 +233,8 @@ def on_own_samples(groups: Sequence[Group]) -> Table:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with its tables made anew, which stand between `claims: …`, `runs: …` or `summary: claims`, and `end`."""
-    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of}
+    """Return a page with its tables made anew, which stand between a comment such as `claims: …` or `runs: …`, and `end`."""
+    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of, "grid": grid_of, "success": success_of}
     return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
 
 

@@ -59,8 +59,9 @@ helps with several problems is below each of them. Other pages have the methods 
 [what papers claim and our runs show](/results.md)."""
 PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
-NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
-parameters: what `lightning-fl list NAME` prints. A class of your own is named by its import path."""
+NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition`, `--trainer.adversary.attack` and
+`--trainer.callbacks` take, with their parameters: what `lightning-fl list NAME` prints. A class of your own is named by its
+import path."""
 COMMANDS = "The commands of `lightning-fl`, and what each prints with `--help`."
 FIT = """These commands take the same flags. Parameters of a [method](methods/index.md) are flags `--algorithm.NAME`, those of a
 [data set](names.md) `--data.NAME`, and so on. `lightning-fl fit --help` prints this list."""
@@ -188,10 +189,10 @@ def is_special(path: str, method: Entry) -> bool:
 
 
 def names_page() -> str:
-    """Return the page of networks, data sets, partitions and callbacks, with their parameters."""
-    blocks = ["# Networks, data, callbacks", NAMES]
+    """Return the page of networks, data sets, partitions, attacks and callbacks, with their parameters."""
+    blocks = ["# Networks, data, attacks, callbacks", NAMES]
     known = catalogue.entries()
-    for section in ("models", "networks", "data", "partitions", "shifts", "callbacks"):
+    for section in ("models", "networks", "data", "partitions", "shifts", "attacks", "callbacks"):
         blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
         for entry in (one for one in known if one.section == section):
             blocks += [f"### {entry.name}", markdown(entry.about)]

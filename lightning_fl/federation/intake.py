@@ -13,7 +13,7 @@ from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, State, Upload, is_finite
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, State, Upload, Uploader, is_finite
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.staging import Staging
 
@@ -29,6 +29,7 @@ class Intake:
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
         metrics: values that the aggregator reports; after `finish`.
         is_skipped: True if the aggregator leaves the model as it is; after `finish`.
+        uploaders: clients of the uploads that the aggregator keeps for the steps, in their order; after `finish`.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Intake:
         self.has_drifted = False
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
+        self.uploaders: Sequence[Uploader] = ()
         self._logs, self._pace, self._keep = logs, pace, keep
         self._check_counters = check_counters
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
@@ -112,7 +114,7 @@ class Intake:
             return {}, self.outcome
         merging = Merging(link.context)
         message = self._aggregator.combine(accumulator, merging)
-        self.metrics, self.is_skipped = merging.metrics, merging.is_skipped
+        self.metrics, self.is_skipped, self.uploaders = merging.metrics, merging.is_skipped, merging.uploaders
         return message, self.outcome
 
     def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:

@@ -24,6 +24,7 @@ from lightning_fl.communication.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.errors import require
+from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
@@ -78,6 +79,7 @@ class Federation:
         secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
+        attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
@@ -100,6 +102,7 @@ class Federation:
     secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
+    attackers: Attackers | None = None
     runner: Runner = serial
     group: DeviceGroup | None = None
     prunings: int = 0
@@ -137,17 +140,18 @@ class Federation:
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
-        times = self._times(cohort, work, outcome, link)
+        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs and not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
+            turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
-        columns = {} if times is None else times.columns()
+        columns = ({} if times is None else times.columns()) | attacks
         sees_sums = link.secure_sum is not None
         return round_record(
             run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
@@ -243,16 +247,27 @@ class Federation:
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
-        results = self.runner(self.flat_module, job, clients, self.data)
+        attackers, attacking = self.attackers, self._attacking(job.run)
+        data = self.data if attackers is None else attackers.poisoned_data(attacking)
+        results = self.runner(self.flat_module, job, clients, data)
         if self.group is not None and not self.group.is_first:
             for _ in results:
                 """Train along with the first process."""
-            return
-        for result in results:
-            if self.secure_aggregation is not None and not is_finite(result.owned, result.state):
-                # A client that will not keep its part of the round must not be in the sum.
-                result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
-            yield result
+            results = iter(())
+        if attackers is not None:
+            results = attackers.attacked(results, job, attacking, self.cohort.answering)
+        yield from results if self.secure_aggregation is None else map(_out_of_the_sum_if_lost, results)
+
+    def _attacking(self, run: Run) -> frozenset[int]:
+        """Return the clients that attack in the present round of a run."""
+        return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
+
+    def _attack_columns(self, cohort: Cohort) -> dict[str, float]:
+        """Return the columns about attackers."""
+        if self.attackers is None:
+            return {}
+        attacking = self._attacking(self.run)
+        return {"attack/attackers": sum(client in attacking for client in cohort.answering)}
 
     def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
         """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
@@ -270,6 +285,8 @@ class Federation:
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}
         self.flat_module.release_gradient()
+        if self.attackers is not None and self.attackers.remembers:
+            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
         return {name: job.received[name] for name in exchange.provides if name in job.received}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
@@ -537,3 +554,10 @@ class Federation:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.client_devices is not None:
             self.run.coming_seconds += self.client_devices.slowest_transfer(link.bits_by_client)
+
+
+def _out_of_the_sum_if_lost(result: Result) -> Result:
+    """Return a result, with NaN as its message if the client will not keep its part of the round: it must not be in a sum."""
+    if not is_finite(result.owned, result.state):
+        result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
+    return result

@@ -234,7 +234,7 @@ class WithoutBarrier(Federation):
             context = self._context_of(entry.version, job.context)
             schedule = self.schedule.in_round(job.rule, context)
             its = replace(job, run=past, context=context, received=received, schedule=schedule)
-            results = self.runner(self.flat_module, its, [entry.client], self.data)
+            results = self._train(its, [entry.client])
             for upload in self.algorithm.exchange.collect(results, link):
                 upload.staleness = run.round - entry.version
                 if self.pace.counts_from == "present":

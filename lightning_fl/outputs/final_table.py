@@ -19,8 +19,10 @@ from lightning_fl.outputs.metric import AT_BEST_VALIDATION, validated_and_tested
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.plan import duration
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
-from lightning_fl.outputs.units import in_bytes
+from lightning_fl.outputs.units import in_bytes, significant
 
+ATTACKERS, SUCCESS = "attack/attackers", "attack/success"
+"""Columns about an attack."""
 MOST_ROWS = 10
 """Rows of a table in a notebook."""
 LEFT = "<{0} style='text-align:left'>{1}</{0}>"
@@ -33,6 +35,7 @@ class Finished(Protocol):
     algorithm: Any
     loggers: list[Logger]
     loss_guard: Any
+    adversary: Any
     default_root_dir: str
     enable_checkpointing: bool
     callback_metrics: dict[str, Tensor]
@@ -147,7 +150,7 @@ def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> Final
 
 
 def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """Return name and value of accuracy, rounds, bytes, rejected and lost uploads if there were any, curve and model.
+    """Return name and value of accuracy, rounds, bytes, curve and model, and of rejected and lost uploads and an attack if any.
 
     With a clock of clients the simulated time is beside the bytes. The accuracy is that of the last evaluation. If the test set
     was measured after rounds, too, a line has the test value of the round that was best in validation.
@@ -184,11 +187,23 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     if lost := [row for row in rows if row.get("clients/lost")]:
         count = f"{sum(int(row['clients/lost']) for row in lost):,} uploads, in {len(lost):,} of {run.round:,} rounds"
         lines.append(("lost", f"{count}: too few clients answered for a secure sum"))
+    if trainer.adversary is not None:
+        lines.append(("attack", _attack(trainer, rows)))
     if curve:
         lines.append(("curve", _short(curve)))
     if trainer.enable_checkpointing:
         lines.append(("model", _short(root / EXPORT)))
     return lines
+
+
+def _attack(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> str:
+    """Return an attack in words, after its success if a `BackdoorProbe` has measured that."""
+    counts = [row[ATTACKERS] for row in rows if ATTACKERS in row]
+    mean = significant(sum(counts) / len(counts)) if counts else "no"
+    words = f"{type(trainer.adversary.attack).__name__}, {mean} attackers a round"
+    if SUCCESS not in trainer.callback_metrics:
+        return words
+    return f"success {float(trainer.callback_metrics[SUCCESS]):.2f} ({words})"
 
 
 def best_of(trainer: Finished, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float] | None:
