@@ -192,7 +192,7 @@ def names_page() -> str:
     """Return the page of networks, data sets, partitions, attacks and callbacks, with their parameters."""
     blocks = ["# Networks, data, attacks, callbacks", NAMES]
     known = catalogue.entries()
-    for section in ("models", "networks", "data", "partitions", "shifts", "attacks", "callbacks"):
+    for section in ("models", "networks", "data", "partitions", "shifts", "attacks", "callbacks", "privacy"):
         blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
         for entry in (one for one in known if one.section == section):
             blocks += [f"### {entry.name}", markdown(entry.about)]

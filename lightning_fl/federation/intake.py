@@ -28,7 +28,7 @@ class Intake:
         forms: `forms_of` the new client states and of the new codec memories of each process; after `finish`.
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
         metrics: values that the aggregator reports; after `finish`.
-        is_skipped: True if the aggregator leaves the model as it is; after `finish`.
+        is_skipped: True if there is nothing to merge, or the aggregator leaves the model as it is; after `finish`.
         uploaders: clients of the uploads that the aggregator keeps for the steps, in their order; after `finish`.
     """
 
@@ -42,6 +42,7 @@ class Intake:
         staging: Staging,
         pace: Pace | None = None,
         keep: tuple[Callable[[State], State], Callable[[State], State]] | None = None,
+        merges_none: bool = False,
     ) -> None:
         """Take nothing yet.
 
@@ -54,6 +55,7 @@ class Intake:
             staging: copies clients' states to the host.
             pace: says which uploads are too stale; None for none.
             keep: functions of `Outcome.accept`; None to keep states in memory until the round ends.
+            merges_none: True if the aggregator merges also a round without an accepted upload.
         """
         self.outcome, self._staging = Outcome(), staging
         self.known: list[Known] | None = None
@@ -63,7 +65,7 @@ class Intake:
         self.is_skipped = False
         self.uploaders: Sequence[Uploader] = ()
         self._logs, self._pace, self._keep = logs, pace, keep
-        self._check_counters = check_counters
+        self._check_counters, self._merges_none = check_counters, merges_none
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
         self._merge = UploadMerge(fabric, aggregator)  # until `finish`
         self.shares_uploads = self._merge.shares_uploads
@@ -96,7 +98,7 @@ class Intake:
             prunings: checksum of the prunings so far.
 
         Returns:
-            The merged message, {} if no upload was accepted or their sum is lost, and the outcome.
+            The merged message, {} if there is nothing to merge or the sum is lost, and the outcome.
 
         Raises:
             UserError: processes have pruned the model differently.
@@ -110,7 +112,9 @@ class Intake:
         del self._merge
         if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
             self.outcome.lose(link.num_lost or self.outcome.num_accepted)
-        if not self.outcome.logs:
+            accumulator = {}
+        if not self.outcome.logs and not self._merges_none:
+            self.is_skipped = True
             return {}, self.outcome
         merging = Merging(link.context)
         message = self._aggregator.combine(accumulator, merging)

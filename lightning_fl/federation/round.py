@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -30,13 +31,15 @@ from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, R
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.planned_bits import planned_bits
+from lightning_fl.federation.planned_bits import planned_bits, planned_link
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.outputs.losses import rejection_reasons, say_lost
+from lightning_fl.privacy.mechanism import Mechanism
+from lightning_fl.privacy.side_channels import times as times_clients
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
@@ -78,6 +81,7 @@ class Federation:
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
+        privacy: clips and adds noise if the run is private.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
@@ -101,6 +105,7 @@ class Federation:
     deadline: float | None = None
     secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
+    privacy: Mechanism = field(default_factory=Mechanism)
     accuracy: str | None = None
     attackers: Attackers | None = None
     runner: Runner = serial
@@ -128,7 +133,8 @@ class Federation:
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
         keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else None
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace, keep)
+        aggregator, merges_none = self.privacy.aggregator(method, run, context), self.privacy.merges_none
+        intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
@@ -141,21 +147,26 @@ class Federation:
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
         times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
+        if self.privacy.hides_costs:
+            cohort = self._expect(cohort, link, outcome)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
-        if outcome.logs and not intake.is_skipped:
+        if not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
             turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
-            proposal = take_steps(method, guard, turn, run.server)
+            proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
         self._warn_if_nothing_changes(proposal, outcome)
+        spent = self.privacy.spend(run, cohort.answering, intake.metrics)
         self._commit(proposal, outcome, intake)
-        reported = intake.metrics | ({} if proposal is None else proposal.metrics)
+        reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
         columns = ({} if times is None else times.columns()) | attacks
         sees_sums = link.secure_sum is not None
-        return round_record(
+        averages = {} if self.privacy.hides_costs else averages
+        record = round_record(
             run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
         )
+        return self.privacy.shown(record)
 
     @property
     def context(self) -> RoundContext:
@@ -239,6 +250,7 @@ class Federation:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
         link.agree_on_keys(selected)
+        self.privacy.announce(link, recipients)
         received = link.broadcast(recipients, self._model_message() | shared)
         received = {"buffers": run.buffers} | received
         return ClientJob(
@@ -275,6 +287,7 @@ class Federation:
         What clients need for their training, besides the model, is not kept any longer than this.
         """
         exchange = self.algorithm.exchange
+        self.privacy.answer(link, cohort.mine)
         job, clients = exchange.before_training(job, cohort.mine, self._train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
@@ -291,7 +304,8 @@ class Federation:
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
-        return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
+        results = self.privacy.sent(self._train(job, clients), self.run)
+        return iter(self.algorithm.exchange.collect(results, link))
 
     def _server_turn(
         self,
@@ -303,15 +317,16 @@ class Federation:
         provided: Message,
     ) -> ServerTurn:
         """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
-        run, clients = self.run, sorted(outcome.logs)
-        counters = maximum(run.counters, outcome.counters)
+        run, hides_clients = self.run, self.privacy.hides_clients
+        clients = [] if hides_clients else sorted(outcome.logs)
+        counters = run.counters if hides_clients else maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
         return ServerTurn(
             context=context,
             server=replace(server, counters=counters),
             round=run.round,
             clients=clients,
-            num_samples=float(self.data.client_sizes[clients].sum()),
+            num_samples=self.privacy.num_samples(float(self.data.client_sizes[clients].sum())),
             shared=shared,
             params=run.params,
             buffers=run.buffers,
@@ -481,6 +496,32 @@ class Federation:
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
+
+    def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:
+        """Replace the bits of a round by their expected values, and count no uploads.
+
+        Returns:
+            A cohort of one client whose number of samples is the median, for the time of the round.
+        """
+        sizes, eligible = self.data.client_sizes, self.population.eligible
+        median = int(eligible[np.argsort(sizes[eligible], kind="stable")[len(eligible) // 2]])
+        broadcast = partial(
+            self._broadcast, selected=[median], shared=self.algorithm.share(self.run.server), work=self.work
+        )
+        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, [median], broadcast)
+        self.privacy.answer(one, [median])
+        recipients = self.population.cohort_size
+        answering = recipients * (1 - self.population.dropout_rate)
+        link.broadcast_bits = times_clients(
+            one.broadcast_bits, 1 if self.algorithm.downlink.needs_every_client else recipients
+        )
+        outcome.bits = times_clients(one.client_bits, answering)
+        outcome.num_uploads = outcome.num_accepted = 0
+        outcome.num_steps, outcome.most_steps = (
+            self.work.num_steps([median]) * recipients,
+            self.work.num_steps([median]),
+        )
+        return Cohort([median], [median], cohort.mine)
 
     # -- between rounds ---------------------------------------------------------------------------------------------------
 
