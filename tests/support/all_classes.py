@@ -51,11 +51,27 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 def classes() -> Iterator[type]:
     """Yield the classes of the package, without base classes."""
-    packages: list[ModuleType] = [rules, codecs, exchanges, aggregators, steps, attacks, algorithms, all_callbacks, all_data]
+    packages: list[ModuleType] = [
+        rules,
+        codecs,
+        exchanges,
+        aggregators,
+        steps,
+        attacks,
+        algorithms,
+        all_callbacks,
+        all_data,
+    ]
     for package in packages:
         for name in package.__all__:
             found = getattr(package, name)
-            left_out = ("SampleLoader", "Source", "Honest", "Scene", *([] if find_spec("datasets") else ["HuggingFace"]))
+            left_out = (
+                "SampleLoader",
+                "Source",
+                "Honest",
+                "Scene",
+                *([] if find_spec("datasets") else ["HuggingFace"]),
+            )
             if isinstance(found, type) and not isabstract(found) and name not in left_out:
                 yield found
     yield from (SimulatedClock, ClientClock, LossGuard, ImageClassifier, FederatedTrainer)
