@@ -296,8 +296,8 @@ class UploadMerge:
 
 def mean(
     fabric: Fabric, aggregator: Aggregator, context: RoundContext, clients: Sequence[int], uploads: Iterable[Upload]
-) -> Message:
-    """Merge uploads of all processes by an aggregator; returns {} if there is none, or if it skips the round.
+) -> tuple[Message, int]:
+    """Merge uploads of all processes by an aggregator, {} if there is none or it skips the round, and count them.
 
     Args:
         fabric: Lightning Fabric, which knows the processes.
@@ -312,7 +312,7 @@ def mean(
         count += 1
     sizes, counts = zip(*gather_objects(fabric, (merge.sizes if fabric.world_size > 1 else {}, count)), strict=True)
     accumulator = merge.accumulate(clients, sizes)
-    return aggregator.combine(accumulator, Merging(context)) if any(counts) else {}
+    return aggregator.combine(accumulator, Merging(context)) if any(counts) else {}, sum(counts)
 
 
 def summed(fabric: Fabric, mine: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Bucketing(Aggregator):
     """
 
     keeps_uploads = True
-    is_mean = False
+    is_mean = sums_suffice = False
     inner: Aggregator
     s: int = 2
 

@@ -22,7 +22,7 @@ class KeepUploads(Aggregator):
     """
 
     keeps_uploads = True
-    is_mean = False
+    is_mean = sums_suffice = False
     inner: Aggregator
 
     @property

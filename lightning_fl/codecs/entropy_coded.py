@@ -43,6 +43,7 @@ class EntropyCoded(Codec):
         codec: codec that sends few different numbers, such as `QSGD`, `Blockwise` or `TopK(values=…)`.
     """
 
+    sums_suffice = False  # a code's length is that of one client's numbers
     codec: Codec
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, Uploader, is_finite
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, State, Upload, Uploader, is_finite
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.staging import Staging
 
@@ -41,7 +41,20 @@ class Intake:
         logs: LogCollector,
         staging: Staging,
         pace: Pace | None = None,
+        keep: tuple[Callable[[State], State], Callable[[State], State]] | None = None,
     ) -> None:
+        """Take nothing yet.
+
+        Args:
+            aggregator: merges the uploads.
+            guard: rejects uploads whose loss explodes.
+            fabric: Fabric of the processes.
+            check_counters: checks the integer buffers of a result.
+            logs: collector of what the module logs.
+            staging: copies clients' states to the host.
+            pace: says which uploads are too stale; None for none.
+            keep: functions of `Outcome.accept`; None to keep states in memory until the round ends.
+        """
         self.outcome, self._staging = Outcome(), staging
         self.known: list[Known] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
@@ -49,10 +62,10 @@ class Intake:
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
         self.uploaders: Sequence[Uploader] = ()
-        self._logs, self._pace = logs, pace
+        self._logs, self._pace, self._keep = logs, pace, keep
         self._check_counters = check_counters
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
-        self._merge = UploadMerge(fabric, aggregator)
+        self._merge = UploadMerge(fabric, aggregator)  # until `finish`
         self.shares_uploads = self._merge.shares_uploads
 
     def take(self, upload: Upload, link: Link) -> None:
@@ -63,12 +76,15 @@ class Intake:
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        if finite and not self._guard.rejects(result) and (self._pace is None or self._pace.takes(upload.staleness)):
+        is_stale = self._pace is not None and not self._pace.takes(upload.staleness)
+        self.outcome.num_stale += is_stale
+        if finite and not is_stale and not self._guard.rejects(result):
             self._check_counters(result.counters)
             self._merge.add(upload)
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
                 result.logs = merged([self.outcome.logs[result.client], result.logs])
-            self.outcome.accept(result, memory, self._staging)
+            keep = () if self._keep is None else (self._keep,)
+            self.outcome.accept(result, memory, self._staging, *keep)
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.
@@ -80,7 +96,7 @@ class Intake:
             prunings: checksum of the prunings so far.
 
         Returns:
-            The merged message, {} if no upload was accepted, and the outcome.
+            The merged message, {} if no upload was accepted or their sum is lost, and the outcome.
 
         Raises:
             UserError: processes have pruned the model differently.
@@ -91,6 +107,9 @@ class Intake:
         if self._fabric.world_size > 1:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
+        del self._merge
+        if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
+            self.outcome.lose(link.num_lost or self.outcome.num_accepted)
         if not self.outcome.logs:
             return {}, self.outcome
         merging = Merging(link.context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -19,8 +20,10 @@ from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.messages import RoundObserver
+from lightning_fl.communication.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
+from lightning_fl.errors import require
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
@@ -33,16 +36,27 @@ from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import say_lost
+from lightning_fl.outputs.losses import rejection_reasons, say_lost
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn, Upload
+from lightning_fl.slots import (
+    SENT,
+    Draw,
+    Message,
+    PruningTurn,
+    Result,
+    RoundContext,
+    ServerTurn,
+    SetupTurn,
+    Upload,
+    is_finite,
+)
 from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
-from lightning_fl.vectors.pieces import converted
+from lightning_fl.vectors.pieces import converted, narrowed
 
 
 @dataclass
@@ -62,6 +76,7 @@ class Federation:
         client_devices: devices of the clients, if the clock is one of clients; else None.
         deadline: seconds after which a round closes; None for never.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
+        secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         attackers: lets clients attack; None if nobody does.
@@ -84,6 +99,7 @@ class Federation:
     guard: LossGuard
     client_devices: ClientDevices | None = None
     deadline: float | None = None
+    secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
     attackers: Attackers | None = None
@@ -97,6 +113,7 @@ class Federation:
     _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
+    _warned_of_lost_sum: bool = field(default=False, init=False, repr=False)
     _warned_of_deadline: bool = field(default=False, init=False, repr=False)
     _warned_without_loss: bool = field(default=False, init=False, repr=False)
 
@@ -107,41 +124,38 @@ class Federation:
         server = self._server_side(context)
         guard = self.guard.in_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
-        job = self._broadcast(link, cohort.selected, shared, work)
-        attacking = self._attacking(run)
-        job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
-        if self.group is not None:  # only its first process has seen what the clients sent
-            clients = self.group.gather(clients)[0]
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace)
-        for position, upload in enumerate(self._uploads(job, clients, link, intake.outcome), start=1):
-            intake.take(upload, link)
-            self.observer.on_upload(upload.result.client, position, len(clients))
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else None
+        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace, keep)
+        provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
+        self._say_if_lost(outcome, link)
         self._say_if_all_late(cohort)
         self._warn_without_loss(outcome, work)
-        merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
-        times = self._times(cohort, work, outcome, link)
+        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs and not intake.is_skipped:
-            turn = self._server_turn(context, server, outcome, shared, merged)
+            turn = self._server_turn(context, server, outcome, shared, merged, provided)
             turn.uploaders = intake.uploaders
+            del merged, provided  # so that steps may let go of what they have used
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
-        attacks = self._end_attack(job, attacking, cohort)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
         columns = ({} if times is None else times.columns()) | attacks
-        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
+        sees_sums = link.secure_sum is not None
+        return round_record(
+            run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
+        )
 
     @property
     def context(self) -> RoundContext:
@@ -207,7 +221,15 @@ class Federation:
             observer=self.observer,
             catch_up=run.ledger.catch_up,
             timed=() if self.client_devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
+            secure_sum=self._secure_sum(cohort.selected),
         )
+
+    def _secure_sum(self, selected: Sequence[int]) -> SecureSum | None:
+        """Return the sum that the server sees of the selected clients; None if it sees their messages."""
+        if self.secure_aggregation is None:
+            return None
+        in_parts = SENT in self.algorithm.exchange.provides & self.algorithm.aggregator.uses
+        return SecureSum(self.secure_aggregation, len(selected), weighs_each=in_parts)
 
     def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
         """Send the model, and the pruning mask, d bits, to clients that do not have it yet; returns the job of the clients."""
@@ -216,6 +238,7 @@ class Federation:
         if run.mask is not None:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
+        link.agree_on_keys(selected)
         received = link.broadcast(recipients, self._model_message() | shared)
         received = {"buffers": run.buffers} | received
         return ClientJob(
@@ -231,28 +254,55 @@ class Federation:
             for _ in results:
                 """Train along with the first process."""
             results = iter(())
-        yield from results if attackers is None else attackers.attacked(results, job, attacking, self.cohort.answering)
+        if attackers is not None:
+            results = attackers.attacked(results, job, attacking, self.cohort.answering)
+        yield from results if self.secure_aggregation is None else map(_out_of_the_sum_if_lost, results)
 
     def _attacking(self, run: Run) -> frozenset[int]:
         """Return the clients that attack in the present round of a run."""
         return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
 
-    def _end_attack(self, job: ClientJob, attacking: frozenset[int], cohort: Cohort) -> dict[str, float]:
-        """Let attackers remember the model of this round, and return the columns about them."""
+    def _attack_columns(self, cohort: Cohort) -> dict[str, float]:
+        """Return the columns about attackers."""
         if self.attackers is None:
             return {}
-        if self.attackers.remembers:
-            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
+        attacking = self._attacking(self.run)
         return {"attack/attackers": sum(client in attacking for client in cohort.answering)}
+
+    def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
+        """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
+
+        What clients need for their training, besides the model, is not kept any longer than this.
+        """
+        exchange = self.algorithm.exchange
+        job, clients = exchange.before_training(job, cohort.mine, self._train, link)
+        if self.group is not None:  # only its first process has seen what the clients sent
+            clients = self.group.gather(clients)[0]
+        positions = count(1)
+        for upload in self._uploads(job, clients, link, intake.outcome):
+            intake.take(upload, link)
+            self.observer.on_upload(upload.result.client, next(positions), len(clients))
+            del upload  # before the next client trains, as `enumerate` would not
+        link.received = {}
+        self.flat_module.release_gradient()
+        if self.attackers is not None and self.attackers.remembers:
+            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
+        return {name: job.received[name] for name in exchange.provides if name in job.received}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
         return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
 
     def _server_turn(
-        self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
+        self,
+        context: RoundContext,
+        server: ServerSide,
+        outcome: Outcome,
+        shared: Message,
+        merged: Message,
+        provided: Message,
     ) -> ServerTurn:
-        """Return the turn that the first of the server's steps gets."""
+        """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
         run, clients = self.run, sorted(outcome.logs)
         counters = maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
@@ -265,21 +315,36 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={name: converted(vector, dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
+            merged={
+                name: change(vector, dtypes.get(name, run.params.dtype))
+                for change, message in ((narrowed, merged), (converted, provided))
+                for name, vector in message.items()
+            },
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
         )
 
     def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round in which every upload is rejected; the table at the end of the run counts them all."""
-        if outcome.num_accepted or not outcome.num_uploads or self._warned:
+        """Say so in the first round that rejects every upload, not only stale ones; the run's last table counts them all."""
+        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale or self._warned:
             return
         self._warned = True
-        why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
+        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
         say_lost(
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
+        )
+
+    def _say_if_lost(self, outcome: Outcome, link: Link) -> None:
+        """Say so in the first round whose secure sum is lost; the table at the end of the run counts them all."""
+        if link.secure_sum is None or not outcome.num_lost or self._warned_of_lost_sum:
+            return
+        self._warned_of_lost_sum = True
+        n = link.secure_sum.num_clients
+        say_lost(
+            f"Round {self.run.round + 1}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
+            f"{link.secure_sum.protocol.threshold(n)}, so it is lost and the model did not change."
         )
 
     def _say_if_all_late(self, cohort: Cohort) -> None:
@@ -295,7 +360,8 @@ class Federation:
 
     def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
         """Warn in the first round in which clients have batches, but no loss to train on."""
-        if outcome.num_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
+        had_steps = outcome.num_steps or outcome.num_lost  # a sum may be lost before the training
+        if had_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
             return
         self._warned_without_loss = True
         name = type(self.flat_module.module).__name__
@@ -410,7 +476,8 @@ class Federation:
         """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
         run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
         broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
-        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast)
+        secure_sum = self._secure_sum(selected)
+        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, secure_sum)
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
@@ -470,6 +537,11 @@ class Federation:
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:
+        require(
+            self.secure_aggregation is None,
+            "trainer.secure_aggregation lets the server see only sums over clients, and a callback asks one client: leave one of "
+            "them out.",
+        )
         self._queries.record(client, count, self._model_message())
 
     def charge_queries(self) -> None:
@@ -482,3 +554,10 @@ class Federation:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.client_devices is not None:
             self.run.coming_seconds += self.client_devices.slowest_transfer(link.bits_by_client)
+
+
+def _out_of_the_sum_if_lost(result: Result) -> Result:
+    """Return a result, with NaN as its message if the client will not keep its part of the round: it must not be in a sum."""
+    if not is_finite(result.owned, result.state):
+        result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
+    return result

@@ -25,9 +25,9 @@ from lightning_fl.outputs.run_folder import (
     configs_of_fits,
     with_present_names,
 )
-from lightning_fl.outputs.units import KINDS
 from lightning_fl.outputs.yaml_files import read_written
 from lightning_fl.report.smoothing import Floats
+from lightning_fl.vectors.kinds import KINDS
 
 ASIDE = re.compile(r"\.|earlier-\d+")
 """Names of folders in which runs do not count."""
@@ -314,7 +314,9 @@ def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
             from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
 
             source = LAST
-            bits = as_bits(checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"])
+            bits = as_bits(
+                checkpoint_file.load(folder / LAST, whole=False)["federation"]["run"]["ledger"]["total_bits"]
+            )
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return None, [f"its {source} cannot be read, so its bits by kind are unknown"]
     return bits, []

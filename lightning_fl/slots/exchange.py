@@ -151,6 +151,8 @@ class Exchange(Part, ABC):
     `SENT`, so that the aggregator must divide by them.
     """
 
+    sums_suffice = False
+    """True if the server may see sums over a round's clients in place of their messages."""
     sends_whole = False
     """True if every accepted client has sent its whole message."""
     compresses = False
@@ -167,6 +169,10 @@ class Exchange(Part, ABC):
             context: facts about the run.
             cohort_size: clients of a round, K.
         """
+
+    def num_senders(self, cohort_size: int) -> int:
+        """Return the clients that send the same number in a round of `cohort_size` clients, at least."""
+        return cohort_size
 
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the clients to which the broadcast is charged; called at the start of each round.

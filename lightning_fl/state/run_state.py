@@ -221,6 +221,8 @@ class Run:
     def end_round(self) -> None:
         """Go on to the next round."""
         self.round += 1
+        self.clients.drop_ahead()
+        self.client_memory.drop_ahead()
 
     def set_mask(self, mask: Tensor, unmasked: Iterable[str] = ()) -> None:
         """Keep these parameters (d,) and no others.

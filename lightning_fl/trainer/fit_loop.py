@@ -33,6 +33,7 @@ from lightning_fl.pruning import masks_of
 from lightning_fl.settings.settings import settings_of
 from lightning_fl.settings.written_settings import written_settings
 from lightning_fl.state.run_state import SERVER
+from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
@@ -46,11 +47,12 @@ class FitLoop:
     """Run a trainer's federation round by round.
 
     Attributes:
-        federation: trains the rounds; set by `start`, as are `folder`, `saved_states` and `evaluation`.
+        federation: trains the rounds; set by `start`, as are `folder`, `saved_states`, `saved_frozen` and `evaluation`.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
+        saved_frozen: files of frozen weights that it refers to.
         evaluation: validates and tests after rounds.
         rows: logged rows, those of the rounds before a resumption first.
         client_values: values that callbacks have logged of clients in this process, by client, until they are collected.
@@ -61,6 +63,7 @@ class FitLoop:
     federation: Federation
     folder: RunFolder
     saved_states: SavedStates
+    saved_frozen: SavedFrozen
     evaluation: RoundEvaluation
 
     def __init__(self, trainer: TrainerInterface) -> None:
@@ -93,7 +96,7 @@ class FitLoop:
         data = self.federation.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
         keep_client_states(trainer)
-        self.saved_states = self._new_saved_states()
+        self.saved_states, self.saved_frozen = self._new_files()
         rank_zero_info(data.description())
         self.evaluation = RoundEvaluation(trainer, data)
         log_metric_choice(trainer)
@@ -131,6 +134,8 @@ class FitLoop:
         trainer.hooks.call("on_fit_start")
         self.evaluation.sanity_check()
         hyperparameters = {**_hyperparameters(trainer.lightning_module), "algorithm": trainer.algorithm.name}
+        if trainer.secure_aggregation is not None:
+            hyperparameters["sum_only"] = True
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
         try:
@@ -170,8 +175,9 @@ class FitLoop:
         trainer.round_batches = self.federation.num_batches()
         self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
-        trainer.hooks.call("on_train_epoch_start")
-        self._adopt_module_changes()
+        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune
+            trainer.hooks.call("on_train_epoch_start")
+            self._adopt_module_changes()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()
@@ -243,12 +249,13 @@ class FitLoop:
             check_watched(trainer.callbacks, {*trainer.callback_metrics, *(tested or ())})
 
     def renew_folder(self) -> None:
-        """Make the run's folder again if it was deleted; all clients' states are then written again."""
+        """Make the run's folder again if it was deleted; clients' states and frozen weights are then written again."""
         if self.trainer.reservation.renew():
-            self.saved_states = self._new_saved_states()
+            self.saved_states, self.saved_frozen = self._new_files()
 
-    def _new_saved_states(self) -> SavedStates:
-        return SavedStates(Path(self.trainer.default_root_dir) / LAST.parent, self.trainer.weights_only)
+    def _new_files(self) -> tuple[SavedStates, SavedFrozen]:
+        parent = Path(self.trainer.default_root_dir) / LAST.parent
+        return SavedStates(parent, self.trainer.weights_only), SavedFrozen(parent, self.trainer.weights_only)
 
     def _begin_to_write(self) -> None:
         """Claim the folder after the first round, and call `on_folder_claimed` of callbacks that write to it."""

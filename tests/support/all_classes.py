@@ -15,7 +15,7 @@ from lightning_fl import callbacks as all_callbacks
 from lightning_fl import data as all_data
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
 from lightning_fl.codecs import Dense
-from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.exchanges import OneShot
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
@@ -74,4 +74,4 @@ def classes() -> Iterator[type]:
             )
             if isinstance(found, type) and not isabstract(found) and name not in left_out:
                 yield found
-    yield from (SimulatedClock, ClientClock, LossGuard, ImageClassifier, FederatedTrainer)
+    yield from (SimulatedClock, ClientClock, LossGuard, SecureAggregation, ImageClassifier, FederatedTrainer)
