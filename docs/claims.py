@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -194,12 +194,21 @@ def grid_of(name: str) -> str:
 
 
 def success_of(name: str) -> str:
-    """Return the final share of other classes that the attackers turn into theirs, of the same attacks and defences."""
-    return _grid(name, "attack/success")
+    """Return the final share of other classes' samples that a trigger turns into the target, with a backdoor and without attack."""
+    flag = "--trainer.adversary.attack="
+    shown = [cell for cell in read_kept(name)[0].cells if not any(flag in word for word in cell.arguments)]
+    shown += [cell for cell in read_kept(name)[0].cells if f"{flag}Backdoor" in cell.arguments]
+    return _grid(name, "attack/success", {cell.choices[0] for cell in shown})
 
 
-def _grid(name: str, column: str) -> str:
-    """Return a table of the last values of a column; one of fewer seeds than the study has says of how many."""
+def _grid(name: str, column: str, attacks: Collection[str] = ()) -> str:
+    """Return a table of the last values of a column; one of fewer seeds than the study has says of how many.
+
+    Args:
+        name: name of the study, whose axes are attacks and defences.
+        column: column of metrics.csv.
+        attacks: attacks to show; all if empty.
+    """
     file, curves = read_kept(name)
     if not curves:
         return f"Not run yet; all runs take {file.takes}."
@@ -215,7 +224,8 @@ def _grid(name: str, column: str) -> str:
         few = f" ({len(values)})" if len(values) < len(file.seeds) else ""
         return f"{sum(values) / len(values):.2f}{few}"
 
-    lines = [[attack, *(shown_cell(attack, defence) for defence in defences)] for attack in rows]
+    chosen = [attack for attack in rows if not attacks or attack in attacks]
+    lines = [[attack, *(shown_cell(attack, defence) for defence in defences)] for attack in chosen]
     return table(["attack", *defences], lines)
 
 
