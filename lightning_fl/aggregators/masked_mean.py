@@ -22,6 +22,7 @@ class MaskedMean(Aggregator):
     """
 
     keeps_uploads = False
+    sums_suffice = True
     uses = frozenset({SENT})
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:

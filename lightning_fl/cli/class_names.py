@@ -14,7 +14,19 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
-from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, personal, rules, steps
+from lightning_fl import (
+    aggregators,
+    algorithms,
+    attacks,
+    callbacks,
+    codecs,
+    data,
+    exchanges,
+    modules,
+    personal,
+    rules,
+    steps,
+)
 from lightning_fl.checks import is_lightnings
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
@@ -33,6 +45,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "partition": ([data], data.Partition),
     "sizes": ([data], data.Sizes),
     "shift": ([data], data.Shift),
+    "attack": ([attacks], attacks.Attack),
     "model": ([modules], LightningModule),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),

@@ -13,7 +13,7 @@ from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, is_finite
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, Uploader, is_finite
 from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 from lightning_fl.state.staging import Staging
 
@@ -29,6 +29,7 @@ class Intake:
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
         metrics: values that the aggregator reports; after `finish`.
         is_skipped: True if the aggregator leaves the model as it is; after `finish`.
+        uploaders: clients of the uploads that the aggregator keeps for the steps, in their order; after `finish`.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Intake:
         self.has_drifted = False
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
+        self.uploaders: Sequence[Uploader] = ()
         self._logs, self._pace, self._keep = logs, pace, keep
         self._check_counters = check_counters
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
@@ -74,7 +76,9 @@ class Intake:
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        if finite and not self._guard.rejects(result) and (self._pace is None or self._pace.takes(upload.staleness)):
+        is_stale = self._pace is not None and not self._pace.takes(upload.staleness)
+        self.outcome.num_stale += is_stale
+        if finite and not is_stale and not self._guard.rejects(result):
             self._check_counters(result.counters)
             self._merge.add(upload)
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
@@ -91,7 +95,7 @@ class Intake:
             prunings: checksum of the prunings so far.
 
         Returns:
-            The merged message, {} if no upload was accepted, and the outcome.
+            The merged message, {} if no upload was accepted or their sum is lost, and the outcome.
 
         Raises:
             UserError: processes have pruned the model differently.
@@ -103,11 +107,13 @@ class Intake:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
         del self._merge
+        if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
+            self.outcome.lose(link.num_lost or self.outcome.num_accepted)
         if not self.outcome.logs:
             return {}, self.outcome
         merging = Merging(link.context)
         message = self._aggregator.combine(accumulator, merging)
-        self.metrics, self.is_skipped = merging.metrics, merging.is_skipped
+        self.metrics, self.is_skipped, self.uploaders = merging.metrics, merging.is_skipped, merging.uploaders
         return message, self.outcome
 
     def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:

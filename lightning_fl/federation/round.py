@@ -20,8 +20,11 @@ from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.messages import RoundObserver
+from lightning_fl.communication.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
+from lightning_fl.errors import require
+from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
@@ -33,13 +36,24 @@ from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import say_lost
+from lightning_fl.outputs.losses import rejection_reasons, say_lost
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn, Upload
+from lightning_fl.slots import (
+    SENT,
+    Draw,
+    Message,
+    PruningTurn,
+    Result,
+    RoundContext,
+    ServerTurn,
+    SetupTurn,
+    Upload,
+    is_finite,
+)
 from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.pieces import converted, narrowed
@@ -62,8 +76,10 @@ class Federation:
         client_devices: devices of the clients, if the clock is one of clients; else None.
         deadline: seconds after which a round closes; None for never.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
+        secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
+        attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
@@ -83,8 +99,10 @@ class Federation:
     guard: LossGuard
     client_devices: ClientDevices | None = None
     deadline: float | None = None
+    secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
+    attackers: Attackers | None = None
     runner: Runner = serial
     group: DeviceGroup | None = None
     prunings: int = 0
@@ -95,6 +113,7 @@ class Federation:
     _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
+    _warned_of_lost_sum: bool = field(default=False, init=False, repr=False)
     _warned_of_deadline: bool = field(default=False, init=False, repr=False)
     _warned_without_loss: bool = field(default=False, init=False, repr=False)
 
@@ -113,6 +132,7 @@ class Federation:
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
+        self._say_if_lost(outcome, link)
         self._say_if_all_late(cohort)
         self._warn_without_loss(outcome, work)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
@@ -120,18 +140,22 @@ class Federation:
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
-        times = self._times(cohort, work, outcome, link)
+        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs and not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
+            turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
-        columns = {} if times is None else times.columns()
-        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
+        columns = ({} if times is None else times.columns()) | attacks
+        sees_sums = link.secure_sum is not None
+        return round_record(
+            run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
+        )
 
     @property
     def context(self) -> RoundContext:
@@ -197,7 +221,15 @@ class Federation:
             observer=self.observer,
             catch_up=run.ledger.catch_up,
             timed=() if self.client_devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
+            secure_sum=self._secure_sum(cohort.selected),
         )
+
+    def _secure_sum(self, selected: Sequence[int]) -> SecureSum | None:
+        """Return the sum that the server sees of the selected clients; None if it sees their messages."""
+        if self.secure_aggregation is None:
+            return None
+        in_parts = SENT in self.algorithm.exchange.provides & self.algorithm.aggregator.uses
+        return SecureSum(self.secure_aggregation, len(selected), weighs_each=in_parts)
 
     def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
         """Send the model, and the pruning mask, d bits, to clients that do not have it yet; returns the job of the clients."""
@@ -206,6 +238,7 @@ class Federation:
         if run.mask is not None:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
+        link.agree_on_keys(selected)
         received = link.broadcast(recipients, self._model_message() | shared)
         received = {"buffers": run.buffers} | received
         return ClientJob(
@@ -214,12 +247,27 @@ class Federation:
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
-        results = self.runner(self.flat_module, job, clients, self.data)
+        attackers, attacking = self.attackers, self._attacking(job.run)
+        data = self.data if attackers is None else attackers.poisoned_data(attacking)
+        results = self.runner(self.flat_module, job, clients, data)
         if self.group is not None and not self.group.is_first:
             for _ in results:
                 """Train along with the first process."""
-            return
-        yield from results
+            results = iter(())
+        if attackers is not None:
+            results = attackers.attacked(results, job, attacking, self.cohort.answering)
+        yield from results if self.secure_aggregation is None else map(_out_of_the_sum_if_lost, results)
+
+    def _attacking(self, run: Run) -> frozenset[int]:
+        """Return the clients that attack in the present round of a run."""
+        return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
+
+    def _attack_columns(self, cohort: Cohort) -> dict[str, float]:
+        """Return the columns about attackers."""
+        if self.attackers is None:
+            return {}
+        attacking = self._attacking(self.run)
+        return {"attack/attackers": sum(client in attacking for client in cohort.answering)}
 
     def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
         """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
@@ -237,6 +285,8 @@ class Federation:
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}
         self.flat_module.release_gradient()
+        if self.attackers is not None and self.attackers.remembers:
+            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
         return {name: job.received[name] for name in exchange.provides if name in job.received}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
@@ -278,14 +328,25 @@ class Federation:
         )
 
     def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round in which every upload is rejected; the table at the end of the run counts them all."""
-        if outcome.num_accepted or not outcome.num_uploads or self._warned:
+        """Say so in the first round that rejects every upload, not only stale ones; the run's last table counts them all."""
+        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale or self._warned:
             return
         self._warned = True
-        why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
+        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
         say_lost(
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
+        )
+
+    def _say_if_lost(self, outcome: Outcome, link: Link) -> None:
+        """Say so in the first round whose secure sum is lost; the table at the end of the run counts them all."""
+        if link.secure_sum is None or not outcome.num_lost or self._warned_of_lost_sum:
+            return
+        self._warned_of_lost_sum = True
+        n = link.secure_sum.num_clients
+        say_lost(
+            f"Round {self.run.round + 1}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
+            f"{link.secure_sum.protocol.threshold(n)}, so it is lost and the model did not change."
         )
 
     def _say_if_all_late(self, cohort: Cohort) -> None:
@@ -301,7 +362,8 @@ class Federation:
 
     def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
         """Warn in the first round in which clients have batches, but no loss to train on."""
-        if outcome.num_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
+        had_steps = outcome.num_steps or outcome.num_lost  # a sum may be lost before the training
+        if had_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
             return
         self._warned_without_loss = True
         name = type(self.flat_module.module).__name__
@@ -416,7 +478,8 @@ class Federation:
         """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
         run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
         broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
-        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast)
+        secure_sum = self._secure_sum(selected)
+        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, secure_sum)
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
@@ -476,6 +539,11 @@ class Federation:
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:
+        require(
+            self.secure_aggregation is None,
+            "trainer.secure_aggregation lets the server see only sums over clients, and a callback asks one client: leave one of "
+            "them out.",
+        )
         self._queries.record(client, count, self._model_message())
 
     def charge_queries(self) -> None:
@@ -488,3 +556,10 @@ class Federation:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.client_devices is not None:
             self.run.coming_seconds += self.client_devices.slowest_transfer(link.bits_by_client)
+
+
+def _out_of_the_sum_if_lost(result: Result) -> Result:
+    """Return a result, with NaN as its message if the client will not keep its part of the round: it must not be in a sum."""
+    if not is_finite(result.owned, result.state):
+        result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
+    return result

@@ -75,7 +75,7 @@ class Metric:
     @property
     def falls(self) -> bool:
         """True if lower is better."""
-        return falls(self.name) if self.mode is None else self.mode == "min"
+        return falls(self.name, self.mode)
 
     @property
     def over_clients(self) -> Metric:
@@ -213,6 +213,11 @@ class Group:
     def algorithm(self) -> str:
         """Name of the method."""
         return self.curves[0].record.algorithm
+
+    @property
+    def is_bound(self) -> bool:
+        """True if its runs upload nothing, as those of centralised training: a bound for the others."""
+        return all((curve.axis("uplink") == 0).all() for curve in self.curves)
 
     def spread(self, name: str) -> tuple[float | None, float | None, int]:
         """Return mean, sample standard deviation and count of a number over the runs that have it."""

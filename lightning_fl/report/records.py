@@ -25,9 +25,9 @@ from lightning_fl.outputs.run_folder import (
     configs_of_fits,
     with_present_names,
 )
-from lightning_fl.outputs.units import KINDS
 from lightning_fl.outputs.yaml_files import read_written
 from lightning_fl.report.smoothing import Floats
+from lightning_fl.vectors.kinds import KINDS
 
 ASIDE = re.compile(r"\.|earlier-\d+")
 """Names of folders in which runs do not count."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_fl.outputs.losses import rejection_reasons
 from lightning_fl.outputs.metric import words_of
 from lightning_fl.report.comparison import Group
 from lightning_fl.report.labels import (
@@ -88,7 +89,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     ]
     name = groups[0].curves[0].metric.name
     for record in records:
-        said += _changed(record) + _rejected(record)
+        said += _changed(record) + _rejected(record) + _lost(record)
         if count := record.not_finite.get(name):
             said.append(f"{record.folder}: left out {counted(count, 'non-finite value')} of {name}.")
     said += _evaluation(groups)
@@ -117,13 +118,24 @@ def _rejected(record: Record) -> list[str]:
     num_rejected, num_rounds = int(np.nansum(rejected)), int((rejected > 0).sum())
     if not num_rejected:
         return []
-    why = " or loss exploded" * (record.settings.get("trainer.loss_guard.clients") is not None)
+    limits = ("trainer.loss_guard.clients", "algorithm.max_staleness")
+    why = rejection_reasons(*(record.settings.get(limit) is not None for limit in limits))
     uploads = f"{num_rejected:,} of {int(np.nansum(rejected + accepted)):,} uploads"
-    text = f"{record.folder}: {uploads} were rejected (not finite{why}) in {num_rounds:,} of {counted(len(rejected), 'round')}"
+    text = f"{record.folder}: {uploads} were rejected ({why}) in {num_rounds:,} of {counted(len(rejected), 'round')}"
     if num_lost := int(((rejected > 0) & (accepted == 0)).sum()):
         lost = "all" if num_lost == num_rounds else f"{num_lost:,}"
         text += f"; in {lost} of these no upload was accepted, and the model did not change"
     return [f"{text}."]
+
+
+def _lost(record: Record) -> list[str]:
+    """Return a remark on uploads whose secure sum was lost."""
+    lost = record.column("clients/lost")
+    if not (num_lost := int(np.nansum(lost))):
+        return []
+    rounds = f"{int((lost > 0).sum()):,} of {counted(len(lost), 'round')}"
+    why = "in which too few clients answered for a secure sum, and the model did not change"
+    return [f"{record.folder}: {num_lost:,} uploads were lost in {rounds}, {why}."]
 
 
 def _evaluation(groups: Sequence[Group]) -> list[str]:

@@ -105,7 +105,7 @@ def _largest(kind: str, columns: Mapping[str, Column], rows: Sequence[Row]) -> f
 
 
 def _cell(cell: Spread, column: Column, unit: float) -> str:
-    """Return mean ± standard deviation, if any, with the decimals of the mean, or more if the deviation would read as 0."""
+    """Return mean ± standard deviation, if any, with the decimals of the mean, or one more if the deviation would read as 0."""
     mean, spread, _ = cell
     if mean is None:
         return NONE
@@ -120,9 +120,10 @@ def _cell(cell: Spread, column: Column, unit: float) -> str:
         num_decimals = decimals(mean)
     if not spread:
         return _fixed(mean, num_decimals)
-    # The decimals of a far smaller deviation would give the mean too many digits.
     if -magnitude(spread, 1) == num_decimals + 1:
         num_decimals += 1
+    if round(spread, num_decimals) == 0 and abs(mean) >= 1e-4:  # its decimals would give the mean too many digits
+        return f"{_fixed(mean, num_decimals)} ± <{10.0**-num_decimals:.{num_decimals}f}"
     return f"{_fixed(mean, num_decimals)} ± {_fixed(spread, num_decimals)}"
 
 

@@ -58,11 +58,13 @@ class Outcome:
         num_steps: optimiser steps of the clients, also of rejected ones.
         most_steps: optimiser steps of the client that made the most.
         num_uploads: uploads that arrived, in all processes.
+        num_stale: uploads that came too many updates late, and were rejected.
         num_accepted: uploads that the server accepted.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
         memory: new codec memories of the same clients, on the host.
         counters: maximum over accepted clients of their integer buffers, by name.
+        num_lost: clients, of all processes, whose secure sum is lost; their uploads count as if they had not arrived.
         bits: bits sent to or from single clients, by direction and kind.
         bits_by_client: bits that each client that is timed has sent and received after the broadcast.
     """
@@ -70,7 +72,9 @@ class Outcome:
     num_steps: int = field(default=0, metadata={REDUCTION: add})
     most_steps: int = field(default=0, metadata={REDUCTION: max})
     num_uploads: int = 0
+    num_stale: int = field(default=0, metadata={REDUCTION: add})
     num_accepted: int = field(default=0, metadata={REDUCTION: add})
+    num_lost: int = 0
     logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
@@ -95,6 +99,11 @@ class Outcome:
         if memory:
             self.memory[result.client] = keep_memory(staging.to_host(memory))
         self.counters = maximum(self.counters, result.counters)
+
+    def lose(self, count: int) -> None:
+        """Forget the uploads of so many clients, which were too few for a secure sum."""
+        self.num_lost, self.num_uploads, self.num_accepted = count, self.num_uploads - count, 0
+        self.logs, self.states, self.memory, self.counters = {}, {}, {}, {}
 
     def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:
         """Return name, dtype and shape, and the value, of the counters of one element: others do not change in a training."""

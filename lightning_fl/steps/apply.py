@@ -19,6 +19,7 @@ class Apply(Step):
         learning_rate: η_g > 0, the server's learning rate; 1 is FedAvg.
     """
 
+    sums_suffice = True
     changeable = frozenset({"learning_rate"})
     uses = frozenset({"model"})
     learning_rate: float = 1.0

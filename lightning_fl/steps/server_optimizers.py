@@ -35,6 +35,7 @@ class Momentum(Step):
         dampening: False drops the factor (1 − β), as in FedAvgM.
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta", "learning_rate"})
     needs = uses = frozenset({PROPOSAL})
     changes_model = False
@@ -127,6 +128,7 @@ class Adagrad(Adaptive):
         epsilon: ε > 0, outside the root.
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta", "learning_rate", "epsilon"})
     beta: float = 0.0
     learning_rate: float = 1.0
@@ -148,6 +150,7 @@ class AdamLike(Adaptive):
         epsilon: ε > 0, outside the root.
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta", "second_beta", "learning_rate", "epsilon"})
     beta: float = 0.9
     second_beta: float = 0.99
@@ -208,6 +211,11 @@ class MomentumInStages(Step):
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the stages."""
         return tuple(rule for stage in self.stages for rule in stage.rules())
+
+    @property
+    def sums_suffice(self) -> bool:  # type: ignore[override]
+        """True if they suffice for the stages and the momentum."""
+        return all(part.sums_suffice for part in (*self.stages, self.momentum))
 
     @property
     def changes_model(self) -> bool:

@@ -50,6 +50,7 @@ class ControlUpdate(SharedState):
     changes with equal weights, as `WeightedMean()` does.
     """
 
+    sums_suffice = True
     needs = provides = needs_equal_weights = frozenset({"moments/control"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -70,6 +71,7 @@ class GradientMomentum(SharedState):
         beta: β in [0, 1).
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta"})
     needs = frozenset({MEAN_GRADIENT})
     provides = frozenset({"moments/momentum"})
@@ -93,6 +95,7 @@ class Moments(SharedState):
     V + ΔV is negative only by rounding; `moments/clamped` reports the number of such coordinates.
     """
 
+    sums_suffice = True
     needs = provides = frozenset({"moments/first", "moments/second"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -106,6 +109,7 @@ class Moments(SharedState):
 class SharedMomentum(SharedState):
     """m ← m + Σ_k n_k (v_k − m) / Σ_k n_k;  m goes down with the model, and m = 0 before the first round."""
 
+    sums_suffice = True
     needs = provides = frozenset({"moments/momentum"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:

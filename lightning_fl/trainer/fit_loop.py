@@ -134,6 +134,8 @@ class FitLoop:
         trainer.hooks.call("on_fit_start")
         self.evaluation.sanity_check()
         hyperparameters = {**_hyperparameters(trainer.lightning_module), "algorithm": trainer.algorithm.name}
+        if trainer.secure_aggregation is not None:
+            hyperparameters["sum_only"] = True
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
         try:
@@ -173,8 +175,9 @@ class FitLoop:
         trainer.round_batches = self.federation.num_batches()
         self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
-        trainer.hooks.call("on_train_epoch_start")
-        self._adopt_module_changes()
+        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune
+            trainer.hooks.call("on_train_epoch_start")
+            self._adopt_module_changes()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()
