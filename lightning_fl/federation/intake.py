@@ -13,8 +13,8 @@ from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, State, Upload, Uploader, is_finite
-from lightning_fl.state.outcome import Outcome
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, Uploader, is_finite
+from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 from lightning_fl.state.staging import Staging
 
 
@@ -41,7 +41,7 @@ class Intake:
         logs: LogCollector,
         staging: Staging,
         pace: Pace | None = None,
-        keep: tuple[Callable[[State], State], Callable[[State], State]] | None = None,
+        keep: Keep = IN_MEMORY,
         merges_none: bool = False,
     ) -> None:
         """Take nothing yet.
@@ -54,7 +54,7 @@ class Intake:
             logs: collector of what the module logs.
             staging: copies clients' states to the host.
             pace: says which uploads are too stale; None for none.
-            keep: functions of `Outcome.accept`; None to keep states in memory until the round ends.
+            keep: keeps clients' new states until the round ends.
             merges_none: True if the aggregator merges also a round without an accepted upload.
         """
         self.outcome, self._staging = Outcome(), staging
@@ -85,8 +85,7 @@ class Intake:
             self._merge.add(upload)
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
                 result.logs = merged([self.outcome.logs[result.client], result.logs])
-            keep = () if self._keep is None else (self._keep,)
-            self.outcome.accept(result, memory, self._staging, *keep)
+            self.outcome.accept(result, memory, self._staging, self._keep)
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.

@@ -57,7 +57,7 @@ from lightning_fl.slots import (
     Upload,
     is_finite,
 )
-from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
+from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.pieces import converted, narrowed
 
@@ -132,7 +132,7 @@ class Federation:
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else None
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
         aggregator, merges_none = self.privacy.aggregator(method, run, context), self.privacy.merges_none
         intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
@@ -321,6 +321,8 @@ class Federation:
         clients = [] if hides_clients else sorted(outcome.logs)
         counters = run.counters if hides_clients else maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
+        is_alone = len({vector.data_ptr() for vector in merged.values()}) == len(merged)  # no vector has two names
+        change = narrowed if is_alone else converted
         return ServerTurn(
             context=context,
             server=replace(server, counters=counters),
@@ -331,8 +333,8 @@ class Federation:
             params=run.params,
             buffers=run.buffers,
             merged={
-                name: change(vector, dtypes.get(name, run.params.dtype))
-                for change, message in ((narrowed, merged), (converted, provided))
+                name: function(vector, dtypes.get(name, run.params.dtype))
+                for function, message in ((change, merged), (converted, provided))
                 for name, vector in message.items()
             },
             proposal=run.params,
