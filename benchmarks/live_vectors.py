@@ -73,15 +73,22 @@ class Live(NamedTuple):
 
 
 class LiveStorages(TorchDispatchMode):
-    """Watches all operations of torch, and knows which storages of at least an eighth of a model are alive.
+    """Watches all operations of torch, and knows which large storages are alive.
 
     Attributes:
         peak: the most models alive at once since it was last set to 0.
         states: the most models of clients' states alive at once since then.
     """
 
-    def __init__(self, model_bytes: int) -> None:
+    def __init__(self, model_bytes: int, least_bytes: int | None = None) -> None:
+        """Watch nothing yet.
+
+        Args:
+            model_bytes: bytes of a model.
+            least_bytes: bytes of the smallest storage that counts; None for an eighth of a model.
+        """
         super().__init__()
+        self._least_bytes = model_bytes // 8 if least_bytes is None else least_bytes
         self.peak = self.states = 0.0
         self._model_bytes = model_bytes
         self._live: dict[int, tuple[int, int]] = {}  # address and bytes of each storage
@@ -109,14 +116,14 @@ class LiveStorages(TorchDispatchMode):
         """What is alive now."""
         self._states &= self._live.keys()
         sizes = pieces.BLOCKS.free_bytes + [size for key, (_, size) in self._live.items() if key not in self._states]
-        sizes = [size for size in sizes if 8 * size >= self._model_bytes]
+        sizes = [size for size in sizes if size >= self._least_bytes]
         return Live(sum(2 * size >= self._model_bytes for size in sizes), sum(sizes) / self._model_bytes)
 
     def _note(self, tensor: Tensor) -> bool:
         """Note the storage of a tensor until it is gone; returns True for a new one, or one that has grown."""
         storage = tensor.untyped_storage()
         key, known = storage._cdata, (storage.data_ptr(), storage.nbytes())
-        if self._live.get(key) == known or (8 * known[1] < self._model_bytes and key not in self._live):
+        if self._live.get(key) == known or (known[1] < self._least_bytes and key not in self._live):
             return False
         if key not in self._live:
             weakref.finalize(storage, self._live.pop, key, None).atexit = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 ROOT = Path(__file__).parents[1]
 RUNS, IMAGES = ROOT / "docs" / "results" / "runs", ROOT / "docs" / "images"
 PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
-PLACE = re.compile(r"(<!-- (claims|runs|summary): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
     "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small"),
@@ -61,6 +61,7 @@ VERDICTS = {
     "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
 }
 """Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
+TIMES = "×\N{NO-BREAK SPACE}"
 HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict"]
 OWN_SAMPLES = ("feddp_controls",)
 """Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
@@ -159,7 +160,7 @@ def kind_of(outcome: str) -> str:
 
 def printed(claim: Claim) -> str:
     """Return the paper's figure; a ratio has a sign of multiplication."""
-    return "" if claim.paper is None else f"{'× ' * claim.is_ratio}{claim.paper:.3g}"
+    return "" if claim.paper is None else f"{TIMES * claim.is_ratio}{claim.paper:.3g}"
 
 
 def figure(claim: Claim, verdict: Verdict) -> str:
@@ -167,7 +168,7 @@ def figure(claim: Claim, verdict: Verdict) -> str:
     if verdict.mean is None:
         return ""
     interval = verdict.interval(claim.is_ratio)
-    text = f"{'× ' * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
+    text = f"{TIMES * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
     return text if verdict.area is None else f"{text}; over log bytes {shown(verdict.area)}"
 
 
@@ -187,6 +188,47 @@ def runs_of(name: str) -> str:
     return "\n\n".join(part.markdown() for part in parts)
 
 
+def grid_of(name: str) -> str:
+    """Return the final accuracy of attacks (rows) on defences (columns), the mean over the seeds of the kept runs."""
+    return _grid(name, "val/accuracy")
+
+
+def success_of(name: str) -> str:
+    """Return the last share of other classes' samples that a trigger turns into the target, with a backdoor and without one."""
+    flag = "--trainer.adversary.attack="
+    shown = [cell for cell in read_kept(name)[0].cells if not any(flag in word for word in cell.arguments)]
+    shown += [cell for cell in read_kept(name)[0].cells if f"{flag}Backdoor" in cell.arguments]
+    return _grid(name, "attack/success", {cell.choices[0] for cell in shown})
+
+
+def _grid(name: str, column: str, attacks: Collection[str] = ()) -> str:
+    """Return a table of the last values of a column; one of fewer seeds than the study has says of how many.
+
+    Args:
+        name: name of the study, whose axes are attacks and defences.
+        column: column of metrics.csv.
+        attacks: attacks to show; all if empty.
+    """
+    file, curves = read_kept(name)
+    if not curves:
+        return f"Not run yet; all runs take {file.takes}."
+    rows = list(dict.fromkeys(cell.choices[0] for cell in file.cells))
+    defences = list(dict.fromkeys(cell.choices[1] for cell in file.cells))
+    cells = {cell.choices: cell.name for cell in file.cells}
+
+    def shown_cell(attack: str, defence: str) -> str:
+        runs = curves.get(cells[attack, defence], {})
+        values = [float(curve.record.columns[column][-1]) for curve in runs.values()]
+        if not values:
+            return "–"
+        few = f" ({len(values)})" if len(values) < len(file.seeds) else ""
+        return f"{sum(values) / len(values):.2f}{few}"
+
+    chosen = [attack for attack in rows if not attacks or attack in attacks]
+    lines = [[attack, *(shown_cell(attack, defence) for defence in defences)] for attack in chosen]
+    return table(["attack", *defences], lines)
+
+
 def on_own_samples(groups: Sequence[Group]) -> Table:
     """Return the mean over clients of their accuracy on their own held-out samples, at the end of a run."""
     column = Column("final accuracy of the clients on their own images", "share")
@@ -201,8 +243,8 @@ def on_own_samples(groups: Sequence[Group]) -> Table:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with its tables made anew, which stand between `claims: …`, `runs: …` or `summary: claims`, and `end`."""
-    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of}
+    """Return a page with its tables made anew, which stand between a comment such as `claims: …` or `runs: …`, and `end`."""
+    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of, "grid": grid_of, "success": success_of}
     return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
 
 

@@ -46,6 +46,8 @@ COPIES = {
 UNSEARCHED = "---\nnosearch: true\n---\n\n"
 """Begin of a page whose words the search does not know: the changelog has all words, and answers nothing."""
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
+SLOTS = (("rule",), ("uplink", "downlink"), ("exchange",), ("aggregator",), ("steps",), ("personal",))
+"""The six slots by the parameters of `Algorithm` that fill them."""
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 METHODS = """Every method by the name that `--algorithm` takes, below its paper; another page has them
@@ -57,8 +59,9 @@ helps with several problems is below each of them. Other pages have the methods 
 [what papers claim and our runs show](/results.md)."""
 PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
-NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
-parameters: what `lightning-fl list NAME` prints. A class of your own is named by its import path."""
+NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition`, `--trainer.adversary.attack` and
+`--trainer.callbacks` take, with their parameters: what `lightning-fl list NAME` prints. A class of your own is named by its
+import path."""
 COMMANDS = "The commands of `lightning-fl`, and what each prints with `--help`."
 FIT = """These commands take the same flags. Parameters of a [method](methods/index.md) are flags `--algorithm.NAME`, those of a
 [data set](names.md) `--data.NAME`, and so on. `lightning-fl fit --help` prints this list."""
@@ -135,10 +138,8 @@ def method_page(method: Entry) -> str:
     blocks += map(paragraph, catalogue.description_of(method))
     if method.name in curves.kept_groups():
         blocks += ["## Curve", curves.curve_block(method.name)]
-    slots = [
-        [f"`{slot}`", "<br>".join(located(path, "../../") for path in paths)] for slot, paths in method.slots.items()
-    ]
-    blocks += ["## Parts", "Parts of each slot with default parameters.", table(["slot", "parts"], slots)]
+    rows = [[", ".join(f"`{slot}`" for slot in slots), slots_parts(method, slots)] for slots in SLOTS]
+    blocks += ["## Parts", "The parts of the six slots with default parameters.", table(["slot", "parts"], rows)]
     blocks.append(f"[Sum-only](/how-to/secure-aggregation.md): {markdown(method.sum_only)}.")
     if method.parameters:
         blocks += ["## Parameters", parameters_table(method)]
@@ -147,6 +148,14 @@ def method_page(method: Entry) -> str:
     if names := catalogue.configurations_of(method):
         blocks += ["## Shipped configurations", "\n".join(f"- [`{name}`](#config-{name})" for name in names)]
     return "\n\n".join(blocks)
+
+
+def slots_parts(method: Entry, slots: Sequence[str]) -> str:
+    """Return the parts of a slot; of codecs those of both directions."""
+    parts = {slot: "<br>".join(located(path, "../../") for path in method.slots.get(slot, ())) for slot in slots}
+    if len(slots) == 1:
+        return parts[slots[0]] or "nothing"
+    return "<br>".join(f"{slot}: {text}" for slot, text in parts.items())
 
 
 def parameters_table(entry: Entry) -> str:
@@ -180,10 +189,10 @@ def is_special(path: str, method: Entry) -> bool:
 
 
 def names_page() -> str:
-    """Return the page of networks, data sets, partitions and callbacks, with their parameters."""
-    blocks = ["# Networks, data, callbacks", NAMES]
+    """Return the page of networks, data sets, partitions, attacks and callbacks, with their parameters."""
+    blocks = ["# Networks, data, attacks, callbacks", NAMES]
     known = catalogue.entries()
-    for section in ("models", "networks", "data", "partitions", "shifts", "callbacks", "privacy"):
+    for section in ("models", "networks", "data", "partitions", "shifts", "attacks", "callbacks", "privacy"):
         blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
         for entry in (one for one in known if one.section == section):
             blocks += [f"### {entry.name}", markdown(entry.about)]

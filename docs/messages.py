@@ -75,7 +75,7 @@ def messages_diagram(figure: Any) -> str:
     ]
     caption = (
         "A round of the quickstart, and the bytes of its messages as <code>lightning-fl fit --dry_run</code> counts them. "
-        "Six slots, in colour, make a method; codecs compress what crosses."
+        "In colour the six slots that make a method: uplink and downlink are one, that of codecs, which compress what crosses."
     )
     return figure("messages", parts, caption)
 

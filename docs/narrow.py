@@ -13,7 +13,7 @@ HEAD = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 ROW = re.compile(r"<tr\b[^>]*>.*?</tr>", re.DOTALL)
 CELL = re.compile(r"<td\b([^>]*)>(.*?)</td>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
-NARROW = 44
+NARROW = 40
 """Characters that fit side by side on a phone, in the size of tables there."""
 PADDING = 2
 """Characters that the borders of a cell take."""

@@ -28,7 +28,7 @@ class StaleMean(Aggregator):
     Attributes:
         decay: exponent of 1/(1 + s), or `constant`, `polynomial` (0.5) or `hinge`, which waits for four updates.
         weighting: a_i = 1 (`uniform`), or the client's number of `samples`.
-        share: α in (0, 1], the factor of an upload that is not stale.
+        alpha: α in (0, 1], the factor of an upload that is not stale.
     """
 
     keeps_uploads = False
@@ -36,7 +36,7 @@ class StaleMean(Aggregator):
     uses = frozenset[str]()
     decay: float | Literal["constant", "polynomial", "hinge"] = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"
-    share: float = 1.0
+    alpha: float = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.decay, str):
@@ -44,18 +44,18 @@ class StaleMean(Aggregator):
         else:
             check_at_least("decay", self.decay, 0)
         check_choice("weighting", self.weighting, ("uniform", "samples"))
-        check_between("share", self.share, 0, 1, "(]")
+        check_between("alpha", self.alpha, 0, 1, "(]")
 
     def factor(self, staleness: int) -> float:
         """Return α ρ of a staleness.
 
-        >>> [StaleMean("hinge").factor(staleness) for staleness in (0, 4, 5)], StaleMean(share=0.5).factor(3)
+        >>> [StaleMean("hinge").factor(staleness) for staleness in (0, 4, 5)], StaleMean(alpha=0.5).factor(3)
         ([1.0, 1.0, 0.09090909090909091], 0.25)
         """
         if self.decay == "hinge":
-            return self.share / (HINGE_SLOPE * max(0, staleness - HINGE_DELAY) + 1)
+            return self.alpha / (HINGE_SLOPE * max(0, staleness - HINGE_DELAY) + 1)
         exponent = {"constant": 0.0, "polynomial": 0.5}[self.decay] if isinstance(self.decay, str) else self.decay
-        return self.share * (1 + staleness) ** -exponent
+        return self.alpha * (1 + staleness) ** -exponent
 
     def weighs_equally(self, name: str) -> bool:
         """True if the client's number of samples does not count."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
+from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
@@ -182,6 +182,11 @@ class Algorithm(Remembering):
             rule.check(context)
         self.exchange.check(context, cohort_size)
         self.aggregator.check(cohort_size)
+        if self.uplink.sends_few and self.aggregator.is_median:
+            rank_zero_warn(
+                f"{self.uplink} sends less than half of the numbers, and others count as 0, so the median of a number stays 0, "
+                "and the parameter as it is, unless most clients send it: use another aggregator, or a larger alpha."
+            )
         for codec in (self.uplink, self.downlink):  # that of a step is inside the downlink
             codec.check(context)
         for step in self.steps:

@@ -44,6 +44,6 @@ class FedAsync(Asynchronous):
             Pace(1, max_staleness, counts_from="present"),
             (Apply(),),
             rule=Proximal(mu=mu),
-            aggregator=StaleMean(decay, share=alpha),
+            aggregator=StaleMean(decay, alpha=alpha),
             **slots,
         )

@@ -31,6 +31,7 @@ FLAGS = {
     "data": "--data",
     "partitions": "--data.partition",
     "shifts": "--data.shift",
+    "attacks": "--trainer.adversary.attack",
     "callbacks": "--trainer.callbacks",
     "privacy": "--trainer.privacy",
     "trainer": "--trainer",

@@ -17,6 +17,7 @@ from lightning.pytorch import loggers as lightning_loggers
 from lightning_fl import (
     aggregators,
     algorithms,
+    attacks,
     callbacks,
     codecs,
     data,
@@ -46,6 +47,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "partition": ([data], data.Partition),
     "sizes": ([data], data.Sizes),
     "shift": ([data], data.Shift),
+    "attack": ([attacks], attacks.Attack),
     "model": ([modules], LightningModule),
     "privacy": ([privacy], Privacy),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),

@@ -147,8 +147,10 @@ def _prepare() -> None:
 
 def _run(arguments: Sequence[str] | None) -> None:
     from lightning_fl.cli.federated_cli import FederatedCLI
+    from lightning_fl.cli.plain_warnings import plain_warnings
 
-    FederatedCLI(args=arguments)
+    with plain_warnings():
+        FederatedCLI(args=arguments)
 
 
 def _resolve(words: Sequence[str]) -> Mapping[str, Any]:

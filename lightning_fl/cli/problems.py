@@ -73,8 +73,8 @@ PROBLEMS = (
     ),
     Problem(
         "faulty or hostile clients (robust)",
-        besides="`--algorithm.aggregator Krum` and [other robust aggregators](/how-to/robust.md) take the place of the mean in most "
-        "methods.",
+        besides="`--algorithm.aggregator Krum` and [other robust aggregators](/how-to/robust.md) take the place of the mean in "
+        "most methods.",
     ),
     Problem(
         "bounds of a comparison",

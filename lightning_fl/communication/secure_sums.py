@@ -33,9 +33,9 @@ class SecureAggregation:
     """Let the server see only sums over a round's clients: count what this costs, and refuse methods that need more.
 
     Attributes:
-        key_bits: bits of a public key, a_K.
-        share_bits: bits of an encrypted share of a secret, a_S.
-        value_bits: bits of a number before the sum, b; what rounding to them would change is not simulated.
+        key_bits: bits of a public key, a_K, at least 1.
+        share_bits: bits of an encrypted share of a secret, a_S, at least 1.
+        value_bits: bits of a number before the sum, b, in [1, 64]; what rounding to them would change is not simulated.
     """
 
     key_bits: int = 256
@@ -43,8 +43,9 @@ class SecureAggregation:
     value_bits: int = 16
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_whole(f"secure_aggregation.{name}", value, 1)
+        check_whole("secure_aggregation.key_bits", self.key_bits, 1)
+        check_whole("secure_aggregation.share_bits", self.share_bits, 1)
+        check_whole("secure_aggregation.value_bits", self.value_bits, 1, 64)
 
     def width(self, num_clients: int) -> int:
         """Return the bits of a masked number, w, in which a sum over n clients has room.

@@ -13,8 +13,8 @@ from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, State, Upload, is_finite
-from lightning_fl.state.outcome import Outcome
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, Uploader, is_finite
+from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 from lightning_fl.state.staging import Staging
 
 
@@ -29,6 +29,7 @@ class Intake:
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
         metrics: values that the aggregator reports; after `finish`.
         is_skipped: True if there is nothing to merge, or the aggregator leaves the model as it is; after `finish`.
+        uploaders: clients of the uploads that the aggregator keeps for the steps, in their order; after `finish`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Intake:
         logs: LogCollector,
         staging: Staging,
         pace: Pace | None = None,
-        keep: tuple[Callable[[State], State], Callable[[State], State]] | None = None,
+        keep: Keep = IN_MEMORY,
         merges_none: bool = False,
     ) -> None:
         """Take nothing yet.
@@ -53,7 +54,7 @@ class Intake:
             logs: collector of what the module logs.
             staging: copies clients' states to the host.
             pace: says which uploads are too stale; None for none.
-            keep: functions of `Outcome.accept`; None to keep states in memory until the round ends.
+            keep: keeps clients' new states until the round ends.
             merges_none: True if the aggregator merges also a round without an accepted upload.
         """
         self.outcome, self._staging = Outcome(), staging
@@ -62,6 +63,7 @@ class Intake:
         self.has_drifted = False
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
+        self.uploaders: Sequence[Uploader] = ()
         self._logs, self._pace, self._keep = logs, pace, keep
         self._check_counters, self._merges_none = check_counters, merges_none
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
@@ -76,13 +78,14 @@ class Intake:
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        if finite and not self._guard.rejects(result) and (self._pace is None or self._pace.takes(upload.staleness)):
+        is_stale = self._pace is not None and not self._pace.takes(upload.staleness)
+        self.outcome.num_stale += is_stale
+        if finite and not is_stale and not self._guard.rejects(result):
             self._check_counters(result.counters)
             self._merge.add(upload)
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
                 result.logs = merged([self.outcome.logs[result.client], result.logs])
-            keep = () if self._keep is None else (self._keep,)
-            self.outcome.accept(result, memory, self._staging, *keep)
+            self.outcome.accept(result, memory, self._staging, self._keep)
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.
@@ -114,7 +117,7 @@ class Intake:
             return {}, self.outcome
         merging = Merging(link.context)
         message = self._aggregator.combine(accumulator, merging)
-        self.metrics, self.is_skipped = merging.metrics, merging.is_skipped
+        self.metrics, self.is_skipped, self.uploaders = merging.metrics, merging.is_skipped, merging.uploaders
         return message, self.outcome
 
     def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:

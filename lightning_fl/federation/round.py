@@ -25,6 +25,7 @@ from lightning_fl.communication.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.errors import require
+from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
@@ -36,7 +37,7 @@ from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import say_lost
+from lightning_fl.outputs.losses import rejection_reasons, say_lost
 from lightning_fl.privacy.mechanism import Mechanism
 from lightning_fl.privacy.side_channels import times as times_clients
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
@@ -56,7 +57,7 @@ from lightning_fl.slots import (
     Upload,
     is_finite,
 )
-from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
+from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.pieces import converted, narrowed
 
@@ -82,6 +83,7 @@ class Federation:
         observer: is told of each upload and message.
         privacy: clips and adds noise if the run is private.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
+        attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
@@ -105,6 +107,7 @@ class Federation:
     observer: RoundObserver = field(default_factory=RoundObserver)
     privacy: Mechanism = field(default_factory=Mechanism)
     accuracy: str | None = None
+    attackers: Attackers | None = None
     runner: Runner = serial
     group: DeviceGroup | None = None
     prunings: int = 0
@@ -129,7 +132,7 @@ class Federation:
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else None
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
         aggregator, merges_none = self.privacy.aggregator(method, run, context), self.privacy.merges_none
         intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
@@ -143,20 +146,21 @@ class Federation:
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
-        times = self._times(cohort, work, outcome, link)
+        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
         if self.privacy.hides_costs:
             cohort = self._expect(cohort, link, outcome)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
         if not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
+            turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
             proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
         self._warn_if_nothing_changes(proposal, outcome)
         spent = self.privacy.spend(run, cohort.answering, intake.metrics)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
-        columns = {} if times is None else times.columns()
+        columns = ({} if times is None else times.columns()) | attacks
         sees_sums = link.secure_sum is not None
         averages = {} if self.privacy.hides_costs else averages
         record = round_record(
@@ -255,16 +259,27 @@ class Federation:
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
-        results = self.runner(self.flat_module, job, clients, self.data)
+        attackers, attacking = self.attackers, self._attacking(job.run)
+        data = self.data if attackers is None else attackers.poisoned_data(attacking)
+        results = self.runner(self.flat_module, job, clients, data)
         if self.group is not None and not self.group.is_first:
             for _ in results:
                 """Train along with the first process."""
-            return
-        for result in results:
-            if self.secure_aggregation is not None and not is_finite(result.owned, result.state):
-                # A client that will not keep its part of the round must not be in the sum.
-                result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
-            yield result
+            results = iter(())
+        if attackers is not None:
+            results = attackers.attacked(results, job, attacking, self.cohort.answering)
+        yield from results if self.secure_aggregation is None else map(_out_of_the_sum_if_lost, results)
+
+    def _attacking(self, run: Run) -> frozenset[int]:
+        """Return the clients that attack in the present round of a run."""
+        return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
+
+    def _attack_columns(self, cohort: Cohort) -> dict[str, float]:
+        """Return the columns about attackers."""
+        if self.attackers is None:
+            return {}
+        attacking = self._attacking(self.run)
+        return {"attack/attackers": sum(client in attacking for client in cohort.answering)}
 
     def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
         """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
@@ -283,6 +298,8 @@ class Federation:
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}
         self.flat_module.release_gradient()
+        if self.attackers is not None and self.attackers.remembers:
+            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
         return {name: job.received[name] for name in exchange.provides if name in job.received}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
@@ -304,6 +321,8 @@ class Federation:
         clients = [] if hides_clients else sorted(outcome.logs)
         counters = run.counters if hides_clients else maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
+        is_alone = len({vector.data_ptr() for vector in merged.values()}) == len(merged)  # no vector has two names
+        change = narrowed if is_alone else converted
         return ServerTurn(
             context=context,
             server=replace(server, counters=counters),
@@ -314,8 +333,8 @@ class Federation:
             params=run.params,
             buffers=run.buffers,
             merged={
-                name: change(vector, dtypes.get(name, run.params.dtype))
-                for change, message in ((narrowed, merged), (converted, provided))
+                name: function(vector, dtypes.get(name, run.params.dtype))
+                for function, message in ((change, merged), (converted, provided))
                 for name, vector in message.items()
             },
             proposal=run.params,
@@ -324,11 +343,11 @@ class Federation:
         )
 
     def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round in which every upload is rejected; the table at the end of the run counts them all."""
-        if outcome.num_accepted or outcome.num_lost or not outcome.num_uploads or self._warned:
+        """Say so in the first round that rejects every upload, not only stale ones; the run's last table counts them all."""
+        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale or self._warned:
             return
         self._warned = True
-        why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
+        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
         say_lost(
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
@@ -578,3 +597,10 @@ class Federation:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.client_devices is not None:
             self.run.coming_seconds += self.client_devices.slowest_transfer(link.bits_by_client)
+
+
+def _out_of_the_sum_if_lost(result: Result) -> Result:
+    """Return a result, with NaN as its message if the client will not keep its part of the round: it must not be in a sum."""
+    if not is_finite(result.owned, result.state):
+        result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
+    return result

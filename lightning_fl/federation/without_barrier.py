@@ -234,7 +234,7 @@ class WithoutBarrier(Federation):
             context = self._context_of(entry.version, job.context)
             schedule = self.schedule.in_round(job.rule, context)
             its = replace(job, run=past, context=context, received=received, schedule=schedule)
-            results = self.runner(self.flat_module, its, [entry.client], self.data)
+            results = self._train(its, [entry.client])
             for upload in self.algorithm.exchange.collect(results, link):
                 upload.staleness = run.round - entry.version
                 if self.pace.counts_from == "present":
@@ -265,9 +265,8 @@ class WithoutBarrier(Federation):
     def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
         """End the round, and forget the versions on which nobody trains any more."""
         run, update = self.run, self.update
-        run.simulated_seconds = (
-            update.seconds
-        )  # without the rounding of the sum of all rounds, by which instants would differ
+        # The sum over the rounds is rounded, so that uploads of one instant would seem to be of two.
+        run.simulated_seconds = update.seconds
         run.in_flight = update.in_flight
         needed = {entry.version for entry in run.in_flight}
         run.versions = {version: model for version, model in run.versions.items() if version in needed}

@@ -110,11 +110,13 @@ class Plan:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in two units at most.
+    """Return a duration in two units at most, or one that is beyond all calendars in seconds.
 
-    >>> [duration(seconds) for seconds in (0.0123, 4.56, 59.9, 75, 3 * 3600 + 300, 200_000)]
-    ['12 ms', '4.6 s', '60 s', '1 min 15 s', '3 h 5 min', '2 d 7 h']
+    >>> [duration(seconds) for seconds in (0.0123, 4.56, 59.9, 75, 3 * 3600 + 300, 200_000, 1e30)]
+    ['12 ms', '4.6 s', '60 s', '1 min 15 s', '3 h 5 min', '2 d 7 h', '1e+30 s']
     """
+    if not seconds < timedelta.max.total_seconds():  # also not a number
+        return f"{seconds:.3g} s"
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 60:

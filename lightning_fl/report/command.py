@@ -199,6 +199,7 @@ def _sections(
     notes: list[str],
 ) -> Sections:
     """Return the results, and what there is to know about them."""
+    from lightning_fl.report.attacks import attack_parts
     from lightning_fl.report.clients import clients_table, draw_clients, unreadable
     from lightning_fl.report.codecs import codec_parts
     from lightning_fl.report.plots import draw_bits
@@ -211,6 +212,7 @@ def _sections(
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
     sections["Codecs"] = codec_parts(groups, look)
+    sections["Attacks"] = attack_parts(groups, metric, look)
     local_metric = metric.over_clients
     if figure := draw_clients(groups, local_metric, look):
         about = (

@@ -75,7 +75,7 @@ class Metric:
     @property
     def falls(self) -> bool:
         """True if lower is better."""
-        return falls(self.name) if self.mode is None else self.mode == "min"
+        return falls(self.name, self.mode)
 
     @property
     def over_clients(self) -> Metric:

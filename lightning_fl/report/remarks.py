@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_fl.outputs.losses import rejection_reasons
 from lightning_fl.outputs.metric import words_of
 from lightning_fl.report.comparison import Group
 from lightning_fl.report.labels import (
@@ -117,9 +118,10 @@ def _rejected(record: Record) -> list[str]:
     num_rejected, num_rounds = int(np.nansum(rejected)), int((rejected > 0).sum())
     if not num_rejected:
         return []
-    why = " or loss exploded" * (record.settings.get("trainer.loss_guard.clients") is not None)
+    limits = ("trainer.loss_guard.clients", "algorithm.max_staleness")
+    why = rejection_reasons(*(record.settings.get(limit) is not None for limit in limits))
     uploads = f"{num_rejected:,} of {int(np.nansum(rejected + accepted)):,} uploads"
-    text = f"{record.folder}: {uploads} were rejected (not finite{why}) in {num_rounds:,} of {counted(len(rejected), 'round')}"
+    text = f"{record.folder}: {uploads} were rejected ({why}) in {num_rounds:,} of {counted(len(rejected), 'round')}"
     if num_lost := int(((rejected > 0) & (accepted == 0)).sum()):
         lost = "all" if num_lost == num_rounds else f"{num_lost:,}"
         text += f"; in {lost} of these no upload was accepted, and the model did not change"

@@ -11,9 +11,9 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 
 from typing import TYPE_CHECKING
 
-from lightning_fl.slots.aggregator import Aggregator, Merging
+from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
-from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
+from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload, Uploader
 from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
@@ -79,10 +79,12 @@ __all__ = [
     "State",
     "Step",
     "Upload",
+    "Uploader",
     "Validation",
     "compressible",
     "forwards",
     "is_finite",
+    "kept_columns",
     "kind_of",
     "model_keeper",
     "owned_by",

@@ -103,6 +103,11 @@ class Codec(Part, ABC):
         return False
 
     @property
+    def sends_few(self) -> bool:
+        """True if each client sends less than half of its numbers, by its own choice or draw, and the others arrive as 0."""
+        return False
+
+    @property
     def largest(self) -> float | None:
         """Largest magnitude that it sends, to which finite numbers beyond it are cut off; None for no limit."""
         return None

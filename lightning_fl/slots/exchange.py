@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +35,8 @@ class Result:
         num_steps: optimiser steps that it made.
         owned: part of `state` that it trained and never sends, its personal parameters.
         last_loss: mean training loss of its last pass over its samples; None if there is none or the loss guard does not need it.
+        attacking: 1 if the client attacks, 0 if not, and a share for a mean of several uploads; None without an adversary. Only
+            what is reported may depend on it.
     """
 
     client: int
@@ -46,6 +48,7 @@ class Result:
     num_steps: int
     owned: State = field(default_factory=dict)
     last_loss: float | None = None
+    attacking: float | None = None
 
 
 @dataclass
@@ -65,6 +68,13 @@ class Upload:
     message: Message
     sent: dict[str, Tensor] = field(default_factory=dict)
     staleness: int = 0
+
+
+class Uploader(NamedTuple):
+    """Client of an upload, and `Result.attacking` of it."""
+
+    client: int
+    attacking: float | None
 
 
 class Job(Protocol):

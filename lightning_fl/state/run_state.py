@@ -30,6 +30,7 @@ from lightning_fl.vectors.submodel import Submodel
 # Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
 CLOCK, JITTER, AGAIN, NOISE = 12, 13, 14, 15
+ATTACK = 20
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
@@ -75,6 +76,7 @@ class Run:
         rates: learning rates of the rounds of these versions, as `Schedules.state_dict` returned them; {} without schedulers.
         spent: what a private run has released; None if it is not private.
         again: trainings of a client on one version before the present one, which decide its random draws besides.
+        attack: model (d,) and buffers (d_b,) of the last round, for attackers who compare them with the present ones; else {}.
         staging: memory through which client states travel to the device and back.
     """
 
@@ -111,6 +113,7 @@ class Run:
     rates: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
     spent: SpentPrivacy | None = field(default=None, init=False)
     again: int = field(default=0, init=False)
+    attack: State = field(default_factory=dict, init=False)
     staging: Staging = field(default_factory=Staging, init=False)
 
     def random(self, purpose: int, client: int = 0, in_round: int | None = None) -> np.random.Generator:
@@ -247,6 +250,7 @@ class Run:
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
+        self.attack = masked(self.attack, factors)
         self.server_memory = masked(self.server_memory, factors)
         for states_by_client, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
             for client in list(states_by_client):
@@ -280,6 +284,7 @@ class Run:
         self.params, self.buffers = pruning_map.params(self.params), pruning_map.buffers(self.buffers)
         self.counters = {name: plan.cut(name, entry) for name, entry in self.counters.items()}
         self.server = {name: pruning_map.state(state) for name, state in self.server.items()}
+        self.attack = pruning_map.state(self.attack)
         self.server_memory = pruning_map.state(self.server_memory)
         self._prune_to(None if self.mask is None else pruning_map.params(self.mask))
         for states_by_client in (self.clients, self.client_memory):
@@ -313,6 +318,7 @@ class Run:
             "mask": self.mask,
             "told": sorted(self.clients_with_mask),
             **self._in_flight(),
+            **({"attack": dict(self.attack)} if self.attack else {}),
             **({} if self.spent is None else {"privacy": self.spent.state_dict()}),
         }
 
@@ -359,6 +365,7 @@ class Run:
         self.in_flight = [Arrival(*entry) for entry in state.get("in_flight", ())]
         self.versions = {version: relaid(entry, device) for version, entry in state.get("versions", {}).items()}
         self.rates = state.get("version_rates", {})
+        self.attack = relaid(state.get("attack", {}), device)
         self.spent = SpentPrivacy.from_state(state["privacy"]) if "privacy" in state else None
 
     def _layouts(self) -> tuple[tuple[str, Layout, str], ...]:

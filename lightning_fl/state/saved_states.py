@@ -29,6 +29,8 @@ from lightning_fl.vectors.personal import OWN
 FOLDER = "client_states"
 KINDS = ("clients", "client_memory")
 """Entries of a run's state that are clients' states."""
+GENERATIONS = 2
+"""Checkpoints to which a row that was replaced belongs before it is written to again."""
 EARLIER_OWN = "companion/"
 """`OWN` in checkpoints of version 0.2."""
 
@@ -106,7 +108,7 @@ class _StateFiles:
     """Files of one kind of clients' states."""
 
     def __init__(self, folder: Path) -> None:
-        self._rows = ClientStatesOnDisk(folder, generations=2)
+        self._rows = ClientStatesOnDisk(folder, generations=GENERATIONS)
         self._versions: dict[int, int] = {}
         self._checksums: dict[int, dict[str, int]] = {}
 

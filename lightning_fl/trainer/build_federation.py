@@ -30,6 +30,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
+from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
@@ -111,6 +112,10 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
     )
     algorithm.check(federation.context, federation.server, num_clients)
+    if trainer.adversary is not None:
+        weighs_equally = algorithm.aggregator.weighs_equally
+        federation.attackers = Attackers(trainer.adversary, data, flat_module.fabric, weighs_equally)
+        federation.attackers.check(algorithm, run, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)

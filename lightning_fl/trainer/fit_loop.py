@@ -178,8 +178,9 @@ class FitLoop:
         trainer.round_batches = self.federation.num_batches()
         self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
-        trainer.hooks.call("on_train_epoch_start")
-        self._adopt_module_changes()
+        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune
+            trainer.hooks.call("on_train_epoch_start")
+            self._adopt_module_changes()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()

@@ -15,6 +15,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerState
 from torch import Tensor
 
+from lightning_fl.attacks import Adversary
 from lightning_fl.checks import (
     check_at_least,
     check_between,
@@ -70,6 +71,7 @@ class TrainerFlags:
         "if_too_few",
         "loss_guard",
         "secure_aggregation",
+        "adversary",
     )
     """Flags that decide the results, and that a resumed run may change."""
     unchangeable = ("client_optimizer", "privacy")
@@ -102,6 +104,7 @@ class TrainerFlags:
         loss_guard: LossGuard = LossGuard(),  # noqa: B008
         privacy: Privacy | None = None,
         secure_aggregation: SecureAggregation | None = None,
+        adversary: Adversary | None = None,
         runner: Literal["auto", "serial", "stacked"] = "auto",
         clients_at_once: int | None = None,
         threads: int | None = None,
@@ -171,6 +174,8 @@ class TrainerFlags:
             secure_aggregation: Let the server see only sums over a round's clients: count keys, shares and masked numbers, and
                 refuse what reads single clients. SecureAggregation for the usual sizes, or its key_bits, share_bits and
                 value_bits; off if not given.
+            adversary: Clients that attack: `adversary.attack` names what they do, beside it stand attackers, start and per_round;
+                none if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
                 small, if the module allows it and draws no random numbers.
             clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,
@@ -236,6 +241,7 @@ class TrainerFlags:
         self.loss_guard = loss_guard
         self.privacy = privacy
         self.secure_aggregation = secure_aggregation
+        self.adversary = adversary
         self.runner = runner
         self.clients_at_once = clients_at_once
         self.threads = threads
@@ -286,7 +292,7 @@ class TrainerFlags:
     @property
     def metric_falls(self) -> bool:
         """True if lower values of the metric are better."""
-        return falls(self.metric or "") if self.metric_mode is None else self.metric_mode == "min"
+        return falls(self.metric or "", self.metric_mode)
 
     def _check(self) -> None:
         """Check the flags that are numbers, names of choices or folders."""
@@ -340,6 +346,10 @@ class TrainerFlags:
         require(
             self.metric is not None or self.metric_mode is None,
             f"metric_mode {self.metric_mode!r} needs trainer.metric, the name whose direction it says.",
+        )
+        require(
+            self.adversary is None or isinstance(self.adversary, Adversary),
+            f"adversary must be an Adversary, such as Adversary(SignFlip()), got {self.adversary!r}.",
         )
         check_choice("runner", self.runner, ("auto", "serial", "stacked"))
         check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))

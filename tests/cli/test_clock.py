@@ -1,15 +1,23 @@
 """Test the clock of clients, deadlines and availability on the command line, in files and in the environment."""
 
+import os
+import random
+import signal
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
+import processes
 import pytest
 import yaml
 from command_line import Command
+from compared_runs import equal_states, result
+from lightning.pytorch import Callback
 
 from lightning_fl.cli.planned_fit import _made
 from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.outputs import checkpoint_file
 from lightning_fl.trainer import FederatedTrainer
 
 SHORT = ("--config=quickstart", "--trainer.max_rounds=2", "--model.network=linear", "--data.image_size=8")
@@ -72,3 +80,61 @@ def test_a_clock_of_clients_is_saved_and_goes_on(lightning_fl: Command) -> None:
     head, *rows = Path("run/metrics.csv").read_text().splitlines()
     late = head.split(",").index("clients/late")
     assert [row.split(",")[late] for row in rows] == ["3", "3", "3"]
+
+
+class Killer(Callback):
+    """Callback that kills the process when an upload has arrived."""
+
+    def __init__(self, uploads: int) -> None:
+        self.left = uploads
+
+    def on_client_upload(self, *arguments: Any) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+KEPT = ("in_flight", "versions", "simulated_seconds", "params", "server", "ledger")
+"""State of a run that follows from all earlier rounds."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--algorithm=FedBuff --algorithm.buffer_size=4 --algorithm.uplink=ErrorFeedback --algorithm.uplink.codec=TopK",
+        "--algorithm=FedAsync --trainer.max_rounds=20",
+        "--algorithm=SCAFFOLD --trainer.over_selection=1.5 --trainer.deadline=0.001",
+    ],
+    ids=["FedBuff", "FedAsync", "deadline"],
+)
+def test_a_command_that_is_killed_goes_on_as_if_it_were_not(words: str, tmp_path: Path) -> None:
+    there = tmp_path / "there.csv"
+    intervals = [f"{client},{client % 5 / 1e4},0.002" for client in range(40)]
+    there.write_text("\n".join(("client,start_seconds,end_seconds", *intervals)))
+    flags = (
+        "--trainer.clock.devices=phones --trainer.straggler_rate=0.3 --trainer.dropout_rate=0.2 --data.num_clients=40"
+    )
+    command = [
+        "fit",
+        *SHORT,
+        "--trainer.max_rounds=5",
+        f"--trainer.availability={there}",
+        *flags.split(),
+        *words.split(),
+    ]
+    whole, killed = ([*command, f"--trainer.default_root_dir={tmp_path / name}"] for name in ("whole", "killed"))
+    processes.run_command(whole)
+    expected, weights = result(tmp_path / "whole")
+    uploads = random.randint(1, sum(int(row["clients/accepted"]) for row in expected))
+    killer = ("--trainer.callbacks+=test_clock.Killer", f"--trainer.callbacks.uploads={uploads}")
+    processes.run_command([*killed, *killer], exit_codes=[-signal.SIGKILL])
+    processes.run_command([*killed, "--ckpt_path=last"])
+    rows, resumed = result(tmp_path / "killed")
+    assert rows == expected, uploads
+    assert equal_states(weights, resumed), uploads
+    paths = [tmp_path / name / "checkpoints" / "last.ckpt" for name in ("whole", "killed")]
+    runs = [checkpoint_file.load(path)["federation"]["run"] for path in paths]
+    assert ("in_flight" in runs[0]) == ("FedBuff" in words or "FedAsync" in words)
+    for name in KEPT:
+        assert equal_states(runs[0].get(name), runs[1].get(name)), (name, uploads)

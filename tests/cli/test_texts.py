@@ -24,7 +24,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lightning_fl import algorithms, callbacks, cli, data, modules, privacy
+from lightning_fl import algorithms, attacks, callbacks, cli, data, modules, privacy
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
@@ -51,6 +51,7 @@ def contents() -> list[dict[str, Any]]:
         "data": classes(data, data.FederatedDataModule),
         "partitions": classes(data, data.Partition),
         "shifts": classes(data, data.Shift),
+        "attacks": classes(attacks, attacks.Attack),
         "callbacks": classes(callbacks),
         "privacy": classes(privacy, Privacy),
         "trainer": {"FederatedTrainer": FederatedTrainer},

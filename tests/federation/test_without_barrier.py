@@ -21,6 +21,7 @@ from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import QSGD, Cast, Changes, ErrorFeedback, TopK
 from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.rules import LocalAdam, SharedAdam
 from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
 
@@ -115,6 +116,10 @@ Fit = Callable[..., tuple[np.ndarray, FederatedTrainer]]
             {"buffer_size": 4, "factor": lambda s: (1 + s) ** -2.0, "by_samples": True},
         ),
         (FedBuff(1, learning_rate=0.5), {"buffer_size": 1, "factor": lambda s: 0.5 * (1 + s) ** -0.5}),
+        (
+            FedBuff(2, weighting="samples", max_staleness=0),
+            {"buffer_size": 2, "factor": lambda s: 1, "by_samples": True, "max_staleness": 0},
+        ),
         (FedAsync(mu=0), {"buffer_size": 1, "factor": lambda s: 0.6, "mixes": True}),
         (
             FedAsync(0.9, "polynomial", mu=0.3),
@@ -126,7 +131,7 @@ Fit = Callable[..., tuple[np.ndarray, FederatedTrainer]]
             },
         ),
     ],
-    ids=["pairs", "hinge", "by samples", "half", "FedAsync", "proximal FedAsync"],
+    ids=["pairs", "hinge", "by samples", "half", "none is stale", "FedAsync", "proximal FedAsync"],
 )
 @pytest.mark.parametrize("clock", [EQUAL, PHONES], ids=["equal", "phones"])
 def test_is_that_of_the_paper(method: FedBuff, oracle_of: dict[str, Any], clock: ClientClock, fit: Fit) -> None:
@@ -219,7 +224,7 @@ def test_clients_that_drop_out_free_their_places(fit: Fit) -> None:
     assert (history["async/in_flight"] <= 3).all()
 
 
-def test_stale_uploads_are_rejected_and_count(fit: Fit) -> None:
+def test_stale_uploads_are_rejected_and_count(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
     found, trainer = fit(FedBuff(1, max_staleness=1), max_rounds=12)
     history = trainer.history
     late = history["async/staleness_max"] > 1
@@ -227,6 +232,9 @@ def test_stale_uploads_are_rejected_and_count(fit: Fit) -> None:
     np.testing.assert_array_equal(history["clients/rejected"], late)
     everything, _ = fit(FedBuff(1), max_rounds=12)
     assert (found != everything).any()
+    assert "were rejected" not in caplog.text
+    rejected = dict(final_lines(trainer, []))["rejected"]
+    assert rejected == f"{late.sum()} of 12 uploads, in {late.sum()} of 12 rounds: not finite or too stale"
 
 
 @pytest.mark.parametrize(
@@ -311,7 +319,7 @@ def test_clients_that_are_not_there_are_not_drawn(fit: Fit, tmp_path: Path) -> N
         (FedBuff, {"deadline": 3.0}, "leave out trainer.deadline"),
         (FedBuff, {"callbacks": [MagnitudePruning(0.5)]}, "would prune the server's model, and clients of FedBuff"),
         (lambda: FedBuff(0), {}, "buffer_size must be a whole number of at least 1, got 0"),
-        (lambda: FedAsync(1.5), {}, r"share must lie in \(0, 1\], got 1.5"),
+        (lambda: FedAsync(1.5), {}, r"alpha must lie in \(0, 1\], got 1.5"),
         (lambda: FedBuff(decay="linear"), {}, "decay 'linear' is unknown"),
         (lambda: FedBuff(max_staleness=-1), {}, "max_staleness must be a whole number of at least 0, got -1"),
     ],

@@ -174,11 +174,12 @@ def asynchronous(
     by_samples: bool = False,
     mixes: bool = False,
     local: Local = sgd,
+    max_staleness: float = np.inf,
 ) -> tuple[np.ndarray, list[tuple[float, list[int]]]]:
     """Nguyen et al. 2022, Algorithm 1, or with `mixes` Xie et al. 2019, Algorithm 1; returns w, and time and staleness by update.
 
     `cohort_size` clients train at any time, for `seconds` of each. All uploads of an instant are taken before idle places are
-    filled by one draw among the idle clients.
+    filled by one draw among the idle clients. Those that are too stale count in the buffer, and not in the mean.
     """
     now, sequence, training, log = 0.0, 0, list[Any](), list[Any]()
     for t in range(problem.rounds):
@@ -199,12 +200,14 @@ def asynchronous(
             now = taken[-1][0]
         step, total = np.zeros_like(w), 0.0
         for _, _, k, version, received, again in taken:
+            if t - version > max_staleness:
+                continue
             stream = [problem.seed, version, 2, k, *([14, again] if again else [])]
             trained = local(received, problem._batches(problem.x[k], problem.y[k], stream), problem.learning_rate)
             n = len(problem.x[k]) if by_samples else 1
             step += n * factor(t - version) * (trained - (w if mixes else received))
             total += n
-        w = w + step / total
+        w = w + step / max(total, 1)
         log.append((now, [t - version for _, _, _, version, _, _ in taken]))
     return w, log
 

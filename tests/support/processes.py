@@ -24,9 +24,9 @@ CONTEXT.set_forkserver_preload(
 LIMIT_S = 300
 
 
-def run_command(words: Sequence[str], num_processes: int = 1) -> None:
+def run_command(words: Sequence[str], num_processes: int = 1, exit_codes: Sequence[int] | None = None) -> None:
     """Run `lightning-fl words`."""
-    run(_command, list(words), num_processes=num_processes)
+    run(_command, list(words), num_processes=num_processes, exit_codes=exit_codes)
 
 
 def run(
