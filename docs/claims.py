@@ -194,7 +194,7 @@ def grid_of(name: str) -> str:
 
 
 def success_of(name: str) -> str:
-    """Return the last share of other classes' samples that a trigger turns into the target, with a backdoor and without one."""
+    """Return the final share of other classes that a trigger turns into the target, with a backdoor and without attack."""
     flag = "--trainer.adversary.attack="
     shown = [cell for cell in read_kept(name)[0].cells if not any(flag in word for word in cell.arguments)]
     shown += [cell for cell in read_kept(name)[0].cells if f"{flag}Backdoor" in cell.arguments]
