@@ -27,9 +27,9 @@ def help_blocks(text: str) -> list[str]:
 
 
 def arguments(text: str) -> list[list[str]]:
-    """Return the arguments below a heading, each with its text.
+    r"""Return the arguments below a heading, each with its text.
 
-    >>> arguments("  -h, --help  Show this\\n              message.\\n  --a_long_flag FILE\\n              Read it.")
+    >>> arguments("  -h, --help  Show this\n              message.\n  --a_long_flag FILE\n              Read it.")
     [['`-h, --help`', 'Show this message.'], ['`--a_long_flag FILE`', 'Read it.']]
     """
     found: list[list[str]] = []
