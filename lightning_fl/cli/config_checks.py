@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pydoc import locate
+from types import NoneType
 from typing import Any
 
 import yaml
 
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.failures import causes_of
-from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, shown
+from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, members_of, shown
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.yaml_files import is_misread, read_strictly
 
@@ -133,12 +134,22 @@ def check_group(values: Any, owner: Any, key: str) -> None:
         value, hint, shown_key = values[name], parameter.annotation, f"{key}.{name}"
         group = group_of(hint)
         is_null = value is None and parameter.default is not None and not allows_null(hint)
-        is_scalar = group is not None and value is not None and not isinstance(value, Mapping | group)
-        require(not is_null and not is_scalar, f"{shown_key} must be {in_words(hint)}, got {shown(value)}.")
+        require(
+            not is_null and not _lacks_mapping(value, hint),
+            f"{shown_key} must be {in_words(hint)}, got {shown(value)}.",
+        )
         if group is not None and isinstance(value, Mapping) and "class_path" not in value:
             check_group(value, group, shown_key)
         for inner in value if isinstance(value, list) else [value]:
             check_class(inner, shown_key)
+
+
+def _lacks_mapping(value: Any, hint: Any) -> bool:
+    """True if a value stands where only a mapping may, such as one for the trainer's clock."""
+    group = group_of(hint)
+    if group is None or value is None or not {*members_of(hint)} <= {group, NoneType}:
+        return False
+    return not isinstance(value, Mapping | group)
 
 
 def check_class(value: Any, key: str) -> None:

@@ -77,6 +77,11 @@ PROBLEMS = (
         "most methods.",
     ),
     Problem(
+        "clients that must stay private",
+        besides="[`--trainer.privacy ClientPrivacy`](/how-to/privacy.md) clips uploads, adds noise and counts what it "
+        "costs, with most methods.",
+    ),
+    Problem(
         "bounds of a comparison",
         ("Centralised", "LocalOnly"),
         besides="[Reports](/how-to/report.md) draw them as horizontal lines over bytes.",

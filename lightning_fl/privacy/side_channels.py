@@ -6,7 +6,16 @@ from collections.abc import Mapping
 
 from lightning_fl.communication.ledger import Bits
 
-OF_CLIENTS = ("train/", "clients/", "codec/", "energy/", "comm/uplink_bits/", "comm/uplink_", "comm/downlink_entropy")
+OF_CLIENTS = (
+    "train/",
+    "clients/",
+    "attack/attackers",
+    "codec/",
+    "energy/",
+    "comm/uplink_bits/",
+    "comm/uplink_",
+    "comm/downlink_entropy",
+)
 """Beginnings of columns about single clients, or about who came."""
 KEPT = ("comm/uplink_bits",)
 COSTS_OF_ROUNDS = ("time/round_seconds",)
