@@ -97,7 +97,12 @@ def link_notebook(app: Sphinx, name: str, source: list[str]) -> None:
 
 def index_words(app: Sphinx, name: str, source: list[str]) -> None:
     """Let the search lead from words to the place of their comment `<!-- index: word, another -->`, which hosts do not show."""
-    source[0] = re.sub(r"^<!-- index: (.+) -->$", r"```{index} \1\n```", source[0], flags=re.MULTILINE)
+
+    def entries(found: re.Match[str]) -> str:
+        words = (f"! {word.strip()}" for word in found[1].split(","))  # main entries, which come first
+        return f"```{{index}} {', '.join(words)}\n```"
+
+    source[0] = re.sub(r"^<!-- index: (.+) -->$", entries, source[0], flags=re.MULTILINE)
 
 
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:

@@ -99,6 +99,8 @@ def shortened(program: str) -> str:
 
 def skip_without_packages(document: Path) -> None:
     text = document.read_text()
+    if "ClientPrivacy" in text:
+        pytest.importorskip("dp_accounting", reason="pip install 'lightning-fl[privacy]'")
     from_where = {"pandas": "'lightning-fl[notebook]'", "peft": "'lightning-fl[peft]'", "transformers": "transformers"}
     for package, what in {**from_where, "optuna": "optuna"}.items():
         if f"import {package}" in text or f"from {package} import" in text:

@@ -29,6 +29,7 @@ class NormBound(Aggregator):
     """
 
     keeps_uploads = False
+    sums_suffice = False  # an attacker would not shorten its upload itself
     uses = frozenset[str]()
     bound: float = 1.0
     by: Literal["model", "all"] = "model"

@@ -26,15 +26,11 @@ class NormalisedMean(Aggregator):
 
     needs = uses = frozenset({NORMALISER})
     keeps_uploads = False
+    sums_suffice = True  # a client divides by its a_k, and sends n_k a_k or n_k τ_k, itself
     effective: Literal["normaliser", "steps"] = "normaliser"
 
     def __post_init__(self) -> None:
         check_choice("effective", self.effective, ("normaliser", "steps"))
-
-    @property
-    def sums_suffice(self) -> bool:  # type: ignore[override]
-        """True unless the server computes the clients' numbers of steps from each n_k."""
-        return self.effective == "normaliser"
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add n_k Δ_k/a_k to the sum, n_k to the weight, and n_k a_k or n_k τ_k to the length."""

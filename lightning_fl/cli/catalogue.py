@@ -33,6 +33,7 @@ FLAGS = {
     "shifts": "--data.shift",
     "attacks": "--trainer.adversary.attack",
     "callbacks": "--trainer.callbacks",
+    "privacy": "--trainer.privacy",
     "trainer": "--trainer",
 }
 """Flag for the names of each section."""

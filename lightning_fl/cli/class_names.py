@@ -24,12 +24,14 @@ from lightning_fl import (
     exchanges,
     modules,
     personal,
+    privacy,
     rules,
     steps,
 )
 from lightning_fl.checks import is_lightnings
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
+from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
@@ -47,6 +49,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "shift": ([data], data.Shift),
     "attack": ([attacks], attacks.Attack),
     "model": ([modules], LightningModule),
+    "privacy": ([privacy], Privacy),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
     **dict.fromkeys(("optimizer", "server_optimizer"), ([torch.optim], torch.optim.Optimizer)),

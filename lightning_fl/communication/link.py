@@ -253,6 +253,11 @@ class Link(FormerSetting):
             self._pending[client] = transfer.memory
         return transfer.decoded
 
+    def charge(self, direction: Direction, clients: Sequence[int], bits: dict[str, int]) -> None:
+        """Count bits by kind that each of some clients sends or receives beside its messages."""
+        self.ledger.add({direction: {kind: count * len(clients) for kind, count in bits.items()}})
+        self._count(direction, clients, sum(bits.values()))
+
     def _count(self, direction: Direction, clients: Sequence[int], bits: int) -> None:
         """Count the bits of a message for those of its clients that are timed."""
         for client in clients if self.bits_by_client else ():

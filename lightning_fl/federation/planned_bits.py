@@ -36,6 +36,26 @@ def planned_bits(
 ) -> dict[int, tuple[int, int]]:
     """Return the bits that each selected client sends and those that it receives; all processes must call it.
 
+    The arguments are those of `planned_link`.
+    """
+    link = planned_link(flat_module, method, run, context, selected, broadcast, secure_sum)
+    later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
+    bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
+    # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
+    return dict(gather_objects(flat_module.fabric, bits)[0])
+
+
+def planned_link(
+    flat_module: FlatModule,
+    method: Algorithm,
+    run: Run,
+    context: RoundContext,
+    selected: Sequence[int],
+    broadcast: Callable[[Link], ClientJob],
+    secure_sum: SecureSum | None = None,
+) -> Link:
+    """Return a link after a round in which the first of the selected clients has trained nothing.
+
     Args:
         flat_module: module that clients train.
         method: method of the run.
@@ -65,10 +85,7 @@ def planned_bits(
     job, clients = method.exchange.before_training(job, selected[:1], train, link)
     for _ in method.exchange.collect(train(job, clients), link):
         pass
-    later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
-    bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
-    # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
-    return dict(gather_objects(flat_module.fabric, bits)[0])
+    return link
 
 
 def _mean(aggregator: Aggregator, count: int, uploads: Iterable[Upload]) -> tuple[Message, int]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
+import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
@@ -30,13 +30,15 @@ from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, R
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.planned_bits import planned_bits
+from lightning_fl.federation.planned_bits import planned_bits, planned_link
 from lightning_fl.federation.population import Cohort, Population
+from lightning_fl.federation.round_notes import RoundNotes
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import rejection_reasons, say_lost
+from lightning_fl.privacy.mechanism import Mechanism
+from lightning_fl.privacy.side_channels import times as times_clients
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
@@ -54,7 +56,7 @@ from lightning_fl.slots import (
     Upload,
     is_finite,
 )
-from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
+from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.pieces import converted, narrowed
 
@@ -78,6 +80,7 @@ class Federation:
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
+        privacy: clips and adds noise if the run is private.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
@@ -101,6 +104,7 @@ class Federation:
     deadline: float | None = None
     secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
+    privacy: Mechanism = field(default_factory=Mechanism)
     accuracy: str | None = None
     attackers: Attackers | None = None
     runner: Runner = serial
@@ -112,10 +116,10 @@ class Federation:
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
-    _warned: bool = field(default=False, init=False, repr=False)
-    _warned_of_lost_sum: bool = field(default=False, init=False, repr=False)
-    _warned_of_deadline: bool = field(default=False, init=False, repr=False)
-    _warned_without_loss: bool = field(default=False, init=False, repr=False)
+    _notes: RoundNotes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._notes = RoundNotes(self.flat_module, self.deadline, self.guard.clients is not None)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -127,35 +131,42 @@ class Federation:
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else None
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace, keep)
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
+        aggregator, merges_none = self.privacy.aggregator(method, run, context), self.privacy.merges_none
+        intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
-        self._say_if_none_accepted(outcome)
-        self._say_if_lost(outcome, link)
-        self._say_if_all_late(cohort)
-        self._warn_without_loss(outcome, work)
+        number, notes, trained_samples = run.round + 1, self._notes, work.num_samples(cohort.answering)
+        notes.none_accepted(number, outcome)
+        notes.lost_sum(number, outcome, link.secure_sum)
+        notes.all_late(number, cohort, self._planned_seconds)
+        notes.without_loss(number, outcome, trained_samples)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
-        num_samples = work.num_samples(cohort.answering) * method.num_models
+        num_samples = trained_samples * method.num_models
         times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
+        if self.privacy.hides_costs:
+            cohort = self._expect(cohort, link, outcome)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
-        if outcome.logs and not intake.is_skipped:
+        if not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
             turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
-            proposal = take_steps(method, guard, turn, run.server)
-        self._warn_if_nothing_changes(proposal, outcome)
+            proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
+        notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own)
+        spent = self.privacy.spend(run, cohort.answering, intake.metrics)
         self._commit(proposal, outcome, intake)
-        reported = intake.metrics | ({} if proposal is None else proposal.metrics)
+        reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
         columns = ({} if times is None else times.columns()) | attacks
         sees_sums = link.secure_sum is not None
-        return round_record(
+        averages = {} if self.privacy.hides_costs else averages
+        record = round_record(
             run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
         )
+        return self.privacy.shown(record)
 
     @property
     def context(self) -> RoundContext:
@@ -239,6 +250,7 @@ class Federation:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
         link.agree_on_keys(selected)
+        self.privacy.announce(link, recipients)
         received = link.broadcast(recipients, self._model_message() | shared)
         received = {"buffers": run.buffers} | received
         return ClientJob(
@@ -275,6 +287,7 @@ class Federation:
         What clients need for their training, besides the model, is not kept any longer than this.
         """
         exchange = self.algorithm.exchange
+        self.privacy.answer(link, cohort.mine)
         job, clients = exchange.before_training(job, cohort.mine, self._train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
@@ -291,7 +304,8 @@ class Federation:
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
-        return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
+        results = self.privacy.sent(self._train(job, clients), self.run)
+        return iter(self.algorithm.exchange.collect(results, link))
 
     def _server_turn(
         self,
@@ -303,21 +317,24 @@ class Federation:
         provided: Message,
     ) -> ServerTurn:
         """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
-        run, clients = self.run, sorted(outcome.logs)
-        counters = maximum(run.counters, outcome.counters)
+        run, hides_clients = self.run, self.privacy.hides_clients
+        clients = [] if hides_clients else sorted(outcome.logs)
+        counters = run.counters if hides_clients else maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
+        is_alone = len({vector.data_ptr() for vector in merged.values()}) == len(merged)  # no vector has two names
+        change = narrowed if is_alone else converted
         return ServerTurn(
             context=context,
             server=replace(server, counters=counters),
             round=run.round,
             clients=clients,
-            num_samples=float(self.data.client_sizes[clients].sum()),
+            num_samples=self.privacy.num_samples(float(self.data.client_sizes[clients].sum())),
             shared=shared,
             params=run.params,
             buffers=run.buffers,
             merged={
-                name: change(vector, dtypes.get(name, run.params.dtype))
-                for change, message in ((narrowed, merged), (converted, provided))
+                name: function(vector, dtypes.get(name, run.params.dtype))
+                for function, message in ((change, merged), (converted, provided))
                 for name, vector in message.items()
             },
             proposal=run.params,
@@ -325,68 +342,12 @@ class Federation:
             mask=run.mask,
         )
 
-    def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round that rejects every upload, not only stale ones; the run's last table counts them all."""
-        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale or self._warned:
-            return
-        self._warned = True
-        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
-        say_lost(
-            f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
-            "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
-        )
-
-    def _say_if_lost(self, outcome: Outcome, link: Link) -> None:
-        """Say so in the first round whose secure sum is lost; the table at the end of the run counts them all."""
-        if link.secure_sum is None or not outcome.num_lost or self._warned_of_lost_sum:
-            return
-        self._warned_of_lost_sum = True
-        n = link.secure_sum.num_clients
-        say_lost(
-            f"Round {self.run.round + 1}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
-            f"{link.secure_sum.protocol.threshold(n)}, so it is lost and the model did not change."
-        )
-
-    def _say_if_all_late(self, cohort: Cohort) -> None:
-        """Say so in the first round in which nobody answers before the deadline, so that it trains nothing."""
-        if cohort.answering or not cohort.late or self._warned_of_deadline:
-            return
-        self._warned_of_deadline = True
-        fastest = min(self._planned_seconds[client] for client in cohort.late)
-        say_lost(
-            f"Round {self.run.round + 1}: none of the {len(cohort.late)} clients that answer does so before the deadline of "
-            f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
-        )
-
-    def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
-        """Warn in the first round in which clients have batches, but no loss to train on."""
-        had_steps = outcome.num_steps or outcome.num_lost  # a sum may be lost before the training
-        if had_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
-            return
-        self._warned_without_loss = True
-        name = type(self.flat_module.module).__name__
-        what, remedy = "returned None for every batch of all clients", "end it with `return loss`"
-        if self.flat_module.is_manual:
-            what, remedy = "made no step of an optimizer", "call step() of what self.optimizers() returns"
-        rank_zero_warn(f"Round {self.run.round + 1}: training_step of {name} {what}, so nothing was trained: {remedy}.")
-
-    def _warn_if_nothing_changes(self, proposal: Proposal | None, outcome: Outcome) -> None:
-        """Warn in the first round if the clients' steps leave the server's model as it was."""
-        run = self.run
-        if run.round or proposal is None or proposal.is_undone or not outcome.num_steps:
-            return
-        trains_own = run.personal_layout.names or any(part.continues for part in self.algorithm.personal)
-        if torch.equal(proposal.params, run.params) and not trains_own:
-            rate = self.flat_module.optimizer.largest_rate
-            why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
-            rank_zero_warn(
-                f"Round 1: {outcome.num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
-            )
-
     def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
         """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
         run, fabric = self.run, self.flat_module.fabric
-        self._say_if_drifted(intake)
+        if intake.has_drifted:
+            self._has_drifted = True
+            self._notes.drifted(run.round + 1)
         if proposal is None or proposal.is_undone:
             run.end_round()
             return
@@ -408,14 +369,10 @@ class Federation:
         if proposal.mask is not None and proposal.mask is not run.mask:
             self.set_mask(proposal.mask)
 
-    def _say_if_drifted(self, intake: Intake) -> None:
-        """Say so in the first round that the processes have begun with different models."""
-        if intake.has_drifted and not self._has_drifted:
-            self._has_drifted = True
-            rank_zero_warn(
-                f"Round {self.run.round + 1}: the processes have begun with models that differ, most likely because they "
-                "compute on accelerators of different kinds; from now on all take the model of process 0 after each round."
-            )
+    @property
+    def _trains_own(self) -> bool:
+        """True if clients train something of their own."""
+        return bool(self.run.personal_layout.names) or any(part.continues for part in self.algorithm.personal)
 
     def _model_message(self) -> Message:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}
@@ -481,6 +438,32 @@ class Federation:
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
+
+    def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:
+        """Replace the bits of a round by their expected values, and count no uploads.
+
+        Returns:
+            A cohort of one client whose number of samples is the median, for the time of the round.
+        """
+        sizes, eligible = self.data.client_sizes, self.population.eligible
+        median = int(eligible[np.argsort(sizes[eligible], kind="stable")[len(eligible) // 2]])
+        broadcast = partial(
+            self._broadcast, selected=[median], shared=self.algorithm.share(self.run.server), work=self.work
+        )
+        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, [median], broadcast)
+        self.privacy.answer(one, [median])
+        recipients = self.population.cohort_size
+        answering = recipients * (1 - self.population.dropout_rate)
+        link.broadcast_bits = times_clients(
+            one.broadcast_bits, 1 if self.algorithm.downlink.needs_every_client else recipients
+        )
+        outcome.bits = times_clients(one.client_bits, answering)
+        outcome.num_uploads = outcome.num_accepted = 0
+        outcome.num_steps, outcome.most_steps = (
+            self.work.num_steps([median]) * recipients,
+            self.work.num_steps([median]),
+        )
+        return Cohort([median], [median], cohort.mine)
 
     # -- between rounds ---------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class Finished(Protocol):
     metric: str | None
     num_rounds: int
     stop: Any
+    privacy_in_words: str
 
     @property
     def metric_falls(self) -> bool:
@@ -150,7 +151,7 @@ def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> Final
 
 
 def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """Return name and value of accuracy, rounds, bytes, curve and model, and of rejected and lost uploads and an attack if any.
+    """Return name and value of accuracy, rounds, bytes, curve and model, and of rejected and lost uploads, attack and ε if any.
 
     With a clock of clients the simulated time is beside the bytes. The accuracy is that of the last evaluation. If the test set
     was measured after rounds, too, a line has the test value of the round that was best in validation.
@@ -189,6 +190,8 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         lines.append(("lost", f"{count}: too few clients answered for a secure sum"))
     if trainer.adversary is not None:
         lines.append(("attack", _attack(trainer, rows)))
+    if trainer.privacy_in_words:
+        lines.append(("privacy", trainer.privacy_in_words))
     if curve:
         lines.append(("curve", _short(curve)))
     if trainer.enable_checkpointing:

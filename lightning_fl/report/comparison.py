@@ -142,8 +142,8 @@ class Curve:
         return self.window > 1
 
     def axis(self, name: str) -> Floats:
-        """Return one of the costs in `Record.spent` at each value (n,)."""
-        return self.record.spent[name][self.positions]
+        """Return one of the costs in `Record.spent` at each value (n,); NaN if the run has none of it."""
+        return self.record.spent.get(name, np.full(len(self.record.columns["round"]), np.nan))[self.positions]
 
     @property
     def num_final(self) -> int:

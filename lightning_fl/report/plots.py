@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
+from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
 from lightning_fl.outputs.units import SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.report.smoothing import Floats
@@ -26,6 +27,7 @@ AXES = {
     "rounds": "rounds",
     "simulated_seconds": "simulated time",
     "joules": "estimated energy",
+    **{name: f"ε, the privacy loss ({neighbours})" for name, neighbours in KINDS_OF_EPSILON.items()},
 }
 PANELS = ("rounds", "uplink", "simulated_seconds", "joules")
 """Horizontal axes of a picture with panels, from left to right."""
@@ -43,7 +45,7 @@ def is_logarithmic(look: Look, axis: str) -> bool:
 
 
 def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look = Look()) -> Figure | None:  # noqa: B008
-    """Draw the smoothed curves over `uplink` (bytes), `rounds`, `simulated_seconds` or `joules`.
+    """Draw the smoothed curves over `uplink` (bytes), `rounds`, `simulated_seconds`, `joules`, or an ε.
 
     Several seeds are drawn as their mean with a band of one standard deviation. Return None if no run has that axis.
     """
@@ -139,6 +141,8 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     elif axis == "joules":
         name = "estimated energy"
         axes.xaxis.set_major_formatter(EngFormatter(unit="J"))
+    elif axis in KINDS_OF_EPSILON:
+        name = f"ε ({KINDS_OF_EPSILON[axis]})"
     axes.set_xlabel(fill(name + " (logarithmic)" * logarithmic, look.line_length))
     if logarithmic:
         formatter = axes.xaxis.get_major_formatter()

@@ -16,6 +16,7 @@ import numpy as np
 from lightning_fl.checks import LARGEST, MOST, is_real
 from lightning_fl.errors import UserError, collecting, nearest, require, shortened
 from lightning_fl.outputs.communication_json import Bits, as_bits, read_communication, read_metric
+from lightning_fl.outputs.neighbours import EPSILON, kind_of_epsilon
 from lightning_fl.outputs.run_folder import (
     COMMUNICATION,
     HPARAMS,
@@ -75,7 +76,8 @@ class Record:
 
     @cached_property
     def spent(self) -> dict[str, Floats]:
-        """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, joules if they are estimated."""
+        """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, joules if they are estimated, and ε."""
+        kind = kind_of_epsilon(self.settings)
         return {
             "rounds": self.columns["round"] + 1,
             "uplink": self.column("comm/total_uplink_bytes"),
@@ -83,6 +85,7 @@ class Record:
             "simulated_seconds": self.column("time/simulated_seconds"),
             "wall_seconds": self.wall_seconds,
             "joules": self.column(ENERGY),
+            **({kind: self.column(EPSILON)} if kind is not None and EPSILON in self.columns else {}),
         }
 
     @property

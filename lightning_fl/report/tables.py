@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fl.outputs.metric import is_accuracy
+from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
 from lightning_fl.outputs.units import BYTES, JOULES, SECONDS, decimals, magnitude, significant, unit_of
 from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
 from lightning_fl.report.document import Table
@@ -48,6 +49,7 @@ COSTS = {
     "simulated_seconds": Column("simulated time", "seconds"),
     "joules": Column("estimated energy", "joules"),
     "wall_seconds": Column("time here", "seconds"),
+    **{name: Column(f"ε ({neighbours})", "figures") for name, neighbours in KINDS_OF_EPSILON.items()},
 }
 SIZES = {"mflops": Column("MFLOPs", "figures"), "parameters": Column("parameters", "count")}
 PUBLISHED = {
@@ -259,11 +261,13 @@ def write_runs(path: Path, groups: Sequence[Group]) -> None:
 
 def write_curves(path: Path, groups: Sequence[Group], metric: Metric) -> None:
     """Write a line for each value of each run's curve."""
-    names = [*COSTS, metric.name, f"{metric.name} smoothed"]
+    curves = [curve for _, curve in _curves(groups)]
+    costs = [name for name in COSTS if any(name in curve.record.spent for curve in curves)]
+    names = [*costs, metric.name, f"{metric.name} smoothed"]
     rows: list[dict[str, Any]] = []
     for label, curve in _curves(groups):
         line = {"method": label, "folder": str(curve.record.folder)}
-        columns = [*(curve.axis(name) for name in COSTS), curve.raw, curve.smoothed]
+        columns = [*(curve.axis(name) for name in costs), curve.raw, curve.smoothed]
         rows += [line | dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     _write(path, rows)
 

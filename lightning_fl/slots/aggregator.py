@@ -70,7 +70,7 @@ class Aggregator(Part, ABC):
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 
     sums_suffice = False
-    """True if it reads only sums: of the clients' vectors, each times a weight that its client knows, and of the weights."""
+    """True if it reads only sums: of the clients' vectors, each times a number that its client knows, and of such numbers."""
 
     is_mean = False
     """True if it merges each entry into a mean whose weights depend on the client alone."""

@@ -39,9 +39,15 @@ def added_by_client(
     return {client: (up + other[client][0], down + other[client][1]) for client, (up, down) in one.items()}
 
 
+Keep = tuple[Callable[[State], State], Callable[[State], State]]
+"""Functions that return a client's new state and codec memory, on the host, as they are kept until the round ends."""
+
+
 def _itself(state: State) -> State:
-    """Return a state that stays in memory until the round ends."""
     return state
+
+
+IN_MEMORY: Keep = (_itself, _itself)
 
 
 @dataclass
@@ -76,20 +82,14 @@ class Outcome:
     bits: Bits = field(default_factory=dict, metadata={REDUCTION: added_bits})
     bits_by_client: dict[int, tuple[int, int]] = field(default_factory=dict, metadata={REDUCTION: added_by_client})
 
-    def accept(
-        self,
-        result: Result,
-        memory: State,
-        staging: Staging,
-        keep: tuple[Callable[[State], State], Callable[[State], State]] = (_itself, _itself),
-    ) -> None:
+    def accept(self, result: Result, memory: State, staging: Staging, keep: Keep = IN_MEMORY) -> None:
         """Add a client whose upload the server has accepted.
 
         Args:
             result: result of the client.
             memory: its codec memory after the upload.
             staging: copies both to the host.
-            keep: return the state and the memory, on the host, as they are kept until the round ends.
+            keep: keeps them until the round ends.
         """
         keep_state, keep_memory = keep
         self.num_accepted += 1

@@ -38,6 +38,8 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.federation.without_barrier import WithoutBarrier
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.run_folder import require_writable
+from lightning_fl.privacy.mechanisms import mechanism_of
+from lightning_fl.privacy.refusals import check_privacy
 from lightning_fl.processes import agree_on_model, gather_objects
 from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
@@ -75,7 +77,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     _check_schedules(trainer, data)
-    population = _population(trainer, data, selected, group)
+    privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
+    population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
     clock = trainer.clock.with_work(
         _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
     )
@@ -99,6 +102,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         secure_aggregation=trainer.secure_aggregation,
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
+        privacy=privacy,
         accuracy=trainer.given_metric[0],
         observer=RoundObserver(
             partial(trainer.hooks.call, "on_client_upload"),
@@ -118,6 +122,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
         if isinstance(callback, MagnitudePruning):
             algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
+    schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
+    check_privacy(trainer, algorithm, schedulers, buffers, federation.server.num_samples > 0)
     check_dropped(data)
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":

@@ -128,12 +128,14 @@ class FitLoop:
         Args:
             num_rows: number of rows that a resumed run had logged; None if that is unknown.
         """
-        trainer, run = self.trainer, self.trainer.run
+        trainer, run, privacy = self.trainer, self.trainer.run, self.federation.privacy
+        trainer.num_rounds = privacy.begin(run, trainer.num_rounds)
         self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         self.evaluation.sanity_check()
         hyperparameters = {**_hyperparameters(trainer.lightning_module), "algorithm": trainer.algorithm.name}
+        hyperparameters |= privacy.hyperparameters(run)
         if trainer.secure_aggregation is not None:
             hyperparameters["sum_only"] = True
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
@@ -153,6 +155,7 @@ class FitLoop:
         self._write_communication()
         trainer.current_epoch = run.round
         trainer.learning_rates = trainer.active_module.optimizer.schedules.state_dict()
+        trainer.privacy_in_words = privacy.in_words(run)
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
         check_agreement(gather_objects(trainer.fabric, self.federation.prunings))
@@ -197,13 +200,16 @@ class FitLoop:
             self.val_loop._has_run = True
             with trainer.profiler.profile("validate"):
                 record |= self.evaluation.validate(self.federation)
+        if trainer.validates_this_round:
+            record |= self.federation.privacy.loss(run)
         if trainer.test_every_n_rounds is not None and self._is_due(trainer.test_every_n_rounds):
             with trainer.profiler.profile("test"):
                 record |= self.evaluation.test(record)
+        record = self.federation.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
         self.federation.charge_queries()
-        record |= self._logged()
+        record = self.federation.privacy.shown(record | self._logged())
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         self._check_names(record)
@@ -212,11 +218,11 @@ class FitLoop:
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.should_stop:  # which a callback may have set after others had read it
             trainer.hooks.call("on_early_stop")
-            record |= (late := self._logged())
+            record |= (late := self._logged() | self.federation.privacy.loss(run))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
-        self._log(record)
+        self._log(self.federation.privacy.shown(record))
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)

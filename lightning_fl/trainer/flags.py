@@ -30,6 +30,7 @@ from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
+from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.processes import launch
 from lightning_fl.switches.float32 import PRECISIONS
 from lightning_fl.trainer.lightning_parts import (
@@ -73,7 +74,7 @@ class TrainerFlags:
         "adversary",
     )
     """Flags that decide the results, and that a resumed run may change."""
-    unchangeable = ("client_optimizer",)
+    unchangeable = ("client_optimizer", "privacy")
     """Flags that a resumed run must keep. Those in neither list do not decide the results."""
 
     @refusing_others(refuse_flag)
@@ -101,6 +102,7 @@ class TrainerFlags:
         availability_period: float | None = None,
         if_too_few: Literal["wait", "fewer"] | None = None,
         loss_guard: LossGuard = LossGuard(),  # noqa: B008
+        privacy: Privacy | None = None,
         secure_aggregation: SecureAggregation | None = None,
         adversary: Adversary | None = None,
         runner: Literal["auto", "serial", "stacked"] = "auto",
@@ -168,6 +170,7 @@ class TrainerFlags:
             availability_period: Seconds after which these times repeat; if not given, the latest end in the file.
             if_too_few: `wait` until clients_per_round clients are there, or go on with `fewer`; wait if not given.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
+            privacy: Differential privacy of clients: clipping, noise and the privacy loss that they leave; off if not given.
             secure_aggregation: Let the server see only sums over a round's clients: count keys, shares and masked numbers, and
                 refuse what reads single clients. SecureAggregation for the usual sizes, or its key_bits, share_bits and
                 value_bits; off if not given.
@@ -236,6 +239,7 @@ class TrainerFlags:
         self.availability_period = availability_period
         self.if_too_few = if_too_few
         self.loss_guard = loss_guard
+        self.privacy = privacy
         self.secure_aggregation = secure_aggregation
         self.adversary = adversary
         self.runner = runner
@@ -332,6 +336,10 @@ class TrainerFlags:
             check_whole("fast_dev_run", self.fast_dev_run, 0)
         if self.gradient_clip_val is not None:
             check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
+        require(
+            self.privacy is None or isinstance(self.privacy, Privacy),
+            f"privacy must be ClientPrivacy(…) or LocalPrivacy(…) of lightning_fl.privacy, got {self.privacy!r}.",
+        )
         check_choice("client_optimizer", self.client_optimizer, ("module", "sgd"))
         require(self.metric != "", "metric must be the name of a logged value, got ''.")
         check_choice("metric_mode", self.metric_mode, (None, "max", "min"))

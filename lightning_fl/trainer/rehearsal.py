@@ -47,6 +47,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.frozen_weights import frozen_bytes
 from lightning_fl.outputs.plan import Plan, duration
 from lightning_fl.outputs.units import in_bytes
+from lightning_fl.privacy import ClientPrivacy
 from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Result
 from lightning_fl.state.client_states import ClientStates
@@ -392,6 +393,8 @@ def _stage(trainer: TrainerInterface) -> Any:
     if trainer.test_every_n_rounds is not None:
         stage.test_every_n_rounds = stage.val_every_n_rounds
     stage.client_states = "memory"
+    if isinstance(trainer.privacy, ClientPrivacy):
+        stage.privacy = replace(trainer.privacy, side_channels="keep")  # whose columns the rehearsal reads
     stage.callback_metrics, stage.logged_metrics, stage.progress_bar_metrics = {}, {}, {}
     return stage
 

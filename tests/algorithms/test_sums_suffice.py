@@ -69,7 +69,7 @@ def test_only_listed_parts_say_yes():
     listed = {
         exchanges: (Exchange, {"OneShot", "WithSampleCount", "DrawnClients", "DrawnLayers"}),
         codecs: (Codec, {"Dense"}),
-        aggregators: (Aggregator, {"WeightedMean", "MaskedMean", "StaleMean"}),
+        aggregators: (Aggregator, {"WeightedMean", "MaskedMean", "NormalisedMean", "StaleMean"}),
     }
     for package, (kind, names) in listed.items():
         assert kind.sums_suffice is False

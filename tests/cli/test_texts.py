@@ -24,7 +24,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lightning_fl import algorithms, attacks, callbacks, cli, data, modules
+from lightning_fl import algorithms, attacks, callbacks, cli, data, modules, privacy
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
@@ -35,6 +35,7 @@ from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
 from lightning_fl.personal.personal_gates import ClientGates
+from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
@@ -52,6 +53,7 @@ def contents() -> list[dict[str, Any]]:
         "shifts": classes(data, data.Shift),
         "attacks": classes(attacks, attacks.Attack),
         "callbacks": classes(callbacks),
+        "privacy": classes(privacy, Privacy),
         "trainer": {"FederatedTrainer": FederatedTrainer},
     }
     return [
