@@ -298,7 +298,7 @@ class Federation:
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}
         self.flat_module.release_gradient()
-        if self.attackers is not None and self.attackers.remembers:
+        if self.attackers is not None and self.attackers.adversary.attack.remembers:
             self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
         return {name: job.received[name] for name in exchange.provides if name in job.received}
 
