@@ -99,7 +99,8 @@ class Algorithm(Remembering):
         self.personal = made_personal(personal)
         if isinstance(self.rule, EarlierHeadThenBody):
             rank_zero_deprecation(
-                "HeadThenBody is no rule any more: give it in the slot personal, from lightning_fl.personal."
+                "HeadThenBody is no rule any more: give it in the slot personal, from lightning_fl.personal; as a rule it works "
+                "until version 0.4."
             )
             self.personal += (HeadThenBody(self.rule.head_epochs, self.rule.body_epochs),)
             self.rule = LocalOptimizer()
@@ -144,7 +145,14 @@ class Algorithm(Remembering):
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""
-        return owned_by(self.personal, module)
+        owned = owned_by(self.personal, module)
+        if hasattr(self, "personal_parameters"):  # a method that subclasses could override in version 0.2
+            rank_zero_deprecation(
+                f"{self.name}.personal_parameters is now the slot personal: give it PersonalLayers or a part of your own; "
+                "the method works until version 0.4."
+            )
+            return Owned(owned.parameters | {*self.personal_parameters(module)}, owned.buffers)
+        return owned
 
     def step_names(self) -> list[str]:
         """Return the key of each step's state in the run: its position in the chain and its class."""

@@ -8,6 +8,10 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 
+UNTIL = "the former name works until version 0.4"
+CALLER = 6
+"""Level of the stack that a warning of a name shows: the line that has the name."""
+
 
 def former_names(package: str, **present: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package, which finds what it exports under its former names.
@@ -20,7 +24,7 @@ def former_names(package: str, **present: str) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         if name not in present:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        rank_zero_deprecation(f"{package}.{name} is now {present[name]}.")
+        rank_zero_deprecation(f"{package}.{name} is now {present[name]}; {UNTIL}.", CALLER)
         return getattr(sys.modules[package], present[name])
 
     return find
@@ -34,5 +38,6 @@ class FormerSetting:
     @property
     def setting(self) -> Any:
         """Former name of `context`."""
-        rank_zero_deprecation(f"{type(self).__name__}.setting is now {type(self).__name__}.context.")
+        name = type(self).__name__
+        rank_zero_deprecation(f"{name}.setting is now {name}.context; {UNTIL}.", CALLER)
         return self.context
