@@ -3,6 +3,7 @@
 """
 
 from lightning_fl.callbacks.adapters import AdapterError, AdapterExport
+from lightning_fl.callbacks.backdoor_probe import BackdoorProbe
 from lightning_fl.callbacks.client_evaluation import ClientEvaluation
 from lightning_fl.callbacks.codec_error import CodecError
 from lightning_fl.callbacks.communication_meter import CommunicationMeter
@@ -18,6 +19,7 @@ __all__ = [
     "AdapterError",
     "AdapterExport",
     "AdaptivePruning",
+    "BackdoorProbe",
     "ClientEvaluation",
     "CodecError",
     "CommunicationMeter",

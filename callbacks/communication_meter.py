@@ -23,7 +23,7 @@ class CommunicationMeter(Callback):
     """Log the communication, and stop when a budget is spent.
 
     In a federation: `comm/uplink_bits/KIND` and `comm/downlink_bits/KIND` of the round for every kind (model, moments, mask,
-    scalars, buffers, data) that has crossed so far. In an ordinary `L.Trainer`, once an epoch: `comm/uplink_bits` and
+    scalars, buffers, data, keys) that has crossed so far. In an ordinary `L.Trainer`, once an epoch: `comm/uplink_bits` and
     `comm/downlink_bits` of the epoch, and `comm/total_uplink_bytes` and `comm/total_downlink_bytes` so far, of all workers
     together. They count an exchange of whole gradients, independently of the strategy; with one worker, the gradients that it
     would send.

@@ -62,7 +62,7 @@ class TargetReached(Callback):
         """Forget the metric of an earlier training."""
         self.watched, self._validated, self._tested = None, False, False
         if self.monitor is not None:
-            self._watch(self.monitor, falls(self.monitor))
+            self._watch(self.monitor)
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Note that the metrics of a validation are available."""
@@ -123,15 +123,14 @@ class TargetReached(Callback):
         """Find the metric that the run is about, in a stock trainer after its first validation."""
         run_metric = getattr(trainer, "metric", None)
         if isinstance(run_metric, str):
-            self._watch(run_metric, trainer.metric_falls)
+            self._watch(run_metric, "min" if trainer.metric_falls else "max")
         elif (self._validated or not trainer.enable_validation) and (name := find_metric(trainer.callback_metrics)):
-            self._watch(name, falls(name))
+            self._watch(name)
             better = "lower" if self.watched_falls else "higher"
             rank_zero_info(f"TargetReached monitors {name}, where {better} is better; its monitor sets another.")
 
-    def _watch(self, name: str, lower_is_better: bool) -> None:
-        self.watched = name
-        self.watched_falls = lower_is_better if self.mode is None else self.mode == "min"
+    def _watch(self, name: str, run_mode: str | None = None) -> None:
+        self.watched, self.watched_falls = name, falls(name, self.mode or run_mode)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +35,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "results").glob("*.md")),
     ROOT / "docs" / "tutorials" / "when-clients-differ.md",
 ]
-PLACE = re.compile(r"(<!-- (claims|runs|summary): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
     "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small"),
@@ -65,11 +65,20 @@ VERDICTS = {
     "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
 }
 """Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
-HEADER = ["claim", "paper", "what the paper prints", "paper's regime", "regime here", "here (95 % interval)", "verdict"]
+TIMES = "×\N{NO-BREAK SPACE}"
+HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict"]
 OWN_SAMPLES = ("feddp_controls",)
 """Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
-PICTURE = ("fedadam_ssm", ("FedAdam", "Top", "SSM", "OneBitAdam", "EfficientAdam"))
-"""Study and cells of the README's picture."""
+PICTURE = (
+    "accuracy_per_byte",
+    {
+        "plain-dense": "FedAvg, 32 bits a number",
+        "plain-cast": "FedAvg, 16 bits",
+        "plain-top": "FedAvg, top-k: the largest 5 %",
+        "plain-qsgd_elias": "FedAvg, QSGD: -1, 0 or 1",
+    },
+)
+"""Study of the README's picture, and its cells with the names of their lines."""
 
 
 def kept_runs(archive: Path, folder: Path) -> list[PlannedRun]:
@@ -98,32 +107,32 @@ def judged(name: str) -> list[tuple[Claim, Verdict]]:
 
 
 def claims_of(title: str) -> str:
-    """Return the table of a title."""
-    if title == LONG_TABLE:
-        return long_table()
-    rows = []
-    for name in TABLES[title]:
-        file = read_study(STUDIES / f"{name}.yaml")
-        here = file.regime.here if file.regime else ""
-        for claim, verdict in judged(name):
-            outcome = verdict.outcome
-            if outcome == NOT_RUN:
-                outcome += f": `lightning-fl study {name}`" + f", {file.takes}" * bool(file.takes)
-            paper = [printed(claim), claim.source, file.regime.paper if file.regime and claim.source else ""]
-            rows.append([claim.text, *paper, here, figure(claim, verdict), outcome])
+    """Return a table for each study of a title: first those that have runs; those that have none are folded."""
+    names = LONG if title == LONG_TABLE else TABLES[title]
+    return "\n\n".join(study_block(name) for name in sorted(names, key=lambda name: not has_runs(name)))
+
+
+def has_runs(name: str) -> bool:
+    """True if a claim of a study has a verdict."""
+    return any(verdict.outcome != NOT_RUN for _, verdict in judged(name))
+
+
+def study_block(name: str) -> str:
+    """Return the regimes of a study, and the table of its claims."""
+    file, pairs = read_study(STUDIES / f"{name}.yaml"), judged(name)
+    rows = [
+        [claim.text, printed(claim), claim.source, figure(claim, verdict), verdict.outcome] for claim, verdict in pairs
+    ]
     kept = [i for i in range(len(HEADER)) if any(row[i] for row in rows)]
-    return table([HEADER[i] for i in kept], [[row[i] for i in kept] for row in rows])
-
-
-def long_table() -> str:
-    """Return the claims that need a GPU or days of a CPU, with the command of each study."""
-    rows = []
-    for name in LONG:
-        file = read_study(STUDIES / f"{name}.yaml")
-        for claim, verdict in judged(name):
-            words = [claim.text, printed(claim), claim.source, file.regime.paper if file.regime else ""]
-            rows.append([*words, f"`lightning-fl study {name}`: {file.takes}", figure(claim, verdict), verdict.outcome])
-    return table([*HEADER[:4], "command, and what all its runs take", *HEADER[5:]], rows)
+    lines = table([HEADER[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    said = f"`{name}`."
+    if file.regime:
+        said = f"**{file.regime.here}** (`{name}`)."
+        said += f" In the paper: {file.regime.paper}." * any(claim.paper is not None for claim, _ in pairs)
+    if has_runs(name):
+        return f"{said}\n\n{lines}"
+    head = f"<details><summary>{len(rows)} claims not run yet: lightning-fl study {name}, {file.takes}</summary>"
+    return f"{head}\n\n{said}\n\n{lines}\n\n</details>"
 
 
 def summary_of(title: str) -> str:
@@ -155,7 +164,7 @@ def kind_of(outcome: str) -> str:
 
 def printed(claim: Claim) -> str:
     """Return the paper's figure; a ratio has a sign of multiplication."""
-    return "" if claim.paper is None else f"{'× ' * claim.is_ratio}{claim.paper:.3g}"
+    return "" if claim.paper is None else f"{TIMES * claim.is_ratio}{claim.paper:.3g}"
 
 
 def figure(claim: Claim, verdict: Verdict) -> str:
@@ -163,7 +172,7 @@ def figure(claim: Claim, verdict: Verdict) -> str:
     if verdict.mean is None:
         return ""
     interval = verdict.interval(claim.is_ratio)
-    text = f"{'× ' * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
+    text = f"{TIMES * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
     return text if verdict.area is None else f"{text}; over log bytes {shown(verdict.area)}"
 
 
@@ -183,6 +192,47 @@ def runs_of(name: str) -> str:
     return "\n\n".join(part.markdown() for part in parts)
 
 
+def grid_of(name: str) -> str:
+    """Return the final accuracy of attacks (rows) on defences (columns), the mean over the seeds of the kept runs."""
+    return _grid(name, "val/accuracy")
+
+
+def success_of(name: str) -> str:
+    """Return the final share of other classes that a trigger turns into the target, with a backdoor and without attack."""
+    flag = "--trainer.adversary.attack="
+    shown = [cell for cell in read_kept(name)[0].cells if not any(flag in word for word in cell.arguments)]
+    shown += [cell for cell in read_kept(name)[0].cells if f"{flag}Backdoor" in cell.arguments]
+    return _grid(name, "attack/success", {cell.choices[0] for cell in shown})
+
+
+def _grid(name: str, column: str, attacks: Collection[str] = ()) -> str:
+    """Return a table of the last values of a column; one of fewer seeds than the study has says of how many.
+
+    Args:
+        name: name of the study, whose axes are attacks and defences.
+        column: column of metrics.csv.
+        attacks: attacks to show; all if empty.
+    """
+    file, curves = read_kept(name)
+    if not curves:
+        return f"Not run yet; all runs take {file.takes}."
+    rows = list(dict.fromkeys(cell.choices[0] for cell in file.cells))
+    defences = list(dict.fromkeys(cell.choices[1] for cell in file.cells))
+    cells = {cell.choices: cell.name for cell in file.cells}
+
+    def shown_cell(attack: str, defence: str) -> str:
+        runs = curves.get(cells[attack, defence], {})
+        values = [float(curve.record.columns[column][-1]) for curve in runs.values()]
+        if not values:
+            return "–"
+        few = f" ({len(values)})" if len(values) < len(file.seeds) else ""
+        return f"{sum(values) / len(values):.2f}{few}"
+
+    chosen = [attack for attack in rows if not attacks or attack in attacks]
+    lines = [[attack, *(shown_cell(attack, defence) for defence in defences)] for attack in chosen]
+    return table(["attack", *defences], lines)
+
+
 def on_own_samples(groups: Sequence[Group]) -> Table:
     """Return the mean over clients of their accuracy on their own held-out samples, at the end of a run."""
     column = Column("final accuracy of the clients on their own images", "share")
@@ -197,8 +247,8 @@ def on_own_samples(groups: Sequence[Group]) -> Table:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with its tables made anew, which stand between `claims: …`, `runs: …` or `summary: claims`, and `end`."""
-    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of}
+    """Return a page with its tables made anew, which stand between a comment such as `claims: …` or `runs: …`, and `end`."""
+    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of, "grid": grid_of, "success": success_of}
     return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
 
 
@@ -208,16 +258,16 @@ def draw_picture() -> None:
     archive = RUNS / f"{name}.tar.xz"
     with TemporaryDirectory() as folder:
         runs = kept_runs(archive, Path(folder))
-        seeds = set.intersection(*({run.seed for run in runs if run.cell == cell} for cell in cells))
         lines: dict[str, Sequence[str]] = {
-            cell: [str(run.folder) for run in runs if run.cell == cell and run.seed in seeds] for cell in cells
+            name: [str(run.folder) for run in runs if run.cell == cell] for cell, name in cells.items()
         }
         words = [path for paths in lines.values() for path in paths]
-        flags = ["--window=9", "--size=7.5x4.2", "--format=png,svg", f"--out={folder}/report"]
+        flags = ["--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=9"]
+        flags += ["--size=7.5x4.2", "--format=png,svg", f"--out={folder}/report"]
         report([*words, *flags], OfStudy(lines))
         for kind in ("png", "svg"):
-            drawn = Path(folder, "report", f"accuracy_by_uplink.{kind}")
-            (IMAGES / drawn.name).write_bytes(drawn.read_bytes())
+            (drawn,) = Path(folder, "report").glob(f"*accuracy_by_uplink.{kind}")
+            (IMAGES / f"accuracy_by_uplink.{kind}").write_bytes(drawn.read_bytes())
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 from generate import generate  # noqa: E402
 from markup import plain  # noqa: E402
+from narrow import whole_words, with_cards  # noqa: E402
 from notebooks import FOLDER, is_notebook, with_link, write_notebooks  # noqa: E402
 
 from lightning_fl import __version__  # noqa: E402
@@ -26,6 +27,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "diagrams",
+    "sentences",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
@@ -76,8 +78,9 @@ def setup(app: Sphinx) -> None:
     """Make pages before each build, and read docstrings as `markup.plain` gives them."""
     app.connect("builder-inited", make_pages)
     app.connect("source-read", link_notebook)
+    app.connect("source-read", index_words)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
-    app.connect("html-page-context", mark_hyphenated)
+    app.connect("html-page-context", fit_narrow_screens)
 
 
 def make_pages(app: Sphinx) -> None:
@@ -92,13 +95,22 @@ def link_notebook(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = with_link(name, source[0])
 
 
+def index_words(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let the search lead from words to the place of their comment `<!-- index: word, another -->`, which hosts do not show."""
+
+    def entries(found: re.Match[str]) -> str:
+        words = (f"! {word.strip()}" for word in found[1].split(","))  # main entries, which come first
+        return f"```{{index}} {', '.join(words)}\n```"
+
+    source[0] = re.sub(r"^<!-- index: (.+) -->$", entries, source[0], flags=re.MULTILINE)
+
+
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:
     """Replace the lines of a docstring."""
     lines[:] = plain("\n".join(lines)).split("\n")
 
 
-def mark_hyphenated(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """Give flags and other short code with hyphens a class, as browsers would break it behind them."""
-    for part in ("body", "toc"):
-        text = context.get(part, "")
-        context[part] = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', text)
+def fit_narrow_screens(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Prepare the HTML of a page for narrow screens."""
+    context["toc"] = whole_words(context.get("toc", ""))
+    context["body"] = with_cards(whole_words(context.get("body", "")))

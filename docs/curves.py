@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from lightning_fl.outputs.figures import Look, line_style
 from lightning_fl.report.comparison import Curve, Group, Metric
-from lightning_fl.report.plots import draw_group, scale_axis
+from lightning_fl.report.plots import draw_group, is_line, scale_axis
 from lightning_fl.report.records import Record, read_run, runs_below
 from lightning_fl.study.study_file import read_study
 
@@ -96,7 +96,8 @@ def draw(method: str) -> str:
             spent = np.concatenate([curve.axis(axis) for group in shown for curve in group.curves])
             unit = scale_axis(axes, axis, spent, PANEL)
             for group in shown:
-                draw_group(axes, group, axis, unit, style_of(group.label, method))
+                style, as_line = style_of(group.label, method), is_line(group, shown, axis)
+                draw_group(axes, group, axis, unit, style, as_line)
             axes.set(ylim=(0, 1), ylabel=METRIC.short if axis == AXES[0] else "")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
         figure.savefig(drawn, format="svg", metadata={"Date": None})

@@ -1,18 +1,21 @@
 """Diagrams of the site, drawn from the code as boxes of HTML, which `_static/site.css` lays out.
 
-A line `<!-- diagram: round -->` or `<!-- diagram: floors -->` of a page becomes the diagram; repository hosts show nothing there.
+A line `<!-- diagram: round -->` of a page, or `floors` or `messages` in its place, becomes the diagram; repository hosts show
+nothing there.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from html import escape
 from importlib import import_module
 from inspect import getdoc, getsource
 from pathlib import Path
 from typing import NamedTuple
 
+from messages import messages_diagram
 from sphinx.application import Sphinx
 
 from lightning_fl.cli import catalogue
@@ -34,7 +37,7 @@ class Box(NamedTuple):
 
     Attributes:
         title: name of a slot of `Algorithm`, whose text is the docstring's; or the server's own work.
-        code: call shown in the box; one of `Federation.train_round` or of its broadcast, except that of the uplink.
+        code: call shown in the box; one of `Federation.train_round` or of a method of `INLINED`, except that of the uplink.
         text: text of the server's own work.
     """
 
@@ -62,6 +65,8 @@ UP = [
     Box("steps", "take_steps"),
     Box("commit", "self._commit", "Store the model and all states. The next round begins."),
 ]
+INLINED = Federation._broadcast, Federation._uploads
+"""Methods that `Federation.train_round` calls, with calls of boxes."""
 BROADCAST = "<b>Down:</b> model, buffers, and what the steps share", "Bits are counted for each client of the cohort."
 UPLOADS = "<b>Up:</b> deltas, buffers, and what the rule adds", "Bits are counted for each upload."
 CLASSES = {
@@ -83,7 +88,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def drawn(text: str) -> str:
     """Return the text of a page with its diagrams."""
-    return MARKER.sub(lambda found: {"round": round_diagram, "floors": floors_diagram}[found[1]](), text)
+    diagrams = {"round": round_diagram, "floors": floors_diagram, "messages": partial(messages_diagram, figure)}
+    return MARKER.sub(lambda found: diagrams[found[1]](), text)
 
 
 def round_diagram() -> str:
@@ -92,8 +98,9 @@ def round_diagram() -> str:
     Raises:
         ValueError: `Federation.train_round` does not make the calls of the boxes in this order.
     """
-    broadcast = getsource(Federation._broadcast).partition('"""')[2]
-    source = getsource(Federation.train_round).replace("self._broadcast(", broadcast)
+    source = getsource(Federation.train_round)
+    for method in INLINED:
+        source = source.replace(f"self.{method.__name__}(", getsource(method).partition('"""')[2])
     calls = [box.code for box in (*DOWN, *CLIENTS, *UP) if box.title != "uplink"]
     positions = [source.find(call) for call in calls]
     if -1 in positions or positions != sorted(positions):

@@ -17,12 +17,14 @@ from typing import Any
 
 import curves
 from diagrams import floors_diagram
+from help_tables import help_blocks
 from markup import fenced, index_page, markdown, paragraph, rst, table, toctree
 from sphinx.pycode import ModuleAnalyzer
 
 import lightning_fl
 from lightning_fl.cli import catalogue, first_config, kept_help, method_source, shipped_configs
 from lightning_fl.cli.catalogue import Entry, shown_source
+from lightning_fl.cli.problems import PROBLEMS
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.report.flags import build_parser as report_parser
 from lightning_fl.study.command import build_parser as study_parser
@@ -42,22 +44,32 @@ COPIES = {
     "examples/README.md": "examples",
 }
 """Markdown files outside docs/, and their pages."""
+UNSEARCHED = "---\nnosearch: true\n---\n\n"
+"""Begin of a page whose words the search does not know: the changelog has all words, and answers nothing."""
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
+SLOTS = (("rule",), ("uplink", "downlink"), ("exchange",), ("aggregator",), ("steps",), ("personal",))
+"""The six slots by the parameters of `Algorithm` that fill them."""
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
-METHODS = """Every method by the name that `--algorithm` takes, below its paper. `lightning-fl list NAME` prints the page of
-one in the terminal. [`Algorithm`](Algorithm.md) takes any parts from a configuration, and [your own
-method](/tutorials/own-method.md) says how to write another."""
+METHODS = """Every method by the name that `--algorithm` takes, below its paper; another page has them
+[by problem](by-problem.md). `lightning-fl list NAME` prints the page of one in the terminal. [`Algorithm`](Algorithm.md) takes
+any parts from a configuration, and [your own method](/tutorials/own-method.md) says how to write another. A method is
+[sum-only](/how-to/secure-aggregation.md) if the server needs no more of a round than sums over its clients."""
+BY_PROBLEM = """What to try first, by what makes a federation hard. `lightning-fl list` prints the same groups; here a method that
+helps with several problems is below each of them. Other pages have the methods [by paper](index.md), and
+[what papers claim and our runs show](/results.md)."""
 PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
-NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
-parameters: what `lightning-fl list NAME` prints. A class of your own is named by its import path."""
+NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition`, `--trainer.adversary.attack` and
+`--trainer.callbacks` take, with their parameters: what `lightning-fl list NAME` prints. A class of your own is named by its
+import path."""
 COMMANDS = "The commands of `lightning-fl`, and what each prints with `--help`."
 FIT = """These commands take the same flags. Parameters of a [method](methods/index.md) are flags `--algorithm.NAME`, those of a
 [data set](names.md) `--data.NAME`, and so on. `lightning-fl fit --help` prints this list."""
 CONFIGURATIONS = """The configurations that come with the package, by folder. `--config feddumap/cnn_cifar10` finds one from any
 folder, and `lightning-fl list configs` prints a line about each."""
-API = "What each package offers to programs, from the docstrings."
+API = """What each package offers to programs: every name with a sentence, and a link to its docstring.
+[Methods](../methods/index.md) have pages of their own."""
 
 
 def generate(docs: Path) -> None:
@@ -77,6 +89,7 @@ def pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the Markdown of each page."""
     methods = [entry for entry in catalogue.entries() if entry.section == "algorithms"]
     yield "methods/index", methods_page(methods)
+    yield "methods/by-problem", by_problem_page(methods)
     for method in methods:
         yield f"methods/{method.name}", method_page(method)
     yield "parts", parts_page(methods)
@@ -85,11 +98,9 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "configurations/index", index_page("Shipped configurations", CONFIGURATIONS, configuration_groups())
     for group in configuration_groups():
         yield f"configurations/{group}", configurations_page(group)
-    yield "api/index", index_page("Public names", API, ["lightning_fl", *map("lightning_fl.{}".format, PACKAGES)])
-    yield "api/lightning_fl", api_page("lightning_fl", lightning_fl.__all__[:-1])
-    for package in PACKAGES:
-        names = [] if package == "algorithms" else import_module(f"lightning_fl.{package}").__all__
-        yield f"api/lightning_fl.{package}", api_page(f"lightning_fl.{package}", names)
+    yield "api/index", names_with_sentences()
+    for package, names in public_names().items():
+        yield f"api/{package}", api_page(package, [] if package == "lightning_fl.algorithms" else names)
     for source, name in COPIES.items():
         yield name, copied_page(source, name)
 
@@ -101,10 +112,22 @@ def methods_page(methods: Sequence[Entry]) -> str:
     """Return the page that lists all methods by their papers."""
     papers: dict[str, list[list[str]]] = {}
     for one in (method for method in methods if method.name != "Algorithm"):
-        row = [f"[`{one.name}`]({one.name}.md)", markdown(one.about)]
+        row = [f"[`{one.name}`]({one.name}.md)", one.sum_only.partition(",")[0], markdown(one.about)]
         papers.setdefault(paragraph(catalogue.description_of(one)[0]), []).append(row)
-    blocks = [f"{paper}\n\n{table(['method', 'idea'], rows)}" for paper, rows in papers.items()]
+    blocks = [f"{paper}\n\n{table(['method', 'sum-only', 'idea'], rows)}" for paper, rows in papers.items()]
     return "\n\n".join(["# Methods", METHODS, *blocks, toctree([one.name for one in methods])])
+
+
+def by_problem_page(methods: Sequence[Entry]) -> str:
+    """Return the page that lists methods by the problem that they are for."""
+    about = {method.name: markdown(method.about) for method in methods}
+    blocks = ["# Methods by problem", BY_PROBLEM]
+    for problem in PROBLEMS:
+        blocks.append(f"## {problem.title[0].upper()}{problem.title[1:]}")
+        if names := (*problem.methods, *problem.others):
+            blocks.append(table(["method", "idea"], [[f"[`{name}`]({name}.md)", about[name]] for name in names]))
+        blocks += [problem.besides] if problem.besides else []
+    return "\n\n".join(blocks)
 
 
 def method_page(method: Entry) -> str:
@@ -116,10 +139,9 @@ def method_page(method: Entry) -> str:
     blocks += map(paragraph, catalogue.description_of(method))
     if method.name in curves.kept_groups():
         blocks += ["## Curve", curves.curve_block(method.name)]
-    slots = [
-        [f"`{slot}`", "<br>".join(located(path, "../../") for path in paths)] for slot, paths in method.slots.items()
-    ]
-    blocks += ["## Parts", "Parts of each slot with default parameters.", table(["slot", "parts"], slots)]
+    rows = [[", ".join(f"`{slot}`" for slot in slots), slots_parts(method, slots)] for slots in SLOTS]
+    blocks += ["## Parts", "The parts of the six slots with default parameters.", table(["slot", "parts"], rows)]
+    blocks.append(f"[Sum-only](/how-to/secure-aggregation.md): {markdown(method.sum_only)}.")
     if method.parameters:
         blocks += ["## Parameters", parameters_table(method)]
     code = method_source.source(method)
@@ -127,6 +149,14 @@ def method_page(method: Entry) -> str:
     if names := catalogue.configurations_of(method):
         blocks += ["## Shipped configurations", "\n".join(f"- [`{name}`](#config-{name})" for name in names)]
     return "\n\n".join(blocks)
+
+
+def slots_parts(method: Entry, slots: Sequence[str]) -> str:
+    """Return the parts of a slot; of codecs those of both directions."""
+    parts = {slot: "<br>".join(located(path, "../../") for path in method.slots.get(slot, ())) for slot in slots}
+    if len(slots) == 1:
+        return parts[slots[0]] or "nothing"
+    return "<br>".join(f"{slot}: {text}" for slot, text in parts.items())
 
 
 def parameters_table(entry: Entry) -> str:
@@ -160,10 +190,10 @@ def is_special(path: str, method: Entry) -> bool:
 
 
 def names_page() -> str:
-    """Return the page of networks, data sets, partitions and callbacks, with their parameters."""
-    blocks = ["# Networks, data, callbacks", NAMES]
+    """Return the page of networks, data sets, partitions, attacks and callbacks, with their parameters."""
+    blocks = ["# Networks, data, attacks, callbacks", NAMES]
     known = catalogue.entries()
-    for section in ("models", "networks", "data", "partitions", "shifts", "callbacks"):
+    for section in ("models", "networks", "data", "partitions", "shifts", "attacks", "callbacks", "privacy"):
         blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
         for entry in (one for one in known if one.section == section):
             blocks += [f"### {entry.name}", markdown(entry.about)]
@@ -191,7 +221,7 @@ def commands_page() -> str:
     """Return the page of all commands and flags."""
     blocks = ["# Commands and flags", COMMANDS]
     help_text = (catalogue.FILE.parent / "help.txt").read_text(encoding="utf-8")
-    blocks += ["## lightning-fl", fenced(help_text.rstrip()), "## fit, validate, test, predict", FIT]
+    blocks += ["## lightning-fl", *help_blocks(help_text), "## fit, validate, test, predict", FIT]
     for section in kept_help.sections_of("fit"):
         rows = [[f"`{flag}`", markdown(text)] for flag, text in section.flags]
         blocks += [f"### {section.heading}", table(["flag", "meaning"], rows)]
@@ -203,7 +233,7 @@ def commands_page() -> str:
         "list": lambda: catalogue.HELP,
     }
     for command, text_of in others.items():
-        blocks += [f"## {command}", fenced(text_of().rstrip())]
+        blocks += [f"## {command}", *help_blocks(text_of())]
     return "\n\n".join(blocks)
 
 
@@ -231,24 +261,56 @@ def configurations_page(group: str) -> str:
 # -- public names ---------------------------------------------------------------------------------------------------------
 
 
+def public_names() -> dict[str, list[str]]:
+    """Return the names of every package, sorted."""
+    packages = ["lightning_fl", *map("lightning_fl.{}".format, PACKAGES)]
+    names = {package: sorted(import_module(package).__all__, key=str.lower) for package in packages}
+    names["lightning_fl"].remove("__version__")
+    return names
+
+
+def names_with_sentences() -> str:
+    """Return the page that lists the public names of all packages, each with the first line of its docstring."""
+    blocks = ["# Public names", API]
+    for package, names in public_names().items():
+        module = import_module(package)
+        rows = [[place_of(package, name), sentence_of(name, getattr(module, name))] for name in names]
+        blocks += [f"## [{package}]({package}.md)", markdown(first_line(module)), table(["name", "what it is"], rows)]
+    return "\n\n".join([*blocks, toctree(list(public_names()))])
+
+
+def place_of(package: str, name: str) -> str:
+    """Return a link to the docstring of a name, which the package itself has, or for `lightning_fl` one of its packages."""
+    home = home_of(getattr(import_module(package), name), package)
+    return f"{{py:obj}}`{name} <{home}.{name}>`"
+
+
+def home_of(found: Any, package: str) -> str:
+    """Return the package whose page has the docstring of a name."""
+    module = getattr(found, "__module__", None) or package
+    homes = (f"lightning_fl.{other}" for other in PACKAGES if module.startswith(f"lightning_fl.{other}."))
+    return next(homes, package) if package == "lightning_fl" else package
+
+
+def sentence_of(name: str, found: Any) -> str:
+    """Return what a public name is, in a sentence."""
+    return markdown(first_line(found)) if isclass(found) or isroutine(found) else constant_text(name)
+
+
 def api_page(package: str, names: Sequence[str]) -> str:
-    """Return the page of a package: its names in a table, and the docstrings of each."""
+    """Return the page of a package: the docstrings of its names."""
     module = import_module(package)
     blocks = [f"# {package}"]
-    found = {name: getattr(module, name) for name in sorted(names, key=str.lower)}
     if package == "lightning_fl.algorithms":
         blocks.append(
             "Each [method](../methods/index.md) has a page, and so has their base class [`Algorithm`](../methods/Algorithm.md)."
         )
     blocks.append(rst(f".. automodule:: {package}", "no-members:"))
-    for name, one in found.items():
+    for name in names:
+        one = getattr(module, name)
         kind = "class" if isclass(one) else "function" if isroutine(one) else "data"
-        home = getattr(one, "__module__", None) or package
-        if package == "lightning_fl" and any(home.startswith(f"{package}.{other}.") for other in PACKAGES):
-            other = home.split(".")[1]
-            blocks.append(
-                f"{{py:class}}`lightning_fl.{name} <lightning_fl.{other}.{name}>`: {markdown(first_line(one))}"
-            )
+        if home_of(one, package) != package:
+            blocks.append(f"{place_of(package, name)}: {sentence_of(name, one)}")
             continue
         blocks.append(f"## {name}")
         if kind == "data":
@@ -279,7 +341,8 @@ def copied_page(source: str, name: str) -> str:
     """Return a Markdown file from outside docs/ as a page, with links that lead to the site's pages."""
     text = (ROOT / source).read_text(encoding="utf-8")
     text = re.sub(r"^```mermaid\n(.*?)^```$", lambda found: floors_diagram(), text, flags=re.DOTALL | re.MULTILINE)
-    return LINK.sub(lambda found: f"{found[1]}{target(found[2], source)}{found[3]}", text)
+    text = LINK.sub(lambda found: f"{found[1]}{target(found[2], source)}{found[3]}", text)
+    return UNSEARCHED + text if name == "changelog" else text
 
 
 def target(given: str, source: str) -> str:

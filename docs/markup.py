@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from textwrap import dedent
+
+from citations import cited
+from equations import equations, is_equations, scripts
 
 from lightning_fl.cli.catalogue import is_aligned
 
-CITATIONS = {
-    r"arXiv:(\d{4}\.\d{5})": "https://arxiv.org/abs/",
-    r"doi:(10\.\d{4}/[\d.]+\d)": "https://doi.org/",
-    r"openreview:(\w+)": "https://openreview.net/forum?id=",
-}
-"""Identifiers of papers, and what stands before them in an address."""
+DOCS = Path(__file__).parent
+PAGE = re.compile(r"docs/([\w/\\-]+)\.md")
+"""Path of a page in a docstring, with the backslashes of `markdown`."""
 
 
 def plain(docstring: str) -> str:
@@ -22,7 +24,8 @@ def plain(docstring: str) -> str:
         if block.lstrip().startswith(">>>"):
             blocks.append(block)
         elif is_aligned(block) and not re.match(r" *[A-Z]\w+:$", block, re.MULTILINE):
-            blocks.append("::\n\n" + "\n".join(f"    {line}" for line in block.splitlines()))
+            directive, lines = (".. raw:: html", equations(dedent(block))) if is_equations(block) else ("::", block)
+            blocks.append(f"{directive}\n\n" + "\n".join(f"    {line}" for line in lines.splitlines()))
         else:
             parts = re.split(r"(`[^`]*`)", block)
             escaped = (re.sub(r"(?<!^)(?<!\n)(?<!    )([*|])", r"\\\1", part) for part in parts[::2])
@@ -31,25 +34,29 @@ def plain(docstring: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return a paragraph of a docstring: equations, whose lines are aligned, as they are, and all else as text."""
-    return fenced(text) if is_aligned(text) else cited(markdown(text))
+    """Return a paragraph of a docstring: equations, whose lines are aligned, in columns, and all else as text with links."""
+    return equations(text) if is_aligned(text) else PAGE.sub(linked_page, cited(markdown(text)))
+
+
+def linked_page(found: re.Match[str]) -> str:
+    """Return a link to a page of docs/, under its title."""
+    name = found[1].replace("\\", "")
+    title = (DOCS / f"{name}.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return f"[{title}](/{name}.md)"
 
 
 def markdown(text: str) -> str:
     """Return the text of a docstring as Markdown: what is in backticks, and flags, as code, and all else as it stands."""
     parts = re.split(r"(`[^`]*`|(?<![\w-])--[a-z][\w.]*\w)", text)
-    code, escaped = (
-        (f"`{part.strip('`')}`" for part in parts[1::2]),
-        (re.sub(r"([\\*_<>\[\]|{}])", r"\\\1", part) for part in parts[::2]),
-    )
+    code, escaped = (f"`{part.strip('`')}`" for part in parts[1::2]), map(escaped_words, parts[::2])
     return "".join(part for pair in zip(escaped, [*code, ""], strict=True) for part in pair)
 
 
-def cited(text: str) -> str:
-    """Return a text with links on the identifiers of papers."""
-    for pattern, address in CITATIONS.items():
-        text = re.sub(pattern, rf"[\g<0>]({address}\1)", text)
-    return text
+def escaped_words(text: str) -> str:
+    """Return words of a docstring in which no character has a meaning in Markdown; subscripts and superscripts become tags."""
+    parts = re.split(r"(</?su[bp]>)", scripts(text))
+    parts[::2] = (re.sub(r"([\\*_<>\[\]|{}])", r"\\\1", part) for part in parts[::2])
+    return "".join(parts)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,8 +12,8 @@ FOLDER = "reference/notebooks"
 """Folder of the files, in docs/; git ignores it."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)")
 """Links to pages of the site, where a downloaded notebook is not."""
-NEEDED = "pip install 'lightning-fl[notebook]'"
-"""What a notebook needs, which its file says below the title if the page does not."""
+NEEDED = "pip install -e '.[notebook]'"
+"""What a notebook needs, from a clone of the repository; its file says so below the title if the page does not."""
 
 
 def is_notebook(text: str) -> bool:
@@ -39,7 +39,13 @@ def notebook(page: Path) -> nbformat.NotebookNode:
             cell.source = LINK.sub(r"\1", cell.source)
     title = read.cells[0]
     if NEEDED not in title.source:
-        title.source = re.sub(r"^(# .+)$", rf"\1\n\nNeeds `{NEEDED}`.", title.source, count=1, flags=re.MULTILINE)
+        title.source = re.sub(
+            r"^(# .+)$",
+            rf"\1\n\nNeeds `{NEEDED}` from a clone of the repository.",
+            title.source,
+            count=1,
+            flags=re.MULTILINE,
+        )
     return read
 
 

@@ -20,6 +20,7 @@ _HOMES = {
 _PACKAGES = (
     "aggregators",
     "algorithms",
+    "attacks",
     "callbacks",
     "codecs",
     "communication",

@@ -228,14 +228,14 @@ def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any
 
 
 def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]) -> list[Upload]:
-    """Return all ranks' accepted uploads, for an aggregator that keeps them; their results have only client and weight.
+    """Return all ranks' accepted uploads, for an aggregator that keeps them; their results have only client, weight and attacker.
 
     Args:
         fabric: Fabric of the processes.
         mine: uploads of this rank's clients.
         clients: clients of the round, which give the order of the uploads.
     """
-    weights = gather_by_client(fabric, clients, {upload.result.client: upload.result.weight for upload in mine})
+    facts = {upload.result.client: (upload.result.weight, upload.result.attacking) for upload in mine}
     messages = dict(share_states(fabric, {upload.result.client: upload.message for upload in mine}))
     sent = dict(share_states(fabric, {upload.result.client: upload.sent for upload in mine}))
 
@@ -244,9 +244,11 @@ def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]
 
     return [
         Upload(
-            Result(client, {}, weight, {}, {}, {}, num_steps=0), on_device(messages[client]), on_device(sent[client])
+            Result(client, {}, weight, {}, {}, {}, num_steps=0, attacking=attacking),
+            on_device(messages[client]),
+            on_device(sent[client]),
         )
-        for client, weight in weights.items()
+        for client, (weight, attacking) in gather_by_client(fabric, clients, facts).items()
     ]
 
 
@@ -294,8 +296,8 @@ class UploadMerge:
 
 def mean(
     fabric: Fabric, aggregator: Aggregator, context: RoundContext, clients: Sequence[int], uploads: Iterable[Upload]
-) -> Message:
-    """Merge uploads of all processes by an aggregator; returns {} if there is none, or if it skips the round.
+) -> tuple[Message, int]:
+    """Merge uploads of all processes by an aggregator, {} if there is none or it skips the round, and count them.
 
     Args:
         fabric: Lightning Fabric, which knows the processes.
@@ -310,7 +312,14 @@ def mean(
         count += 1
     sizes, counts = zip(*gather_objects(fabric, (merge.sizes if fabric.world_size > 1 else {}, count)), strict=True)
     accumulator = merge.accumulate(clients, sizes)
-    return aggregator.combine(accumulator, Merging(context)) if any(counts) else {}
+    return aggregator.combine(accumulator, Merging(context)) if any(counts) else {}, sum(counts)
+
+
+def summed(fabric: Fabric, mine: dict[str, Any]) -> dict[str, Any]:
+    """Return the sums over all processes of vectors in float64 by name; every process must call it."""
+    if fabric.world_size == 1:
+        return mine
+    return _sum(fabric, mine, gather_objects(fabric, {name: len(total) for name, total in mine.items()}))
 
 
 def _sum(fabric: Fabric, accumulator: dict[str, Any], sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:

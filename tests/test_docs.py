@@ -6,7 +6,7 @@ The ```{code-cell} blocks of a notebook run as Python, and share their names.
 
 Not run:
 
-- `pip install …`, `pytest`, `.ci/…` and `docker …`: they set up or run these tests. `&&` chains are split first.
+- `pip install …`, `uv …`, `pytest`, `.ci/…` and `docker …`: they set up or run these tests. `&&` chains are split first.
 - blocks after `<!-- no-run: reason -->`.
 
 Every `lightning-fl fit` is shortened to one round by `--trainer.max_rounds 1`, and every trainer in Python to three rounds; the
@@ -32,7 +32,7 @@ GENERATED = ROOT / "docs" / "reference"
 WRITTEN = [path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 PAGES = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]  # examples/: tests/test_examples.py
-SURROUNDINGS = ("pip", "pytest", ".ci/checks", ".ci/run", "docker")
+SURROUNDINGS = ("pip", "uv", "pytest", ".ci/checks", ".ci/run", "docker")
 BRIEF = {"FedKT": ["--algorithm.epochs", "1"], "PruneFL": ["--algorithm.initial_passes", "2"]}
 """Flags that shorten the work before the first round of a method."""
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
@@ -99,6 +99,8 @@ def shortened(program: str) -> str:
 
 def skip_without_packages(document: Path) -> None:
     text = document.read_text()
+    if "ClientPrivacy" in text:
+        pytest.importorskip("dp_accounting", reason="pip install 'lightning-fl[privacy]'")
     from_where = {"pandas": "'lightning-fl[notebook]'", "peft": "'lightning-fl[peft]'", "transformers": "transformers"}
     for package, what in {**from_where, "optuna": "optuna"}.items():
         if f"import {package}" in text or f"from {package} import" in text:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from inspect import signature
 from math import inf, nan
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -10,6 +11,8 @@ from typing import Any, get_args, get_type_hints
 from all_classes import GIVEN, classes
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms._adam import AdamOnClients
+from lightning_fl.algorithms._feddumap import AdaptivelyPruned, DynamicallyUpdated
 from lightning_fl.checks import parameters_of
 
 ABSURD = (inf, -inf, nan, 1e300, -1e300, 10**39, -(10**39), 10**400)
@@ -115,3 +118,20 @@ def test_the_documented_range_is_the_allowed_one(tmp_path: Path) -> None:
         count += 1
     assert wrong == []
     assert count > 150, "the texts state ranges"
+
+
+def test_methods_of_a_paper_have_what_they_share_alike() -> None:
+    """Each repeats the hyper-parameters that their base class describes, so that its own can stand between them."""
+    differing, count = [], 0
+    for base in (AdamOnClients, AdaptivelyPruned, DynamicallyUpdated):
+        methods = [found for found in classes() if issubclass(found, base)]
+        assert len(methods) > 2
+        for name in re.findall(r"^ +(\w+): ", (base.__doc__ or "").partition("Attributes:")[0], re.MULTILINE):
+            given = [method for method in methods if name in signature(method.__init__).parameters]
+            defaults = {signature(method.__init__).parameters[name].default for method in given}
+            kinds = {get_type_hints(method.__init__)[name] for method in given}
+            count += len(given)
+            if len(defaults) != 1 or len(kinds) != 1:
+                differing.append((base.__name__, name, defaults, kinds))
+    assert differing == []
+    assert count > 80

@@ -29,7 +29,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SOURCES = [path for folder in ("lightning_fl", "modules", "callbacks") for path in (ROOT / folder).rglob("*.py")]
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "torch_pruning": "torch-pruning", "yaml": "pyyaml"}
 """Dependencies by the name of their package, if it is not the same."""
-OPTIONAL = {"IPython", "constriction", "datasets", "pandas"}
+OPTIONAL = {"IPython", "constriction", "datasets", "dp_accounting", "pandas"}
 """Packages that are only imported where the user has them."""
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 """Keep a Changelog's sections, in its order."""

@@ -1,20 +1,27 @@
-"""Test that the documentation site builds without a warning, has a place for every public name, and fetches nothing."""
+"""Test that the documentation site builds without a warning, has a place for every public name, and fetches nothing.
+
+Also that its search leads to answers, and that pages fit the width of a phone and of a laptop; the last needs Chromium.
+"""
 
 import json
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
+from browser import browser, measured
 
 import lightning_fl
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli import catalogue, shipped_configs
+from lightning_fl.cli.problems import PROBLEMS
 from lightning_fl.trainer import FederatedTrainer
 
 if sys.version_info >= (3, 11):
@@ -26,6 +33,8 @@ NEEDED = ("sphinx", "furo", "ipykernel", "jupytext", "myst_nb", "pandas", "sphin
 if not all(map(find_spec, NEEDED)):
     pytest.skip("needs the extra docs: pip install -e '.[docs]'", allow_module_level=True)
 pytestmark = pytest.mark.slow
+
+from sphinx.search.en import SearchEnglish  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 METHODS = [entry for entry in catalogue.entries() if entry.section == "algorithms"]
@@ -110,7 +119,7 @@ def test_a_notebooks_page_links_its_file_and_shows_what_cells_print(site: Path, 
         (link,) = [link for link in pages[path].links if link.endswith(f"/{name}.ipynb")]
         cells = json.loads((path.parent / link).read_text(encoding="utf-8"))["cells"]
         assert {cell["cell_type"] for cell in cells} == {"code", "markdown"}
-        assert "".join(cells[0]["source"]).count("pip install 'lightning-fl[notebook]'") == 1
+        assert "".join(cells[0]["source"]).count("pip install -e '.[notebook]'") == 1
         shown = path.read_text(encoding="utf-8")
         assert shown.count("cell_input") == sum(cell["cell_type"] == "code" for cell in cells)
         assert "cell_output" in shown
@@ -121,6 +130,104 @@ def test_search_needs_no_server(site: Path) -> None:
     assert "Search.setIndex" in (site / "searchindex.js").read_text(encoding="utf-8")
     options = (site / "_static" / "documentation_options.js").read_text(encoding="utf-8")
     assert "SHOW_SEARCH_SUMMARY: false" in options  # summaries are fetched, which a browser refuses for files
+
+
+ANSWERS = {
+    "F1": "faq",
+    "GroupNorm": "faq",
+    "differential privacy": "faq",
+    "LaTeX": "how-to/report",
+    "Slurm": "how-to/studies",
+    "early stopping": "faq",
+    "EarlyStopping": "faq",
+    "OneCycleLR": "faq",
+}
+"""Words that newcomers have looked for, and the pages that answer."""
+
+
+@pytest.fixture(scope="module")
+def index(site: Path) -> dict[str, Any]:
+    """Return what the search knows: of each word and title the numbers of its pages, of each index entry its places."""
+    found: dict[str, Any] = json.loads(
+        (site / "searchindex.js").read_text(encoding="utf-8")[len("Search.setIndex(") : -1]
+    )
+    return found
+
+
+@pytest.mark.parametrize(("words", "page"), ANSWERS.items())
+def test_the_search_leads_to_an_answer(
+    words: str, page: str, index: dict[str, Any], pages: dict[Path, Page], site: Path
+) -> None:
+    number = index["docnames"].index(page)
+    places = [anchor for at, anchor, *_ in index["indexentries"][words.lower()] if at == number]
+    assert places  # an entry of all words is a browser's first result
+    assert {*places} <= pages[site / f"{page}.html"].ids
+    stemmed = map(SearchEnglish({}).stem, words.lower().split())
+    pages_of_words = [pages_with(word, index) for word in stemmed]
+    assert number in set.intersection(*pages_of_words)
+    assert index["docnames"].index("reference/changelog") not in set.union(*pages_of_words)
+
+
+def pages_with(word: str, index: dict[str, Any]) -> set[int]:
+    """Return the numbers of the pages that have a stemmed word in their text or titles."""
+    found = (index[where].get(word, []) for where in ("terms", "titleterms"))
+    return {number for each in found for number in (each if isinstance(each, list) else [each])}
+
+
+@pytest.mark.skipif(browser() is None, reason="needs Chromium")
+def test_pages_fit_a_phone_and_a_laptop(site: Path, pages: dict[Path, Page], tmp_path: Path) -> None:
+    names = [path.relative_to(site).as_posix() for path in pages if "_modules" not in path.parts]
+    found = measured(site, names, (390, 1280), tmp_path)
+    assert len(found) == 2 * len(names)
+    assert [(name, width, content) for name, width, content, _ in found if content > width] == []
+    assert [(name, width, scrolled) for name, width, _, scrolled in found if scrolled] == []
+
+
+def test_the_home_page_shows_a_round_and_four_cards(site: Path) -> None:
+    shown = (site / "index.html").read_text(encoding="utf-8").partition('<div class="content">')[2]
+    picture = shown[shown.index('<figure class="diagram messages">') : shown.index("</figure>")]
+    parameters = catalogue.entry("algorithms", "Algorithm").parameters
+    assert {*re.findall(r'parts.html#\w+">(\w+)</a>', picture)} == {*parameters}
+    model, *uploads = re.findall(r"<dd>([\d.]+ [kM]B)</dd>", picture)
+    assert model == uploads[0] == "2.47 MB"  # ten times 61,706 numbers of 32 bits
+    assert len(uploads) == 4
+    cards, thumbnails = (
+        shown[shown.index(f'<div class="grid {name}">') :].partition("</ul>")[0] for name in ("links", "thumbnails")
+    )
+    assert cards.count("<li>") == 4
+    assert thumbnails.count("<img") >= 4
+    assert shown.partition("</article>")[0].count('<a class="reference') < 40
+
+
+def test_methods_are_listed_by_problem(site: Path) -> None:
+    shown = (site / "reference" / "methods" / "by-problem.html").read_text(encoding="utf-8")
+    sections = re.split("<h2>", shown)[1:]
+    assert len(sections) == len(PROBLEMS)
+    for problem, section in zip(PROBLEMS, sections, strict=True):
+        linked = re.findall(r'href="(\w+)\.html"><code', section)
+        assert linked == [*problem.methods, *problem.others], problem.title
+
+
+def test_public_names_have_a_sentence_each(site: Path) -> None:
+    shown = (site / "reference" / "api" / "index.html").read_text(encoding="utf-8").partition("<article")[2]
+    rows = re.findall(r"<tr class=.*?<td>(.*?)</td>\s*<td>(.*?)</td>", shown, re.DOTALL)
+    without = [name for name, text in rows if len(re.sub(r"<[^>]*>", "", text).split()) < 3]
+    assert without == []
+    modules = (import_module(f"lightning_fl.{package}") for package in PACKAGES)
+    assert len(rows) == len(lightning_fl.__all__) - 1 + sum(len(module.__all__) for module in modules)
+
+
+def test_the_page_of_errors_has_sentences_of_the_code(site: Path) -> None:
+    shown = (site / "errors.html").read_text(encoding="utf-8")
+    text = unescape(re.sub(r"<[^>]*>", "", shown))
+    for sentence in (
+        "clients_per_round is …, but the federation has … clients with samples: give at most …",
+        "there is no checkpoint at …",
+        "there is no study file …",
+        "cannot be divided over clients: it has no train_dataloader()",
+    ):
+        assert sentence in text
+    assert shown.count('class="origin"') > 400
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -137,6 +244,8 @@ def test_a_methods_page_says_what_the_terminal_prints(method: catalogue.Entry, s
     identifiers = re.findall(r"arXiv:[\d.]+\d|doi:[\d./]+\d|openreview:\w+", paper)
     assert identifiers or method.name == "Algorithm"
     said = [*identifiers, *method.parameters, *method.slots, *catalogue.configurations_of(method)]
+    (parts,) = re.findall(r'<section id="parts">(.*?)</section>', shown, re.DOTALL)
+    assert parts.count("<tr") == 1 + 6, "six slots, and the head"
     said += [catalogue.shown_source(path.rpartition(".")[0]) for paths in method.slots.values() for path in paths]
     assert [text for text in said if text not in shown] == []
     printed = catalogue.listing([method.name])

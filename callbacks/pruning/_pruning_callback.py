@@ -52,6 +52,10 @@ class PruningCallback(Callback):
         following, end = self.schedule.next_after(trainer.current_epoch), trainer.max_epochs
         return following is not None and (end is None or end < 0 or following < end)
 
+    def asks_clients(self, has_server_samples: bool) -> bool:
+        """True if clients of a federation send something for the pruning, whose server may have samples of its own."""
+        return False
+
     def is_due(self, trainer: Any) -> bool:
         """True if a pruning is due now; once per epoch."""
         epoch = trainer.current_epoch

@@ -111,6 +111,10 @@ class AdaptivePruning(StructuredPruning):
         """Clients that were asked for their rate."""
         return self.adaptive_rate.asked
 
+    def asks_clients(self, has_server_samples: bool) -> bool:
+        """True if clients find the rate, or rank feature maps in place of a server without samples."""
+        return self.rate is None or not has_server_samples
+
     # -- schedule ---------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:

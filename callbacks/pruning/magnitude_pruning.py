@@ -78,6 +78,10 @@ class MagnitudePruning(PruningCallback):
             exclude=self.exclude,
         )
 
+    def asks_clients(self, has_server_samples: bool) -> bool:
+        """True if clients find the rate."""
+        return isinstance(self.rate, AdaptiveRate) and not self.rate.server_only
+
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
         super().setup(trainer, pl_module, stage)

@@ -5,13 +5,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Aggregator, Merging, Message, Upload
+from lightning_fl.slots import Aggregator, Merging, Message, Upload, Uploader, kept_columns
+
+
+class Entry(NamedTuple):
+    """What is kept of an upload: its client, the client's number of samples, the message, and masks of what was sent."""
+
+    uploader: Uploader
+    weight: float
+    message: Message
+    sent: Message
 
 
 @dataclass(frozen=True)
@@ -22,11 +31,13 @@ class Rows:
         vectors: for each name the clients' vectors (K, ·) in float64.
         sent: for each name bools (K, ·), True for what a client has sent; a name without any is sent by all.
         weights: the clients' numbers of samples (K,), which are claims of theirs, in float64.
+        uploaders: the clients.
     """
 
     vectors: Message
     sent: Message
     weights: Tensor
+    uploaders: Sequence[Uploader]
 
     def __len__(self) -> int:
         """Number of clients."""
@@ -42,12 +53,18 @@ class Rows:
         """Return Σ_k shares_k x_k for every name, given the clients' shares (K,)."""
         return {name: shares @ vectors for name, vectors in self.vectors.items()}
 
+    @property
+    def has_adversary(self) -> bool:
+        """True if it is known who attacks, so that a share of each upload is worth computing."""
+        return any(uploader.attacking is not None for uploader in self.uploaders)
+
 
 class Robust(Aggregator):
     """Keeps all uploads of a round, K·d numbers, and merges them in the order of the clients' indices.
 
     Clients have equal weights, since a number of samples is a claim. With fewer uploads than the part needs, the round is
-    skipped: the server's model stays as it is, and `robust/skipped` is 1.
+    skipped: the server's model stays as it is, and `robust/skipped` is 1. Reports `kept_columns`, parts that go coordinate by
+    coordinate only in a run with an adversary.
     """
 
     uses = frozenset[str]()
@@ -66,12 +83,13 @@ class Robust(Aggregator):
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Keep the upload."""
-        entry = (upload.result.client, upload.result.weight, upload.message, upload.sent)
+        result = upload.result
+        entry = Entry(Uploader(result.client, result.attacking), result.weight, upload.message, upload.sent)
         accumulator.setdefault("uploads", []).append(entry)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the merged message of enough uploads."""
-        return self.merge(rows_of(accumulator["uploads"]))
+        return self.merge(rows_of(accumulator["uploads"]))[0]
 
     def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
         """Return the merged message, or {} for a round that is skipped."""
@@ -79,23 +97,30 @@ class Robust(Aggregator):
         if merging.metrics["robust/skipped"]:
             merging.is_skipped = True
             return {}
-        return self.merge(rows_of(accumulator["uploads"]))
+        rows = rows_of(accumulator["uploads"])
+        message, shares = self.merge(rows)
+        if shares is not None:
+            merging.metrics |= kept_columns(shares, rows.uploaders)
+        return message
 
     @abstractmethod
-    def merge(self, rows: Rows) -> Message:
-        """Return the merged message of enough uploads, in float64."""
+    def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
+        """Return the merged message of enough uploads, in float64, and the share of each upload in the model (K,).
+
+        A part that goes coordinate by coordinate returns the mean share over the coordinates, or None without an adversary.
+        """
 
 
-def rows_of(uploads: Sequence[tuple[int, float, Message, Message]]) -> Rows:
-    """Return uploads, each a client, its weight, its message and what of it was sent, in the order of the clients."""
-    ordered = sorted(uploads, key=lambda upload: upload[0])
-    messages = [message for _, _, message, _ in ordered]
-    vectors = {name: torch.stack([message[name] for message in messages]).double() for name in messages[0]}
+def rows_of(uploads: Sequence[Entry]) -> Rows:
+    """Return uploads in the order of their clients."""
+    ordered = sorted(uploads, key=lambda entry: entry.uploader.client)
+    vectors = {name: torch.stack([entry.message[name] for entry in ordered]).double() for name in ordered[0].message}
     sent = {
         name: torch.stack(
-            [sent.get(name, torch.ones_like(message[name], dtype=torch.bool)) for _, _, message, sent in ordered]
+            [entry.sent.get(name, torch.ones_like(entry.message[name], dtype=torch.bool)) for entry in ordered]
         )
         for name in vectors
-        if any(name in sent for _, _, _, sent in ordered)
+        if any(name in entry.sent for entry in ordered)
     }
-    return Rows(vectors, sent, torch.tensor([weight for _, weight, _, _ in ordered], dtype=torch.float64))
+    weights = torch.tensor([entry.weight for entry in ordered], dtype=torch.float64)
+    return Rows(vectors, sent, weights, [entry.uploader for entry in ordered])

@@ -16,7 +16,7 @@ from lightning_fl.checks import check_whole
 from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, forwards
 
 
-@forwards("inner", "in_common needs provides weighs_equally")
+@forwards("inner", "in_common is_median needs provides weighs_equally")
 @dataclass(frozen=True)
 class Bucketing(Aggregator):
     """Give another aggregator the means of buckets of s uploads, which are more alike where clients' data differ.
@@ -30,7 +30,7 @@ class Bucketing(Aggregator):
     """
 
     keeps_uploads = True
-    is_mean = False
+    is_mean = sums_suffice = False
     inner: Aggregator
     s: int = 2
 
@@ -67,5 +67,9 @@ class Bucketing(Aggregator):
         for place, bucket in enumerate(order.split(self.s)):
             means = {name: vectors[bucket].mean(0) for name, vectors in rows.vectors.items()}
             weight = float(rows.weights[bucket].sum())
-            self.inner.add(inner, Upload(Result(place, {}, weight, {}, {}, {}, num_steps=0), means))
+            shares = [rows.uploaders[k].attacking for k in bucket.tolist()]
+            known = [share for share in shares if share is not None]
+            attacking = sum(known) / len(known) if known else None
+            result = Result(place, {}, weight, {}, {}, {}, num_steps=0, attacking=attacking)
+            self.inner.add(inner, Upload(result, means))
         return inner

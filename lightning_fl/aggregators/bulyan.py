@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from lightning_fl.aggregators._robust import Robust, Rows
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.slots import Message
-from lightning_fl.vectors.order_statistics import krum_scores, nearest_to_middle, squared_distances
+from lightning_fl.vectors.order_statistics import krum_scores, nearest_shares, nearest_to_middle, squared_distances
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,18 @@ class Bulyan(Robust):
         """Return 4f + 3."""
         return 4 * self.f + 3
 
-    def merge(self, rows: Rows) -> Message:
-        """Return the means."""
+    def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
+        """Return the means, and the mean share of each upload in a number of the model."""
         distances = squared_distances(rows.measured(self.by))
         left, chosen = list(range(len(rows))), list[int]()
         while len(chosen) < len(rows) - 2 * self.f:
             scores = krum_scores(distances[left][:, left], self.f) if len(left) > 1 else distances.new_zeros(1)
             chosen.append(left.pop(int(scores.argmin())))
         chosen.sort()
-        return {
-            name: nearest_to_middle(vectors[chosen], len(chosen) - 2 * self.f) for name, vectors in rows.vectors.items()
-        }
+        count = len(chosen) - 2 * self.f
+        merged = {name: nearest_to_middle(vectors[chosen], count) for name, vectors in rows.vectors.items()}
+        if not rows.has_adversary:
+            return merged, None
+        shares = distances.new_zeros(len(rows))
+        shares[chosen] = nearest_shares(rows.vectors["model"][chosen], count)
+        return merged, shares

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lightning_fl.aggregators._robust import Robust, Rows
 from lightning_fl.slots import SENT, Message
-from lightning_fl.vectors.order_statistics import middle
+from lightning_fl.vectors.order_statistics import middle, middle_shares
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,10 @@ class CoordinateMedian(Robust):
     """
 
     uses = frozenset({SENT})
+    is_median = True
 
-    def merge(self, rows: Rows) -> Message:
-        """Return the medians."""
-        return {name: middle(vectors, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
+    def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
+        """Return the medians, and the share of the numbers of the model whose median is of an upload."""
+        merged = {name: middle(vectors, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
+        shares = middle_shares(rows.vectors["model"], rows.sent.get("model")) if rows.has_adversary else None
+        return merged, shares

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows
 from lightning_fl.checks import check_choice, check_positive, check_whole
@@ -44,8 +45,8 @@ class GeometricMedian(Robust):
         """True if the client's number of samples does not count."""
         return self.weighting == "uniform"
 
-    def merge(self, rows: Rows) -> Message:
-        """Return the median."""
+    def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
+        """Return the median, and β_k / Σβ."""
         points = rows.measured(self.by)
         weights = torch.ones_like(rows.weights) if self.weighting == "uniform" else rows.weights
         weights = weights.to(points.device)
@@ -54,4 +55,4 @@ class GeometricMedian(Robust):
             nearness = weights / torch.linalg.vector_norm(points - centre, dim=1).clamp(min=self.smoothing)
             shares = nearness / nearness.sum()
             centre = shares @ points
-        return rows.mixed(shares)
+        return rows.mixed(shares), shares

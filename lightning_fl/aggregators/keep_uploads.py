@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, Aggregator, Merging, Message, Upload, forwards
+from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, Aggregator, Merging, Message, Upload, Uploader, forwards
 
 
-@forwards("inner", "check in_common needs uses weighs_equally")
+@forwards("inner", "check in_common is_median needs uses weighs_equally")
 @dataclass(frozen=True)
 class KeepUploads(Aggregator):
     """Return the inner aggregator's message, and all uploads (K, ·) of a name as `uploads/<name>`. Memory grows with K.
@@ -22,7 +22,7 @@ class KeepUploads(Aggregator):
     """
 
     keeps_uploads = True
-    is_mean = False
+    is_mean = sums_suffice = False
     inner: Aggregator
 
     @property
@@ -34,6 +34,7 @@ class KeepUploads(Aggregator):
         """Add the upload to the inner aggregator, and keep it."""
         self.inner.add(accumulator.setdefault("inner", {}), upload)
         accumulator.setdefault("uploads", []).append(upload.message)
+        accumulator.setdefault("uploaders", []).append(Uploader(upload.result.client, upload.result.attacking))
         accumulator.setdefault("weights", []).append(
             1.0 if self.inner.weighs_equally("model") else upload.result.weight
         )
@@ -43,7 +44,8 @@ class KeepUploads(Aggregator):
         return self.inner.finish(accumulator["inner"]) | self._stacked(accumulator)
 
     def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
-        """Return the inner message and the stacked uploads."""
+        """Return the inner message and the stacked uploads, and say whose they are."""
+        merging.uploaders = accumulator["uploaders"]
         return self.inner.combine(accumulator["inner"], merging) | self._stacked(accumulator)
 
     def _stacked(self, accumulator: dict[str, Any]) -> Message:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows
 from lightning_fl.checks import check_choice, check_whole
@@ -53,13 +54,13 @@ class MultiKrum(Robust):
             f"m={self.m} of {cohort_size} uploads include attackers' if f is {self.f}: give m of at most {cohort_size - self.f}.",
         )
 
-    def merge(self, rows: Rows) -> Message:
-        """Return the mean of the chosen uploads."""
+    def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
+        """Return the mean of the chosen uploads, and their shares."""
         scores = krum_scores(squared_distances(rows.measured(self.by)), self.f)
         chosen = scores.argsort(stable=True)[: len(rows) - self.f if self.m is None else self.m]
         shares = torch.zeros(len(rows), dtype=torch.float64, device=scores.device)
         shares[chosen] = 1 / len(chosen)
-        return rows.mixed(shares)
+        return rows.mixed(shares), shares
 
 
 @dataclass(frozen=True)

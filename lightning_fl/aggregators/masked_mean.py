@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lightning_fl.slots import SENT, Aggregator, Message, Upload
-from lightning_fl.vectors.pieces import add_scaled, zeros_like
+from lightning_fl.vectors.pieces import add_scaled, pieces, zeros_like
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class MaskedMean(Aggregator):
     """
 
     keeps_uploads = False
+    sums_suffice = True
     uses = frozenset({SENT})
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
@@ -43,10 +44,12 @@ class MaskedMean(Aggregator):
         return False
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """Return sum / weight, and 0 where the weight is 0."""
-        names = [name for name in accumulator if _weight(name) in accumulator]
-        weights = {name: accumulator[_weight(name)] for name in names}
-        return {name: accumulator[name] / weights[name].masked_fill(weights[name] == 0, 1) for name in names}
+        """Return sum / weight, and 0 where the weight is 0, in the memory of the sums."""
+        means = {name: total for name, total in accumulator.items() if _weight(name) in accumulator}
+        for name, total in means.items():
+            for part, weight in pieces(total, accumulator[_weight(name)]):
+                part.div_(weight.masked_fill(weight == 0, 1))
+        return means
 
 
 def _weight(name: str) -> str:

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 
 from lightning_fl.checks import check_choice, check_positive
-from lightning_fl.slots import Aggregator, Message, Upload
+from lightning_fl.slots import Aggregator, Merging, Message, Upload
 
-COUNT = "count"
+COUNT, KEPT = "count", "kept"
+"""Names of the number of uploads, and of sums over them: factors, their squares, those of attackers, uploads of known kind."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class NormBound(Aggregator):
     """
 
     keeps_uploads = False
+    sums_suffice = False  # an attacker would not shorten its upload itself
     uses = frozenset[str]()
     bound: float = 1.0
     by: Literal["model", "all"] = "model"
@@ -44,11 +46,25 @@ class NormBound(Aggregator):
         factor = torch.where(length > self.bound, self.bound / length, 1.0)
         if COUNT not in accumulator:
             accumulator[COUNT] = torch.zeros(1, dtype=torch.float64, device=length.device)
+            accumulator[KEPT] = torch.zeros(4, dtype=torch.float64, device=length.device)
         accumulator[COUNT] += 1
+        attacking = upload.result.attacking
+        terms = torch.stack(
+            [factor, factor.square(), factor * (attacking or 0.0), torch.full_like(factor, attacking is not None)]
+        )
+        accumulator[KEPT] += terms
         for name, vector in upload.message.items():
             term = vector.double() * factor
             accumulator[name] = accumulator[name].add_(term) if name in accumulator else term
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the sum / K."""
-        return {name: total / accumulator[COUNT] for name, total in accumulator.items() if name != COUNT}
+        return {name: total / accumulator[COUNT] for name, total in accumulator.items() if name not in (COUNT, KEPT)}
+
+    def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
+        """Return the sum / K, and report `robust/kept` and `robust/attackers_kept` as other robust parts do."""
+        total, squares, attackers, known = accumulator[KEPT].tolist()
+        merging.metrics["robust/kept"] = total**2 / squares
+        if known:
+            merging.metrics["robust/attackers_kept"] = attackers / total
+        return self.finish(accumulator)

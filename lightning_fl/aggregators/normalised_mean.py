@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload, kind_of
+from lightning_fl.vectors.pieces import empty_like, pieces
 
 NORMALISER = "scalars/normaliser"
 
@@ -24,6 +26,7 @@ class NormalisedMean(Aggregator):
 
     needs = uses = frozenset({NORMALISER})
     keeps_uploads = False
+    sums_suffice = True  # a client divides by its a_k, and sends n_k a_k or n_k τ_k, itself
     effective: Literal["normaliser", "steps"] = "normaliser"
 
     def __post_init__(self) -> None:
@@ -33,20 +36,33 @@ class NormalisedMean(Aggregator):
         """Add n_k Δ_k/a_k to the sum, n_k to the weight, and n_k a_k or n_k τ_k to the length."""
         weight, normaliser = upload.result.weight, upload.message[NORMALISER].double()
         length = normaliser if self.effective == "normaliser" else torch.full_like(normaliser, upload.result.num_steps)
-        terms = {"weight": torch.full_like(length, weight), "length": weight * length}
+        _add(accumulator, "weight", torch.full_like(length, weight))
+        _add(accumulator, "length", length, weight)
         for name, vector in upload.message.items():
             if kind_of(name) != "scalars":
-                terms[name] = vector * (weight / normaliser) if name == "model" else weight * vector.double()
-        for name, term in terms.items():
-            accumulator[name] = accumulator[name].add_(term) if name in accumulator else term
+                _add(accumulator, name, vector, weight / normaliser if name == "model" else weight)
 
     def weighs_equally(self, name: str) -> bool:
         """False: its weights are the clients' numbers of samples."""
         return False
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """Return sum / weight, for the model times τ_eff = length / weight."""
+        """Return sum / weight, for the model times τ_eff = length / weight, in the memory of the sums."""
         sums = dict(accumulator)
         weight, length = sums.pop("weight"), sums.pop("length")
-        means = {name: total / weight for name, total in sums.items()}
-        return {**means, "model": means["model"] * (length / weight)}
+        means = {name: total.div_(weight) for name, total in sums.items()}
+        means["model"].mul_(length / weight)
+        return means
+
+
+def _add(accumulator: dict[str, Any], name: str, vector: Tensor, factor: Any = 1.0) -> None:
+    """Add factor · vector (d,) to a sum in float64; the factor is a number or a tensor of one."""
+    is_first = name not in accumulator
+    if is_first:
+        accumulator[name] = empty_like(vector, torch.float64)
+    for total, piece in pieces(accumulator[name], vector):
+        term = piece.double() * factor
+        if is_first:
+            total.copy_(term)
+        else:
+            total.add_(term)

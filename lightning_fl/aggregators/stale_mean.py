@@ -32,6 +32,7 @@ class StaleMean(Aggregator):
     """
 
     keeps_uploads = False
+    sums_suffice = True
     uses = frozenset[str]()
     decay: float | Literal["constant", "polynomial", "hinge"] = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"

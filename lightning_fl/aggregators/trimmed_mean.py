@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from torch import Tensor
+
 from lightning_fl.aggregators._robust import Robust, Rows
 from lightning_fl.checks import check_between, check_whole, is_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import SENT, Message
-from lightning_fl.vectors.order_statistics import trimmed
+from lightning_fl.vectors.order_statistics import trimmed, trimmed_shares
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,13 @@ class TrimmedMean(Robust):
             "decrease it, or increase clients_per_round.",
         )
 
-    def merge(self, rows: Rows) -> Message:
-        """Return the means."""
+    def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
+        """Return the means, and the mean share of each upload in a number of the model."""
         count = min(self._count(len(rows)), (len(rows) - 1) // 2)
-        return {name: trimmed(vectors, count, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
+        merged = {name: trimmed(vectors, count, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
+        if not rows.has_adversary:
+            return merged, None
+        return merged, trimmed_shares(rows.vectors["model"], count, rows.sent.get("model"))
 
     def _count(self, num_uploads: int) -> int:
         """Return b for so many uploads."""

@@ -23,7 +23,7 @@ class WeightedMean(Aggregator):
     """
 
     keeps_uploads = False
-    is_mean = True
+    is_mean = sums_suffice = True
     uses = frozenset[str]()
     weighting: Literal["samples", "uniform"] = "samples"
     uniform: tuple[str, ...] = ("moments/control",)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
+from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.compatibility import (
     Slots,
+    asks_clients,
     incompatibilities,
     mask_incompatibilities,
+    name_of,
     pace_incompatibilities,
+    readers_of_single_clients,
 )
 from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
@@ -62,6 +65,8 @@ class Algorithm(Remembering):
     """When the server makes its next model; None if every round waits for its clients."""
     validation_clients: int | None = None
     """Number of clients to validate, as of the trainer's flag, which decides if this is None."""
+    setup_reads_clients = False
+    """True if clients send something before the first round, besides what the steps ask for."""
     changeable = frozenset[str]()
     """Names of the method's own hyper-parameters, besides those of its parts, that a resumed run may change."""
 
@@ -177,6 +182,11 @@ class Algorithm(Remembering):
             rule.check(context)
         self.exchange.check(context, cohort_size)
         self.aggregator.check(cohort_size)
+        if self.uplink.sends_few and self.aggregator.is_median:
+            rank_zero_warn(
+                f"{self.uplink} sends less than half of the numbers, and others count as 0, so the median of a number stays 0, "
+                "and the parameter as it is, unless most clients send it: use another aggregator, or a larger alpha."
+            )
         for codec in (self.uplink, self.downlink):  # that of a step is inside the downlink
             codec.check(context)
         for step in self.steps:
@@ -186,6 +196,22 @@ class Algorithm(Remembering):
         """Raise `UserError` if a part needs rounds that wait for their clients, and the method has none."""
         problems = [] if self.pace is None else pace_incompatibilities(self._slots)
         require(not problems, f"{self.name} does not wait for the clients of a round, and {'; '.join(problems)}.")
+
+    def readers_of_single_clients(self, has_server_samples: bool = True) -> list[tuple[str, str]]:
+        """Return what needs more of a round than sums over its clients: slots and the names of their parts; [] if nothing does.
+
+        Args:
+            has_server_samples: the server has samples, so that no callback takes those of a client in their place.
+        """
+        readers = [(slot, name_of(part)) for slot, part in readers_of_single_clients(self._slots)]
+        if self.pace is not None:
+            readers.append(("pace", type(self.pace).__name__))
+        asking = [
+            type(callback).__name__
+            for callback in self.configure_callbacks()
+            if asks_clients(callback, has_server_samples)
+        ]
+        return [*readers, *(("callbacks", name) for name in asking)]
 
     def check_pruning(self, source: str) -> None:
         """Raise `UserError` if clients may be training models of different sizes when `source` prunes the server's."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
+from lightning.pytorch import Callback
+
 from lightning_fl import aggregators, rules, steps
 from lightning_fl.exchanges import GradientTurn, NoUploads, OneShot
 from lightning_fl.slots import PROPOSAL, SENT, UPLOADS, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
@@ -265,6 +267,23 @@ def mask_incompatibilities(slots: Slots) -> list[str]:
     return [
         f"{part} needs matrices, of which a mask leaves rows of numbers: use another {kind}" for kind, part in named
     ]
+
+
+def readers_of_single_clients(slots: Slots) -> list[tuple[str, Part]]:
+    """Return the parts that need more than sums over the clients of a round (`sums_suffice`), each with its slot."""
+    parts: list[tuple[str, Exchange | Codec | Aggregator | Step]] = [
+        ("exchange", slots.sender),
+        ("uplink", slots.uplink),
+        ("aggregator", slots.aggregator),
+        *(("steps", step) for step in slots.steps),
+    ]
+    return [(slot, part) for slot, part in parts if not part.sums_suffice]
+
+
+def asks_clients(callback: Callback, has_server_samples: bool) -> bool:
+    """True if a callback says that it asks clients, as prunings do whose rate they find."""
+    asks = getattr(callback, "asks_clients", None)
+    return asks is not None and asks(has_server_samples)
 
 
 def pace_incompatibilities(slots: Slots) -> list[str]:

@@ -43,6 +43,8 @@ PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
 class FedKT(Method):
     """Knowledge transfer before FedAvg: the model learns labels of the server's inputs that clients' models vote on."""
 
+    setup_reads_clients = True
+
     def __init__(
         self,
         mode: Literal["one_shot", "init_fedavg"] = "init_fedavg",

@@ -139,6 +139,11 @@ class Wrapper(Method):
         """The pace of the base method."""
         return self.base.pace
 
+    @property
+    def setup_reads_clients(self) -> bool:  # type: ignore[override]
+        """True if clients of the base method send something before the first round."""
+        return self.base.setup_reads_clients
+
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Arrange the data as the base method does."""
         return self.base.arrange_data(data)

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +21,7 @@ from lightning_fl.cli import shipped_configs
 from lightning_fl.cli.problems import PROBLEMS
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import UserError, require
+from lightning_fl.outputs import terminal
 
 FILE = Path(__file__).with_name("catalogue.jsonl")
 FLAGS = {
@@ -33,14 +31,18 @@ FLAGS = {
     "data": "--data",
     "partitions": "--data.partition",
     "shifts": "--data.shift",
+    "attacks": "--trainer.adversary.attack",
     "callbacks": "--trainer.callbacks",
+    "privacy": "--trainer.privacy",
     "trainer": "--trainer",
 }
 """Flag for the names of each section."""
 CONFIGS = "configs"
 MORE = "`lightning-fl list NAME` shows the parameters of one of them, `lightning-fl list configs` the configurations."
-UNLIMITED = 10**6
-"""Width of an output that is no terminal, unless the variable COLUMNS gives one."""
+SUM_ONLY = (
+    "sum-only: the server needs no more of a round than sums over its clients, as with trainer.secure_aggregation; the page of a "
+    "method says which parts do."
+)
 INDENT = 13
 """Columns in front of the rest of an equation that is wider than the terminal."""
 HELP = (
@@ -58,7 +60,8 @@ HELP = (
 class Entry:
     """A name, its first line, its module, and its parameters: a mapping with `about`, `type` and, unless required, `default`.
 
-    `uses_server` is True of a method that trains or prunes by samples of the server. `misfits` are the methods and data that a
+    `uses_server` is True of a method that trains or prunes by samples of the server. `sum_only` says of a method, yes or no and
+    why, whether sums over the clients of a round suffice. `misfits` are the methods and data that a
     network does not fit, each with the reason. `slots` has the import paths of a method's parts with default parameters, each
     part before those inside it.
     """
@@ -69,6 +72,7 @@ class Entry:
     module: str
     parameters: dict[str, dict[str, Any]]
     uses_server: bool = False
+    sum_only: str = ""
     misfits: dict[str, str] = field(default_factory=dict)
     slots: dict[str, list[str]] = field(default_factory=dict)
 
@@ -151,6 +155,7 @@ def listing(words: Sequence[str]) -> str:
         files = {slot: ", ".join(map(_located, paths)) for slot, paths in entry_asked.slots.items()}
         blocks += ["\n".join(_paragraph(text)) for text in description_of(entry_asked)]
         blocks.append(_table("parts, with default parameters", files))
+        blocks.append("\n".join(_wrapped("sum-only:", entry_asked.sum_only)))
     if parameters:
         blocks.append(_table("parameters", parameters))
     if entry_asked.slots and (configurations := configurations_of(entry_asked)):
@@ -184,8 +189,21 @@ def _section(section: str, all_entries: Sequence[Entry]) -> str:
     about = {one.name: one.about for one in all_entries if one.section == section}
     if section != "algorithms":
         return _table(section, about)
-    groups = ((problem.title, {name: about[name] for name in problem.methods}) for problem in PROBLEMS)
-    return "\n\n".join(_table(f"{section}: {title}", names) for title, names in groups if names)
+    marks = {one.name: one.sum_only.partition(",")[0] for one in all_entries if one.section == section}
+    rows = ({name: (marks[name], about[name]) for name in problem.methods} for problem in PROBLEMS)
+    tables = [
+        _marked_table(f"{section}: {problem.title}", found)
+        for problem, found in zip(PROBLEMS, rows, strict=True)
+        if found
+    ]
+    return "\n\n".join([*tables, "\n".join(_wrapped("", SUM_ONLY))])
+
+
+def _marked_table(title: str, rows: dict[str, tuple[str, str]]) -> str:
+    """Return a table of methods by name: whether sums suffice, and the first line."""
+    rows = {"method": ("sum-only", "idea"), **rows}
+    widths = max(map(len, rows)), max(len(mark) for mark, _ in rows.values())
+    return _table(title, {f"{name:<{widths[0]}}  {mark:<{widths[1]}}": text for name, (mark, text) in rows.items()})
 
 
 def is_aligned(text: str) -> bool:
@@ -202,7 +220,7 @@ def _paragraph(text: str) -> list[str]:
 
 def _folded(line: str) -> list[str]:
     """Return an aligned line, its last column and whatever else is too wide on lines of their own."""
-    width, indent = _width(), " " * INDENT
+    width, indent = terminal.width(), " " * INDENT
     if len(line) <= width:
         return [line]
     columns = re.fullmatch(r"(.*\S) {2,}(\S.*)", line)
@@ -222,21 +240,11 @@ def _table(title: str, lines: dict[str, str]) -> str:
 
 def _wrapped(start: str, text: str) -> list[str]:
     """Return a text after its start, wrapped to the width of a terminal; one line if it goes elsewhere."""
-    width = _width()
+    width = terminal.width()
     start = f"{start} " if start else ""
     indent = " " * len(start) if len(start) < width // 2 else "      "
     wrapped = textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
     return wrapped or [start.rstrip()]
-
-
-def _width() -> int:
-    """Return the columns of the terminal, or those that the variable COLUMNS gives."""
-    return shutil.get_terminal_size().columns if is_terminal() or "COLUMNS" in os.environ else UNLIMITED
-
-
-def is_terminal() -> bool:
-    """True if the output goes to a terminal."""
-    return sys.stdout.isatty()
 
 
 def _nearest(word: str, names: Sequence[str] | dict[str, Any]) -> str:

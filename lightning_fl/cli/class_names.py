@@ -14,10 +14,24 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
-from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, personal, rules, steps
+from lightning_fl import (
+    aggregators,
+    algorithms,
+    attacks,
+    callbacks,
+    codecs,
+    data,
+    exchanges,
+    modules,
+    personal,
+    privacy,
+    rules,
+    steps,
+)
 from lightning_fl.checks import is_lightnings
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
+from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
@@ -33,7 +47,9 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "partition": ([data], data.Partition),
     "sizes": ([data], data.Sizes),
     "shift": ([data], data.Shift),
+    "attack": ([attacks], attacks.Attack),
     "model": ([modules], LightningModule),
+    "privacy": ([privacy], Privacy),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
     **dict.fromkeys(("optimizer", "server_optimizer"), ([torch.optim], torch.optim.Optimizer)),

@@ -12,7 +12,6 @@ import io
 import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,8 +33,13 @@ CONFIG_VARIABLE = re.compile("PL_[A-Z]+__CONFIG")
 SPINS = "10000"
 """Turns for which a thread of GNU OpenMP, which torch uses on Linux, waits for the others before it gives its core away; its own
 default waits so long that a round takes many times longer on a busy machine (docs/explanation/speed.md)."""
-RESUME = "--ckpt_path last resumes after the last complete round"
-RESUME_STUDY = "the same command resumes its runs"
+REMEDIES = {
+    "fit": "; --ckpt_path last resumes after the last complete round",
+    "study": "; the same command resumes its runs",
+}
+"""What to do, by command, after a run was stopped."""
+ANSWERS = re.compile(r"-h|--help|--[\w.]+\.help(=.*)?|--print_\w+(=.*)?|--dry_run")
+"""Flags with which a command prints something and trains nothing."""
 BROKEN_PIPE = 141
 """Exit code of a program that is ended by SIGPIPE."""
 
@@ -62,18 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _flush()
         raise
     except KeyboardInterrupt:
-        _stop("\nlightning-fl: interrupted", RESUME_STUDY if words[:1] == ["study"] else RESUME, code=130)
+        _stop("\nlightning-fl: interrupted", words, code=130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        if words[:1] == ["fit"]:
-            print(f"lightning-fl: nobody reads the output any more; {RESUME}.", file=sys.stderr)
+        if remedy := _remedy(words):
+            print(f"lightning-fl: nobody reads the output any more{remedy}.", file=sys.stderr)
         _flush()
         sys.exit(BROKEN_PIPE)
     except Exception as error:
         if file_error := file_error_of(error):
-            print(f"lightning-fl: error: {file_error}{f'; {RESUME}' if words[:1] == ['fit'] else ''}.", file=sys.stderr)
-            sys.exit(1)
+            _stop(f"lightning-fl: error: {file_error}", words, code=1)
         if "by peer" in str(error):  # from gloo and NCCL about a broken connection
-            _stop("lightning-fl: another process of this run died, see its own messages", RESUME, code=1)
+            _stop("lightning-fl: another process of this run died, see its own messages", words, code=1)
         sentence = sentence_of(error)
         if sentence is None:
             raise
@@ -130,7 +133,6 @@ def _check_configurations(words: list[str]) -> None:
 
 def _prepare() -> None:
     """Set up the process, before torch and Lightning are imported."""
-    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # Lightning's own, at the start of every run
     # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads. It comes
     # last, because a file such as lightning.py in the current folder must not replace an installed package.
     if os.getcwd() not in sys.path:
@@ -145,8 +147,10 @@ def _prepare() -> None:
 
 def _run(arguments: Sequence[str] | None) -> None:
     from lightning_fl.cli.federated_cli import FederatedCLI
+    from lightning_fl.cli.plain_warnings import plain_warnings
 
-    FederatedCLI(args=arguments)
+    with plain_warnings():
+        FederatedCLI(args=arguments)
 
 
 def _resolve(words: Sequence[str]) -> Mapping[str, Any]:
@@ -199,7 +203,12 @@ def _flush() -> None:
         sys.exit(BROKEN_PIPE)
 
 
-def _stop(reason: str, remedy: str, code: int) -> NoReturn:
+def _remedy(words: Sequence[str]) -> str:
+    """Return how to resume what a command was training; empty if it trains nothing."""
+    return "" if any(map(ANSWERS.fullmatch, words)) else REMEDIES.get(words[0] if words else "", "")
+
+
+def _stop(reason: str, words: Sequence[str], code: int) -> NoReturn:
     """Print why a command has stopped and how to resume it, and exit."""
-    print(f"{reason}; {remedy}.", file=sys.stderr)
+    print(f"{reason}{_remedy(words)}.", file=sys.stderr)
     sys.exit(code)

@@ -18,6 +18,8 @@ HEADINGS = {
     "metric": "Metric, validation, log and checkpoints",
     "dropout_rate": "Clients that fail",
     "over_selection": "Clients that are late, or not there, by a clock of clients",
+    "privacy": "Differential privacy of clients",
+    "secure_aggregation": "What the server sees of its clients",
     "runner": "Training of several clients",
     "accelerator": "Devices, as in Lightning",
     "callbacks": "Callbacks, loggers and the folder of the run",

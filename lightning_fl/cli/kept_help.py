@@ -2,8 +2,8 @@
 which takes seconds.
 
 `python tests/cli/test_texts.py` writes the file, and a test compares what is printed with the parser's own help. The help also
-names classes of torch and Lightning. The file has the names that these packages had when it was written; if the installed
-packages have others, there is no kept help, and the parser prints its own.
+names classes of torch and Lightning. The file has the classes that these packages had when it was written; if the installed
+packages have others, there is no kept help, and the parser prints its own. Their functions and modules come and go without it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class KeptFormatter(HelpFormatter):
 
 @cache
 def _kept() -> Any:
-    """Return the names in other packages, what stands around the flags of each command, and the sections."""
-    names, around, *sections = map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
-    return names, around, [Section(**section) for section in sections]
+    """Return the classes of other packages, what stands around the flags of each command, and the sections."""
+    classes, around, *sections = map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
+    return classes, around, [Section(**section) for section in sections]
 
 
 def sections_of(command: str) -> list[Section]:
@@ -57,9 +57,9 @@ def sections_of(command: str) -> list[Section]:
 
 
 def help_of(command: str) -> str | None:
-    """Return what `lightning-fl COMMAND --help` prints; None if nothing is kept, or the installed packages have other names."""
-    names, around, _ = _kept()
-    if command not in around or names != {module: names_of(module) for module in OTHERS}:
+    """Return what `lightning-fl COMMAND --help` prints; None if nothing is kept, or the installed packages have other classes."""
+    classes, around, _ = _kept()
+    if command not in around or classes != {module: classes_of(module) for module in OTHERS}:
         return None
     formatter = KeptFormatter("")
     formatter.add_usage(around[command]["usage"], [], [])
@@ -72,15 +72,18 @@ def help_of(command: str) -> str | None:
     return formatter.format_help()
 
 
-def names_of(module: str) -> list[str] | None:
-    """Return the public names of an installed module without importing it; None if its file does not list them.
+def classes_of(module: str) -> list[str] | None:
+    """Return the public classes of an installed module without importing it; None if its file does not list its names.
 
-    >>> "SGD" in names_of("torch.optim")
-    True
+    Names with a capital letter are taken for classes.
+
+    >>> found = classes_of("torch.optim")
+    >>> "SGD" in found, "lr_scheduler" in found
+    (True, False)
     """
     package, *inner = module.split(".")
     spec = find_spec(package)
     places = [Path(place).joinpath(*inner) for place in (spec.submodule_search_locations or [] if spec else [])]
     files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()]
     listed = NAMES.search(files[0].read_text(encoding="utf-8")) if files else None
-    return sorted(ast.literal_eval(listed[1])) if listed else None
+    return sorted(name for name in ast.literal_eval(listed[1]) if name[:1].isupper()) if listed else None

@@ -1,4 +1,4 @@
-"""Methods by the problem that they are for: the groups of `lightning-fl list`, and a table of the site."""
+"""Methods by the problem that they are for: the groups of `lightning-fl list`, and a page of the site."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ PROBLEMS = (
         "a model for each client",
         ("FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "FedDP"),
         besides="[`personal`](/how-to/personalise.md) lets any method keep layers with the clients.",
+    ),
+    Problem(
+        "faulty or hostile clients (robust)",
+        besides="`--algorithm.aggregator Krum` and [other robust aggregators](/how-to/robust.md) take the place of the mean in "
+        "most methods.",
     ),
     Problem(
         "bounds of a comparison",

@@ -29,42 +29,48 @@ def serial(
         clients: indices of the clients.
         data: samples of the clients.
     """
-    run, schedule, logs, part = job.run, job.schedule, flat_module.logs, model_keeper(job.personal)
     for client in clients:
-        flat_module.hooks.call("on_client_download", client)
-        state = run.client_state(client, job.rule, job.received["model"])
-        own_model = take_own_model(state)
-        flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
-        seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
-        seeds = seeds if job.group is None else job.group.seeds(seeds)
-        work = schedule.work(data.client(client), seeds, resident, (run, client))
-        own_training = None if part is None else OwnModelTraining(flat_module, job, part, own_model, work)
-        beside = own_training.beside if own_training is not None and own_training.steps_beside else None
-        with noting(lambda: f"Client {client} was training in round {run.round}."):  # noqa: B023  (called inside)
-            starting = job if own_training is None else own_training.starting(job)
-            local = train_locally(flat_module, starting, work, state, beside)
-        message = finish(flat_module, job, local)
-        last_loss = logs.last_loss(work.batches_per_epoch * schedule.repeat) if schedule.reports_last_loss else None
-        client_logs = logs.take()
-        if job.group is not None:
-            client_logs, last_loss = _of_all(job.group, client_logs, last_loss)
-        owned = flat_module.read_personal()
-        result = Result(
-            client=client,
-            message=message,
-            weight=float(data.client_sizes[client]),
-            state=local.state | owned,
-            counters=flat_module.read_counters(),
-            last_loss=None if last_loss is None else last_loss[0],
-            logs=client_logs,
-            num_steps=local.num_steps,
-            owned=owned,
-        )
-        if own_training is not None:
-            with noting(lambda: f"Client {client} was training its own model in round {run.round}."):  # noqa: B023
-                result.state |= own_training.finish(local)
-        yield result
+        yield _train(flat_module, job, client, data)
     flat_module.progress = None
+
+
+def _train(flat_module: FlatModule, job: ClientJob, client: int, data: FederatedDataModule) -> Result:
+    """Train a client; nothing but its result is kept of it."""
+    run, schedule, logs, part = job.run, job.schedule, flat_module.logs, model_keeper(job.personal)
+    flat_module.hooks.call("on_client_download", client)
+    state = run.client_state(client, job.rule, job.received["model"])
+    own_model = take_own_model(state)
+    flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
+    seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
+    seeds = seeds if job.group is None else job.group.seeds(seeds)
+    work = schedule.work(data.client(client), seeds, resident, (run, client))
+    own_training = None if part is None else OwnModelTraining(flat_module, job, part, own_model, work)
+    beside = own_training.beside if own_training is not None and own_training.steps_beside else None
+    with noting(lambda: f"Client {client} was training in round {run.round}."):
+        starting = job if own_training is None else own_training.starting(job)
+        local = train_locally(flat_module, starting, work, state, beside)
+    message = finish(flat_module, job, local)
+    last_loss = logs.last_loss(work.batches_per_epoch * schedule.repeat) if schedule.reports_last_loss else None
+    client_logs = logs.take()
+    if job.group is not None:
+        client_logs, last_loss = _of_all(job.group, client_logs, last_loss)
+    owned = flat_module.read_personal()
+    result = Result(
+        client=client,
+        message=message,
+        weight=float(data.client_sizes[client]),
+        state=local.state | owned,
+        counters=flat_module.read_counters(),
+        last_loss=None if last_loss is None else last_loss[0],
+        logs=client_logs,
+        num_steps=local.num_steps,
+        owned=owned,
+    )
+    if own_training is not None:
+        with noting(lambda: f"Client {client} was training its own model in round {run.round}."):
+            result.state |= own_training.finish(local)
+    local.drop_vectors()
+    return result
 
 
 def _of_all(

@@ -116,7 +116,7 @@ class Followed(Codec):
         """Encode the carrier, and add the model and its moments at no cost."""
         payload: Payload = {}
         if self.carrier in context.encoded:  # encoding it again would draw, and lose, anew
-            bits = dict(zip(KINDS, context.encoded[self.carrier].tolist(), strict=True))
+            bits = dict(zip(KINDS, context.encoded[self.carrier].tolist(), strict=False))  # 0.2 had a kind less
             payload = {f"{kind}{ENCODED}": Packed(message[self.carrier], count) for kind, count in bits.items()}
         elif self.carrier in message:  # from a checkpoint of 0.2, whose steps kept no bits
             inner = type(self.codec).__name__

@@ -14,7 +14,7 @@ from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, St
 class Dense(Codec):
     """Send each vector whole, 32 bits per number in float32, and masks (bools of the kind `mask`) at one bit each."""
 
-    is_unbiased = contracts = is_idempotent = True
+    is_unbiased = contracts = is_idempotent = sums_suffice = True
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode each vector, bits = its numbers × the width of its dtype; only masks are copied."""

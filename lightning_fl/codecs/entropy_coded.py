@@ -29,7 +29,7 @@ WARNINGS = WarningCache()
     "codec",
     "applies_to catches_up change_entry check contracts deltas_only error_may_grow from_symbols has_error_feedback "
     "in_common is_idempotent is_lossy_for is_nearly_unbiased is_unbiased largest needs needs_error_feedback "
-    "needs_every_client needs_shapes provides uses",
+    "needs_every_client needs_shapes provides sends_few uses",
 )
 @dataclass(frozen=True)
 class EntropyCoded(Codec):
@@ -43,6 +43,7 @@ class EntropyCoded(Codec):
         codec: codec that sends few different numbers, such as `QSGD`, `Blockwise` or `TopK(values=…)`.
     """
 
+    sums_suffice = False  # a code's length is that of one client's numbers
     codec: Codec
 
     def __post_init__(self) -> None:

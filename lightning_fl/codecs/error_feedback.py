@@ -13,7 +13,8 @@ RESIDUAL = "residual/"
 @forwards(
     "codec",
     "applies_to bits_by_tensor catches_up change_entry check choice contracts decode_incremental deltas_only error_may_grow "
-    "from_symbols in_common is_lossy_for largest needs needs_every_client needs_shapes positions provides symbols uses",
+    "from_symbols in_common is_lossy_for largest needs needs_every_client needs_shapes positions provides sends_few "
+    "sums_suffice symbols uses",
 )
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):

@@ -89,6 +89,11 @@ class RandomK(Codec):
         """True if the numbers are not scaled, or all are sent, without a codec of the values; of the same draw."""
         return self.contracts and self.values is None
 
+    @property
+    def sends_few(self) -> bool:
+        """True if less than half is sent, and not the same by all clients."""
+        return self.alpha < 0.5 and not self.common
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments, unless everything is sent as it is."""
         return compressible(name) and (self.alpha < 1 or (self.values is not None and self.values.is_lossy_for(name)))

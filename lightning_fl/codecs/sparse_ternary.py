@@ -46,6 +46,11 @@ class STC(Codec):
     def __post_init__(self) -> None:
         check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
 
+    @property
+    def sends_few(self) -> bool:
+        """True if less than half is sent."""
+        return self.alpha < 0.5
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
         return compressible(name)

@@ -54,6 +54,11 @@ class Sparse(Codec):
         """True unless everything is sent."""
         return self.alpha < 1
 
+    @property
+    def sends_few(self) -> bool:
+        """True if less than half is sent."""
+        return self.alpha < 0.5
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments, unless everything is sent."""
         return self.alpha < 1 and compressible(name)

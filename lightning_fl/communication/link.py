@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.catch_up import CatchUp
 from lightning_fl.communication.ledger import Direction, Ledger
 from lightning_fl.communication.messages import DownlinkMessage, RoundObserver, UplinkMessage
+from lightning_fl.communication.secure_sums import Masked, SecureSum
 from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Upload, is_finite, kind_of
 from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.vectors.submodel import Submodel
 
+DIRECTIONS: tuple[Direction, Direction] = ("up", "down")
 NO_BITS = (0, 0)
 """Bits of a client that has neither sent nor received any."""
 
@@ -29,8 +31,8 @@ def _alone(mine: dict[int, Any]) -> dict[int, Any]:
     return mine
 
 
-def _none(uploads: Iterable[Upload]) -> Message:
-    return {}
+def _none(uploads: Iterable[Upload]) -> tuple[Message, int]:
+    return {}, 0
 
 
 class Transfer(NamedTuple):
@@ -61,6 +63,7 @@ class Link(FormerSetting):
     what comes after it.
     `commit` returns a client's new codec memory, such as the residual of error feedback, which the server takes with its upload.
     After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
+    `num_lost` is the number of clients whose secure sum was lost in an earlier turn, so that no upload follows.
     """
 
     def __init__(
@@ -73,10 +76,11 @@ class Link(FormerSetting):
         server_memory: Mapping[str, Tensor] = MappingProxyType({}),
         gather: Callable[[dict[int, Any]], dict[int, Any]] = _alone,
         random: Callable[[int], np.random.Generator] = np.random.default_rng,
-        mean: Callable[[Iterable[Upload]], Message] = _none,
+        mean: Callable[[Iterable[Upload]], tuple[Message, int]] = _none,
         observer: RoundObserver = RoundObserver(),  # noqa: B008 -- frozen
         catch_up: CatchUp | None = None,
         timed: Sequence[int] = (),
+        secure_sum: SecureSum | None = None,
     ) -> None:
         """Open the link.
 
@@ -89,13 +93,16 @@ class Link(FormerSetting):
             server_memory: codec memory of the downlink; not changed. The new memory is `self.server_memory`.
             gather: merges values by client over all processes, in the order of the cohort.
             random: returns the server's random stream for a client in this round.
-            mean: merges uploads over all processes; {} if there are none.
+            mean: merges uploads over all processes, and counts them; {} and 0 if there are none.
             observer: is shown each message.
             catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
             timed: clients whose bits are counted for each of them, too, in `bits_by_client`.
+            secure_sum: sum of the clients' messages, which is all that the server sees of them; None if it sees each.
         """
         self.context = context
-        self.uplink = uplink
+        self.secure_sum = secure_sum
+        self.num_lost = 0
+        self.uplink = uplink if secure_sum is None else Masked(secure_sum)
         self.downlink = downlink
         self.ledger = Ledger() if ledger is None else ledger
         self.client_memory = client_memory
@@ -105,7 +112,7 @@ class Link(FormerSetting):
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
         self.gather = gather
         self.random = random
-        self.mean = mean
+        self._mean = mean
         self.observer = observer
         self.catch_up = CatchUp() if catch_up is None else catch_up
         self.update: tuple[dict[str, int], Sequence[int]] | None = None
@@ -123,6 +130,36 @@ class Link(FormerSetting):
         """Send a pruning mask (d,) to clients that do not have it. Call it before `broadcast`, so that its bits count with it."""
         self.send_to_all(clients, {"mask/kept": mask})
         self.clients_with_mask = [*clients]
+
+    def agree_on_keys(self, clients: Sequence[int]) -> None:
+        """Let clients exchange the keys and shares of the secure sum, if there is one."""
+        if self.secure_sum is not None:
+            for direction, bits in zip(DIRECTIONS, self.secure_sum.agreement_bits, strict=True):
+                self.ledger.add({direction: {"keys": bits * len(clients)}})
+                self._count(direction, clients, bits)
+
+    def mean(self, uploads: Iterable[Upload]) -> Message:
+        """Merge uploads of all processes with the algorithm's aggregator; every process must call it.
+
+        Those that have sent them then agree on keys for a further sum. {} if there are no uploads, or their sum is lost.
+        """
+        clients: list[int] = []
+
+        def noted() -> Iterator[Upload]:
+            for upload in uploads:
+                clients.append(upload.result.client)
+                yield upload
+
+        merged, count = self._mean(noted())
+        if self.secure_sum is None:
+            return merged
+        if self.secure_sum.is_lost(count):
+            self.num_lost = count
+            return {}
+        self.secure_sum = self.secure_sum.among(count)
+        self.uplink = Masked(self.secure_sum)
+        self.agree_on_keys(clients)
+        return merged
 
     def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
         """Send one message to every recipient; returns the decoded message.
@@ -187,8 +224,11 @@ class Link(FormerSetting):
     ) -> Message:
         """Send a client's message, or a submodel of it, to the server; returns what the server sees, 0 where nothing was sent.
 
-        It goes through the uplink, or through `codec` if given.
+        It goes through the uplink, or through `codec` if given. For a secure sum a client looks for numbers that are not finite
+        itself, since they would spoil the sum, and then sends nothing.
         """
+        if self.secure_sum is not None and not is_finite(message):
+            return message
         memory, codec, unpruned = self.memory(client, message), codec or self.uplink, self.context.unpruned
         if submodel is not None:
             submodel = submodel.intersect(unpruned, self.context.layout, self.context.buffer_layout)
@@ -212,6 +252,11 @@ class Link(FormerSetting):
         if transfer.memory:
             self._pending[client] = transfer.memory
         return transfer.decoded
+
+    def charge(self, direction: Direction, clients: Sequence[int], bits: dict[str, int]) -> None:
+        """Count bits by kind that each of some clients sends or receives beside its messages."""
+        self.ledger.add({direction: {kind: count * len(clients) for kind, count in bits.items()}})
+        self._count(direction, clients, sum(bits.values()))
 
     def _count(self, direction: Direction, clients: Sequence[int], bits: int) -> None:
         """Count the bits of a message for those of its clients that are timed."""
@@ -263,7 +308,7 @@ class Link(FormerSetting):
         decoded: Message = {}
         new, parts = receiver_memory, list[tuple[Codec, Payload]]()
         for part, through in ((exact, Dense()), (coded, codec)):
-            if part:
+            if part or isinstance(through, Masked):  # who has nothing to add must still help to remove the masks
                 payload, new = through.encode(part, receiver_memory, context)
                 self.ledger.book(direction, payload, recipients)
                 parts.append((through, payload))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,23 +52,35 @@ NUM_DRAWS = 1000
 
 def settings_in_one_line(data: SplitData) -> str:
     """Return the number of clients, the partition, and all other settings that are not their class's defaults."""
-    shown = {"num_clients": data.num_clients, "partition": data.partition}
+    shown = {"num_clients": repr(data.num_clients), "partition": part_in_short(data.partition)}
     for name, parameter in parameters_of(type(data)).items():
         value = getattr(data, name, parameter.default)
         is_short = value is None or isinstance(value, bool | int | float | str)
         is_loaders = name in ("batch_size", "drop_last") and not getattr(data, f"_{name}_given", True)
         if is_short and not is_loaders and value != parameter.default:
-            shown[name] = value
+            shown[name] = repr(value)
     wrapped = getattr(data, "datamodule", None)
     first = [] if wrapped is None else [type(wrapped).__name__]
-    return ", ".join([*first, *(f"{name}={value!r}" for name, value in shown.items())])
+    return ", ".join([*first, *(f"{name}={value}" for name, value in shown.items())])
+
+
+def part_in_short(part: Any) -> str:
+    """Return a partition or a shift with its first argument and those that are not the defaults.
+
+    >>> from lightning_fl.data import Dirichlet
+    >>> part_in_short(Dirichlet(0.1, min_samples=1)), part_in_short(Dirichlet())
+    ('Dirichlet(alpha=0.1, min_samples=1)', 'Dirichlet(alpha=0.5)')
+    """
+    values = [(field.name, repr(getattr(part, field.name)), repr(field.default)) for field in fields(part)]
+    shown = [f"{name}={value}" for place, (name, value, default) in enumerate(values) if place == 0 or value != default]
+    return f"{type(part).__name__}({', '.join(shown)})"
 
 
 def describe_split(data: SplitData) -> str:
     """Describe the split of a data module that is set up."""
     unit = _unit(data)
     each = "-".join(f"{size:,}" for size in sorted({data.client_sizes.min(), data.client_sizes.max()}))
-    clients = f"{data.num_clients:,} clients by {data.partition}, {each} each"
+    clients = f"{data.num_clients:,} clients by {part_in_short(data.partition)}, {each} each"
     clients += f" of {data.groups_of_clients.describe()}" if data.groups_of_clients is not None else ""
     server = f"{len(data.server_indices):,} server {unit}" if len(data.server_indices) else "no server data"
     labels, num_classes = data.train.labels, data.num_classes
@@ -81,7 +94,7 @@ def describe_split(data: SplitData) -> str:
         )
         if len(data.server_indices):
             server += f" (non-IID degree {non_iid_degree(data.server_histogram, pooled):.2g})"
-    clients += f"; {unit} changed by {data.shift}" if data.shift is not None else ""
+    clients += f"; {unit} changed by {part_in_short(data.shift)}" if data.shift is not None else ""
     num_held_out = len(data.client_val_indices.joined)
     clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""
     test = "test data as given" if data.test is None else f"{len(data.test):,} test {unit}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
@@ -133,6 +133,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.client_sizes: np.ndarray = np.zeros(0, dtype=np.int64)
         """Training samples per client, (N,) int64."""
         self._label_histograms: np.ndarray | None = None
+        self._read: Callable[[int, Selection], Selection] | None = None
         self.server_histogram: np.ndarray | None = None
         """Server samples per class, (C,) int64; None without classes."""
 
@@ -208,7 +209,14 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def client(self, k: int) -> Selection:
         """Return the training samples of client `k`, 0..num_clients-1."""
-        return self.train.select(self.client_indices[k])
+        selection = self.train.select(self.client_indices[k])
+        return selection if self._read is None else self._read(k, selection)
+
+    def read_through(self, read: Callable[[int, Selection], Selection]) -> FederatedDataModule:
+        """Return a copy whose clients train on what a function of a client and its samples returns; it shares all else."""
+        changed = copy.copy(self)
+        changed._read = read
+        return changed
 
     def enlarged(self, extra: Sequence[np.ndarray]) -> FederatedDataModule:
         """Return a copy whose clients also train on `extra` samples; it shares everything else with this one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -27,7 +28,9 @@ def as_loaders(loaders: Any) -> CombinedLoader:
     """Return a loader, a list or mapping of loaders, a `CombinedLoader` or None as Lightning iterates over them."""
     if isinstance(loaders, CombinedLoader):
         return loaders
-    return CombinedLoader([] if loaders is None else loaders, "sequential")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec")  # Lightning's own, of torch
+        return CombinedLoader([] if loaders is None else loaders, "sequential")
 
 
 def num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int | float]:

@@ -20,6 +20,7 @@ class DrawnClients(LayerChoice):
     """
 
     announces = False
+    sums_suffice = True
 
     def layers(self, context: RoundContext) -> tuple[Group, ...]:
         """Return the whole model as one layer."""

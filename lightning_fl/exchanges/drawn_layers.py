@@ -20,6 +20,8 @@ class DrawnLayers(GroupChoice):
     order nor drop-outs change the numbers of the others.
     """
 
+    sums_suffice = True
+
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
         """Draw uniform random numbers on the server."""
         return torch.from_numpy(channel.random(result.client).random(len(layers)))

@@ -33,7 +33,10 @@ from lightning_fl.slots import (
 J = TypeVar("J", bound=Job)
 
 
-@forwards("inner", "check compresses in_common needs needs_shapes recipients sends_whole uses uses_link")
+@forwards(
+    "inner",
+    "check compresses in_common needs needs_shapes num_senders recipients sends_whole sums_suffice uses uses_link",
+)
 @dataclass(frozen=True)
 class GradientTurn(Exchange):
     """Another exchange after a turn that gives clients the mean of their gradients at the received model.

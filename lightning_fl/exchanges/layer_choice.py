@@ -58,6 +58,10 @@ class LayerChoice(Exchange):
         if self.print_groups:
             rank_zero_only(print)(as_yaml(layers), flush=True)
 
+    def num_senders(self, cohort_size: int) -> int:
+        """Return n."""
+        return self.n
+
     @abstractmethod
     def layers(self, context: RoundContext) -> tuple[Group, ...]:
         """Return the L layers, a partition of the parameters."""

@@ -12,9 +12,12 @@ from lightning_fl.slots import Channel, Exchange, Result, Upload
 class OneShot(Exchange):
     """Send each result up whole in one turn, as soon as it is ready."""
 
-    sends_whole = True
+    sums_suffice = sends_whole = True
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the uploads: only one result is in memory at a time."""
-        for result in results:
-            yield Upload(result, channel.send_up(result.client, result.message))
+
+        def upload(result: Result) -> Upload:
+            return Upload(result, channel.send_up(result.client, result.message))
+
+        return map(upload, results)  # a loop's variable would keep a result while the next client trains

@@ -57,13 +57,15 @@ class PrunedUnits(Exchange):
         """Stream the uploads: only one result is in memory at a time."""
         layers = self._layers(channel.context)
         sizes = [group.num_units(channel.context.layout) for group in layers]
-        for result in results:
+
+        def upload(result: Result) -> Upload:
             if not is_finite(result.message):
-                yield Upload(result, result.message)
-                continue
+                return Upload(result, result.message)
             kept_units = torch.cat(self._keep(result, layers, channel))
             kept_units = channel.send_up(result.client, {"mask/units": kept_units})["mask/units"]
-            yield upload_of(result, layers, kept_units.split(sizes), channel)
+            return upload_of(result, layers, kept_units.split(sizes), channel)
+
+        return map(upload, results)
 
     def _layers(self, context: RoundContext) -> tuple[Group, ...]:
         return resolve(self.groups, context.groups, context.layout, context.buffer_layout)

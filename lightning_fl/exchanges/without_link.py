@@ -26,8 +26,11 @@ class InPlace(WithoutLink):
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the results: only one is in memory at a time."""
-        for result in results:
-            yield Upload(result, result.message)
+
+        def upload(result: Result) -> Upload:
+            return Upload(result, result.message)
+
+        return map(upload, results)  # a loop's variable would keep a result while the next client trains
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class NoUploads(WithoutLink):
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Yield zeros in place of every change, which take no storage."""
-        for result in results:
+
+        def upload(result: Result) -> Upload:
             zeros = {name: entry.new_zeros(1).expand_as(entry) for name, entry in result.message.items()}
-            yield Upload(replace(result, counters={}), zeros)
+            return Upload(replace(result, counters={}), zeros)
+
+        return map(upload, results)

@@ -13,8 +13,8 @@ from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, is_finite
-from lightning_fl.state.outcome import Outcome
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, Uploader, is_finite
+from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 from lightning_fl.state.staging import Staging
 
 
@@ -28,7 +28,8 @@ class Intake:
         forms: `forms_of` the new client states and of the new codec memories of each process; after `finish`.
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
         metrics: values that the aggregator reports; after `finish`.
-        is_skipped: True if the aggregator leaves the model as it is; after `finish`.
+        is_skipped: True if there is nothing to merge, or the aggregator leaves the model as it is; after `finish`.
+        uploaders: clients of the uploads that the aggregator keeps for the steps, in their order; after `finish`.
     """
 
     def __init__(
@@ -40,17 +41,33 @@ class Intake:
         logs: LogCollector,
         staging: Staging,
         pace: Pace | None = None,
+        keep: Keep = IN_MEMORY,
+        merges_none: bool = False,
     ) -> None:
+        """Take nothing yet.
+
+        Args:
+            aggregator: merges the uploads.
+            guard: rejects uploads whose loss explodes.
+            fabric: Fabric of the processes.
+            check_counters: checks the integer buffers of a result.
+            logs: collector of what the module logs.
+            staging: copies clients' states to the host.
+            pace: says which uploads are too stale; None for none.
+            keep: keeps clients' new states until the round ends.
+            merges_none: True if the aggregator merges also a round without an accepted upload.
+        """
         self.outcome, self._staging = Outcome(), staging
         self.known: list[Known] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
         self.has_drifted = False
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
-        self._logs, self._pace = logs, pace
-        self._check_counters = check_counters
+        self.uploaders: Sequence[Uploader] = ()
+        self._logs, self._pace, self._keep = logs, pace, keep
+        self._check_counters, self._merges_none = check_counters, merges_none
         self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
-        self._merge = UploadMerge(fabric, aggregator)
+        self._merge = UploadMerge(fabric, aggregator)  # until `finish`
         self.shares_uploads = self._merge.shares_uploads
 
     def take(self, upload: Upload, link: Link) -> None:
@@ -68,7 +85,7 @@ class Intake:
             self._merge.add(upload)
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
                 result.logs = merged([self.outcome.logs[result.client], result.logs])
-            self.outcome.accept(result, memory, self._staging)
+            self.outcome.accept(result, memory, self._staging, self._keep)
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.
@@ -80,7 +97,7 @@ class Intake:
             prunings: checksum of the prunings so far.
 
         Returns:
-            The merged message, {} if no upload was accepted, and the outcome.
+            The merged message, {} if there is nothing to merge or the sum is lost, and the outcome.
 
         Raises:
             UserError: processes have pruned the model differently.
@@ -91,11 +108,16 @@ class Intake:
         if self._fabric.world_size > 1:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
-        if not self.outcome.logs:
+        del self._merge
+        if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
+            self.outcome.lose(link.num_lost or self.outcome.num_accepted)
+            accumulator = {}
+        if not self.outcome.logs and not self._merges_none:
+            self.is_skipped = True
             return {}, self.outcome
         merging = Merging(link.context)
         message = self._aggregator.combine(accumulator, merging)
-        self.metrics, self.is_skipped = merging.metrics, merging.is_skipped
+        self.metrics, self.is_skipped, self.uploaders = merging.metrics, merging.is_skipped, merging.uploaders
         return message, self.outcome
 
     def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:

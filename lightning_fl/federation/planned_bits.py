@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.communication.link import Link
+from lightning_fl.communication.secure_sums import SecureSum
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Aggregator, LocalTraining, Message, Result, RoundContext, Upload, compressible
@@ -31,8 +32,29 @@ def planned_bits(
     context: RoundContext,
     selected: Sequence[int],
     broadcast: Callable[[Link], ClientJob],
+    secure_sum: SecureSum | None = None,
 ) -> dict[int, tuple[int, int]]:
     """Return the bits that each selected client sends and those that it receives; all processes must call it.
+
+    The arguments are those of `planned_link`.
+    """
+    link = planned_link(flat_module, method, run, context, selected, broadcast, secure_sum)
+    later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
+    bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
+    # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
+    return dict(gather_objects(flat_module.fabric, bits)[0])
+
+
+def planned_link(
+    flat_module: FlatModule,
+    method: Algorithm,
+    run: Run,
+    context: RoundContext,
+    selected: Sequence[int],
+    broadcast: Callable[[Link], ClientJob],
+    secure_sum: SecureSum | None = None,
+) -> Link:
+    """Return a link after a round in which the first of the selected clients has trained nothing.
 
     Args:
         flat_module: module that clients train.
@@ -41,6 +63,7 @@ def planned_bits(
         context: facts about the run in the present round.
         selected: clients that receive the broadcast.
         broadcast: sends the broadcast of the round through a link, and returns the job of the clients.
+        secure_sum: sum over the selected clients, if the server sees no more.
     """
 
     def train(job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
@@ -53,26 +76,24 @@ def planned_bits(
         method.downlink,
         server_memory=run.server_memory,
         random=partial(run.random, EXCHANGE),
-        mean=partial(_mean, method.aggregator),
+        mean=partial(_mean, method.aggregator, len(selected)),
         catch_up=run.ledger.catch_up,
         timed=selected,
+        secure_sum=secure_sum,
     )
     job = broadcast(link)
     job, clients = method.exchange.before_training(job, selected[:1], train, link)
     for _ in method.exchange.collect(train(job, clients), link):
         pass
-    later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
-    bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
-    # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
-    return dict(gather_objects(flat_module.fabric, bits)[0])
+    return link
 
 
-def _mean(aggregator: Aggregator, uploads: Iterable[Upload]) -> Message:
-    """Return the mean of uploads of this process alone; {} if there are none."""
+def _mean(aggregator: Aggregator, count: int, uploads: Iterable[Upload]) -> tuple[Message, int]:
+    """Return the mean of uploads of this process alone, {} if there are none, and the number of clients for which they stand."""
     accumulator: dict[str, Any] = {}
     for upload in uploads:
         aggregator.add(accumulator, upload)
-    return aggregator.finish(accumulator) if accumulator else {}
+    return aggregator.finish(accumulator) if accumulator else {}, count
 
 
 def _message(flat_module: FlatModule, job: ClientJob) -> Message:

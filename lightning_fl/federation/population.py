@@ -52,6 +52,8 @@ class Population:
         over_selection: how many times K clients are selected, of which the first K to answer count.
         availability: times at which clients are there; None if all always are.
         if_too_few: `wait` until K clients are there, or go on with `fewer`, but at least one.
+        sampling: `fixed` draws exactly K clients, `poisson` each by its own coin, K on average, and `passes` goes through all in
+            a random order, K at a time, before it begins anew.
     """
 
     sizes: np.ndarray
@@ -62,6 +64,7 @@ class Population:
     over_selection: float = 1.0
     availability: Availability | None = None
     if_too_few: Literal["wait", "fewer"] = "wait"
+    sampling: Literal["fixed", "poisson", "passes"] = "fixed"
 
     def cohort(self, run: Run, in_time: Callable[[list[int], list[int]], list[int]] | None = None) -> Cohort:
         """Draw the cohort of the run's present round.
@@ -96,7 +99,15 @@ class Population:
         return self.availability.begin(run.simulated_seconds, self.num_needed)
 
     def _drawn(self, run: Run, there: np.ndarray) -> list[int]:
-        """Draw K clients of those that are there, or more, uniformly without replacement."""
+        """Draw K clients of those that are there, or more, uniformly without replacement; or each with probability K/N."""
+        if self.sampling == "poisson":
+            return [
+                int(client) for client in there[run.random(COHORT).random(len(there)) < self.cohort_size / len(there)]
+            ]
+        if self.sampling == "passes":
+            number, position = divmod(run.round, ceil(len(there) / self.cohort_size))
+            order = run.random(COHORT, in_round=number).permutation(there)
+            return [int(client) for client in order[position * self.cohort_size :][: self.cohort_size]]
         # Without rounding error: 1.1 times 10 is above 11 in floats.
         number = min(ceil(self.over_selection * self.cohort_size - 1e-9), len(there))
         chosen = run.random(COHORT).choice(there, number, replace=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
+import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
@@ -19,29 +20,45 @@ from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.messages import RoundObserver
+from lightning_fl.communication.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
+from lightning_fl.errors import require
+from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.planned_bits import planned_bits
+from lightning_fl.federation.planned_bits import planned_bits, planned_link
 from lightning_fl.federation.population import Cohort, Population
+from lightning_fl.federation.round_notes import RoundNotes
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import rejection_reasons, say_lost
+from lightning_fl.privacy.mechanism import Mechanism
+from lightning_fl.privacy.side_channels import times as times_clients
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn, Upload
-from lightning_fl.state.outcome import Outcome, Proposal, added_by_client, maximum
+from lightning_fl.slots import (
+    SENT,
+    Draw,
+    Message,
+    PruningTurn,
+    Result,
+    RoundContext,
+    ServerTurn,
+    SetupTurn,
+    Upload,
+    is_finite,
+)
+from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
-from lightning_fl.vectors.pieces import converted
+from lightning_fl.vectors.pieces import converted, narrowed
 
 
 @dataclass
@@ -61,8 +78,11 @@ class Federation:
         client_devices: devices of the clients, if the clock is one of clients; else None.
         deadline: seconds after which a round closes; None for never.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
+        secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
+        privacy: clips and adds noise if the run is private.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
+        attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
@@ -82,8 +102,11 @@ class Federation:
     guard: LossGuard
     client_devices: ClientDevices | None = None
     deadline: float | None = None
+    secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
+    privacy: Mechanism = field(default_factory=Mechanism)
     accuracy: str | None = None
+    attackers: Attackers | None = None
     runner: Runner = serial
     group: DeviceGroup | None = None
     prunings: int = 0
@@ -93,9 +116,10 @@ class Federation:
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
-    _warned: bool = field(default=False, init=False, repr=False)
-    _warned_of_deadline: bool = field(default=False, init=False, repr=False)
-    _warned_without_loss: bool = field(default=False, init=False, repr=False)
+    _notes: RoundNotes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._notes = RoundNotes(self.flat_module, self.deadline, self.guard.clients is not None)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -104,38 +128,45 @@ class Federation:
         server = self._server_side(context)
         guard = self.guard.in_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
-        job = self._broadcast(link, cohort.selected, shared, work)
-        job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
-        if self.group is not None:  # only its first process has seen what the clients sent
-            clients = self.group.gather(clients)[0]
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
-        intake = Intake(method.aggregator, guard, fabric, check, logs, staging, method.pace)
-        for position, upload in enumerate(self._uploads(job, clients, link, intake.outcome), start=1):
-            intake.take(upload, link)
-            self.observer.on_upload(upload.result.client, position, len(clients))
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
+        aggregator, merges_none = self.privacy.aggregator(method, run, context), self.privacy.merges_none
+        intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
+        provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
-        self._say_if_none_accepted(outcome)
-        self._say_if_all_late(cohort)
-        self._warn_without_loss(outcome, work)
-        merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
+        number, notes, trained_samples = run.round + 1, self._notes, work.num_samples(cohort.answering)
+        notes.none_accepted(number, outcome)
+        notes.lost_sum(number, outcome, link.secure_sum)
+        notes.all_late(number, cohort, self._planned_seconds)
+        notes.without_loss(number, outcome, trained_samples)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
-        num_samples = work.num_samples(cohort.answering) * method.num_models
-        times = self._times(cohort, work, outcome, link)
+        num_samples = trained_samples * method.num_models
+        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
+        if self.privacy.hides_costs:
+            cohort = self._expect(cohort, link, outcome)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
         proposal = None
-        if outcome.logs and not intake.is_skipped:
-            turn = self._server_turn(context, server, outcome, shared, merged)
-            proposal = take_steps(method, guard, turn, run.server)
-        self._warn_if_nothing_changes(proposal, outcome)
+        if not intake.is_skipped:
+            turn = self._server_turn(context, server, outcome, shared, merged, provided)
+            turn.uploaders = intake.uploaders
+            del merged, provided  # so that steps may let go of what they have used
+            proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
+        notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own)
+        spent = self.privacy.spend(run, cohort.answering, intake.metrics)
         self._commit(proposal, outcome, intake)
-        reported = intake.metrics | ({} if proposal is None else proposal.metrics)
-        columns = {} if times is None else times.columns()
-        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
+        reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
+        columns = ({} if times is None else times.columns()) | attacks
+        sees_sums = link.secure_sum is not None
+        averages = {} if self.privacy.hides_costs else averages
+        record = round_record(
+            run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
+        )
+        return self.privacy.shown(record)
 
     @property
     def context(self) -> RoundContext:
@@ -201,7 +232,15 @@ class Federation:
             observer=self.observer,
             catch_up=run.ledger.catch_up,
             timed=() if self.client_devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
+            secure_sum=self._secure_sum(cohort.selected),
         )
+
+    def _secure_sum(self, selected: Sequence[int]) -> SecureSum | None:
+        """Return the sum that the server sees of the selected clients; None if it sees their messages."""
+        if self.secure_aggregation is None:
+            return None
+        in_parts = SENT in self.algorithm.exchange.provides & self.algorithm.aggregator.uses
+        return SecureSum(self.secure_aggregation, len(selected), weighs_each=in_parts)
 
     def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
         """Send the model, and the pruning mask, d bits, to clients that do not have it yet; returns the job of the clients."""
@@ -210,6 +249,8 @@ class Federation:
         if run.mask is not None:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
+        link.agree_on_keys(selected)
+        self.privacy.announce(link, recipients)
         received = link.broadcast(recipients, self._model_message() | shared)
         received = {"buffers": run.buffers} | received
         return ClientJob(
@@ -218,89 +259,95 @@ class Federation:
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
-        results = self.runner(self.flat_module, job, clients, self.data)
+        attackers, attacking = self.attackers, self._attacking(job.run)
+        data = self.data if attackers is None else attackers.poisoned_data(attacking)
+        results = self.runner(self.flat_module, job, clients, data)
         if self.group is not None and not self.group.is_first:
             for _ in results:
                 """Train along with the first process."""
-            return
-        yield from results
+            results = iter(())
+        if attackers is not None:
+            results = attackers.attacked(results, job, attacking, self.cohort.answering)
+        yield from results if self.secure_aggregation is None else map(_out_of_the_sum_if_lost, results)
+
+    def _attacking(self, run: Run) -> frozenset[int]:
+        """Return the clients that attack in the present round of a run."""
+        return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
+
+    def _attack_columns(self, cohort: Cohort) -> dict[str, float]:
+        """Return the columns about attackers."""
+        if self.attackers is None:
+            return {}
+        attacking = self._attacking(self.run)
+        return {"attack/attackers": sum(client in attacking for client in cohort.answering)}
+
+    def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
+        """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
+
+        What clients need for their training, besides the model, is not kept any longer than this.
+        """
+        exchange = self.algorithm.exchange
+        self.privacy.answer(link, cohort.mine)
+        job, clients = exchange.before_training(job, cohort.mine, self._train, link)
+        if self.group is not None:  # only its first process has seen what the clients sent
+            clients = self.group.gather(clients)[0]
+        positions = count(1)
+        for upload in self._uploads(job, clients, link, intake.outcome):
+            intake.take(upload, link)
+            self.observer.on_upload(upload.result.client, next(positions), len(clients))
+            del upload  # before the next client trains, as `enumerate` would not
+        link.received = {}
+        self.flat_module.release_gradient()
+        if self.attackers is not None and self.attackers.remembers:
+            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
+        return {name: job.received[name] for name in exchange.provides if name in job.received}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
-        return iter(self.algorithm.exchange.collect(self._train(job, clients), link))
+        results = self.privacy.sent(self._train(job, clients), self.run)
+        return iter(self.algorithm.exchange.collect(results, link))
 
     def _server_turn(
-        self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
+        self,
+        context: RoundContext,
+        server: ServerSide,
+        outcome: Outcome,
+        shared: Message,
+        merged: Message,
+        provided: Message,
     ) -> ServerTurn:
-        """Return the turn that the first of the server's steps gets."""
-        run, clients = self.run, sorted(outcome.logs)
-        counters = maximum(run.counters, outcome.counters)
+        """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
+        run, hides_clients = self.run, self.privacy.hides_clients
+        clients = [] if hides_clients else sorted(outcome.logs)
+        counters = run.counters if hides_clients else maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
+        is_alone = len({vector.data_ptr() for vector in merged.values()}) == len(merged)  # no vector has two names
+        change = narrowed if is_alone else converted
         return ServerTurn(
             context=context,
             server=replace(server, counters=counters),
             round=run.round,
             clients=clients,
-            num_samples=float(self.data.client_sizes[clients].sum()),
+            num_samples=self.privacy.num_samples(float(self.data.client_sizes[clients].sum())),
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={name: converted(vector, dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
+            merged={
+                name: function(vector, dtypes.get(name, run.params.dtype))
+                for function, message in ((change, merged), (converted, provided))
+                for name, vector in message.items()
+            },
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
         )
 
-    def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round that rejects every upload, and not only stale ones; the table at the end counts them all."""
-        if outcome.num_accepted or outcome.num_uploads == outcome.num_stale or self._warned:
-            return
-        self._warned = True
-        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
-        say_lost(
-            f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
-            "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
-        )
-
-    def _say_if_all_late(self, cohort: Cohort) -> None:
-        """Say so in the first round in which nobody answers before the deadline, so that it trains nothing."""
-        if cohort.answering or not cohort.late or self._warned_of_deadline:
-            return
-        self._warned_of_deadline = True
-        fastest = min(self._planned_seconds[client] for client in cohort.late)
-        say_lost(
-            f"Round {self.run.round + 1}: none of the {len(cohort.late)} clients that answer does so before the deadline of "
-            f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
-        )
-
-    def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
-        """Warn in the first round in which clients have batches, but no loss to train on."""
-        if outcome.num_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
-            return
-        self._warned_without_loss = True
-        name = type(self.flat_module.module).__name__
-        what, remedy = "returned None for every batch of all clients", "end it with `return loss`"
-        if self.flat_module.is_manual:
-            what, remedy = "made no step of an optimizer", "call step() of what self.optimizers() returns"
-        rank_zero_warn(f"Round {self.run.round + 1}: training_step of {name} {what}, so nothing was trained: {remedy}.")
-
-    def _warn_if_nothing_changes(self, proposal: Proposal | None, outcome: Outcome) -> None:
-        """Warn in the first round if the clients' steps leave the server's model as it was."""
-        run = self.run
-        if run.round or proposal is None or proposal.is_undone or not outcome.num_steps:
-            return
-        trains_own = run.personal_layout.names or any(part.continues for part in self.algorithm.personal)
-        if torch.equal(proposal.params, run.params) and not trains_own:
-            rate = self.flat_module.optimizer.largest_rate
-            why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
-            rank_zero_warn(
-                f"Round 1: {outcome.num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
-            )
-
     def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
         """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
         run, fabric = self.run, self.flat_module.fabric
-        self._say_if_drifted(intake)
+        if intake.has_drifted:
+            self._has_drifted = True
+            self._notes.drifted(run.round + 1)
         if proposal is None or proposal.is_undone:
             run.end_round()
             return
@@ -322,14 +369,10 @@ class Federation:
         if proposal.mask is not None and proposal.mask is not run.mask:
             self.set_mask(proposal.mask)
 
-    def _say_if_drifted(self, intake: Intake) -> None:
-        """Say so in the first round that the processes have begun with different models."""
-        if intake.has_drifted and not self._has_drifted:
-            self._has_drifted = True
-            rank_zero_warn(
-                f"Round {self.run.round + 1}: the processes have begun with models that differ, most likely because they "
-                "compute on accelerators of different kinds; from now on all take the model of process 0 after each round."
-            )
+    @property
+    def _trains_own(self) -> bool:
+        """True if clients train something of their own."""
+        return bool(self.run.personal_layout.names) or any(part.continues for part in self.algorithm.personal)
 
     def _model_message(self) -> Message:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}
@@ -390,10 +433,37 @@ class Federation:
         """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
         run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
         broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
-        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast)
+        secure_sum = self._secure_sum(selected)
+        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, secure_sum)
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
+
+    def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:
+        """Replace the bits of a round by their expected values, and count no uploads.
+
+        Returns:
+            A cohort of one client whose number of samples is the median, for the time of the round.
+        """
+        sizes, eligible = self.data.client_sizes, self.population.eligible
+        median = int(eligible[np.argsort(sizes[eligible], kind="stable")[len(eligible) // 2]])
+        broadcast = partial(
+            self._broadcast, selected=[median], shared=self.algorithm.share(self.run.server), work=self.work
+        )
+        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, [median], broadcast)
+        self.privacy.answer(one, [median])
+        recipients = self.population.cohort_size
+        answering = recipients * (1 - self.population.dropout_rate)
+        link.broadcast_bits = times_clients(
+            one.broadcast_bits, 1 if self.algorithm.downlink.needs_every_client else recipients
+        )
+        outcome.bits = times_clients(one.client_bits, answering)
+        outcome.num_uploads = outcome.num_accepted = 0
+        outcome.num_steps, outcome.most_steps = (
+            self.work.num_steps([median]) * recipients,
+            self.work.num_steps([median]),
+        )
+        return Cohort([median], [median], cohort.mine)
 
     # -- between rounds ---------------------------------------------------------------------------------------------------
 
@@ -450,6 +520,11 @@ class Federation:
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:
+        require(
+            self.secure_aggregation is None,
+            "trainer.secure_aggregation lets the server see only sums over clients, and a callback asks one client: leave one of "
+            "them out.",
+        )
         self._queries.record(client, count, self._model_message())
 
     def charge_queries(self) -> None:
@@ -462,3 +537,10 @@ class Federation:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.client_devices is not None:
             self.run.coming_seconds += self.client_devices.slowest_transfer(link.bits_by_client)
+
+
+def _out_of_the_sum_if_lost(result: Result) -> Result:
+    """Return a result, with NaN as its message if the client will not keep its part of the round: it must not be in a sum."""
+    if not is_finite(result.owned, result.state):
+        result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
+    return result

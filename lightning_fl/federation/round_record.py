@@ -20,6 +20,7 @@ def round_record(
     num_stragglers: int | None,
     server: Mapping[str, float],
     times: Mapping[str, float],
+    sees_sums: bool,
 ) -> dict[str, float]:
     """Return the numbers of the last round by their column names in `metrics.csv`.
 
@@ -33,6 +34,7 @@ def round_record(
         num_stragglers: clients that ran out of time; None if clients never do.
         server: values that the server's steps report, by name.
         times: columns about the clients' times; {} unless the clock is one of clients.
+        sees_sums: True if the server sees secure sums, which may be lost.
     """
     ledger, num_trainable = run.ledger, run.layout.numel + run.personal_layout.numel
     return {
@@ -45,8 +47,9 @@ def round_record(
         "comm/total_downlink_bytes": ledger.total_bytes("down"),
         "clients/selected": len(cohort.selected),
         "clients/accepted": outcome.num_accepted,
-        "clients/rejected": len(cohort.answering) - outcome.num_accepted,
+        "clients/rejected": outcome.num_uploads - outcome.num_accepted,
         "clients/dropped": cohort.num_dropped,
+        **({"clients/lost": outcome.num_lost} if sees_sums else {}),
         **({} if num_stragglers is None else {"clients/straggling": num_stragglers}),
         "clients/samples": num_samples,
         "model/parameters": network.num_parameters,

@@ -216,26 +216,30 @@ class WithoutBarrier(Federation):
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients whose uploads arrive, each on the version that it has received, and yield their uploads."""
-        run, data = self.run, self.data
         # A client may send a second upload before the update, and goes on from what it keeps of the first.
         link.client_memory = _overlaid(outcome.memory, link.client_memory)
         for entry in self.update.taken:
-            version, past = run.versions[entry.version], run.as_of(entry.version, entry.again)
-            past.clients = _overlaid(outcome.states, run.clients)
-            past.counters = {
-                name.removeprefix(COUNTERS): value for name, value in version.items() if name.startswith(COUNTERS)
-            }
-            received = {name: value for name, value in version.items() if not name.startswith(COUNTERS)}
-            with self._rates_of(entry.version):
-                context = self._context_of(entry.version, job.context)
-                schedule = self.schedule.in_round(job.rule, context)
-                its = replace(job, run=past, context=context, received=received, schedule=schedule)
-                results = self.runner(self.flat_module, its, [entry.client], data)
-                for upload in self.algorithm.exchange.collect(results, link):
-                    upload.staleness = run.round - entry.version
-                    if self.pace.counts_from == "present":
-                        upload.message = self._from_present(upload.message, received)
-                    yield upload
+            yield from self._uploads_of(entry, job, link, outcome)
+
+    def _uploads_of(self, entry: Arrival, job: ClientJob, link: Link, outcome: Outcome) -> Iterator[Upload]:
+        """Train one of the clients, and yield what it uploads."""
+        run = self.run
+        version, past = run.versions[entry.version], run.as_of(entry.version, entry.again)
+        past.clients = _overlaid(outcome.states, run.clients)
+        past.counters = {
+            name.removeprefix(COUNTERS): value for name, value in version.items() if name.startswith(COUNTERS)
+        }
+        received = {name: value for name, value in version.items() if not name.startswith(COUNTERS)}
+        with self._rates_of(entry.version):
+            context = self._context_of(entry.version, job.context)
+            schedule = self.schedule.in_round(job.rule, context)
+            its = replace(job, run=past, context=context, received=received, schedule=schedule)
+            results = self._train(its, [entry.client])
+            for upload in self.algorithm.exchange.collect(results, link):
+                upload.staleness = run.round - entry.version
+                if self.pace.counts_from == "present":
+                    upload.message = self._from_present(upload.message, received)
+                yield upload
 
     def _from_present(self, message: Message, received: Message) -> Message:
         """Return the change of an upload from the server's present model in place of that from the received one."""

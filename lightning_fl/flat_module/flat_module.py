@@ -28,6 +28,7 @@ from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
 from lightning_fl.slots import State
 from lightning_fl.state.run_state import Run
+from lightning_fl.vectors import pieces
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype, holders_of
 from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry, initially_owned
 
@@ -72,6 +73,7 @@ class FlatModule:
         self.logs = LogCollector(lambda: self.progress is not None, module)
         self._channels_last = channels_last
         self._personal_names = frozenset(personal)
+        self._is_released = False
         self._lay_out()
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.progress: LocalProgress | None = None
@@ -144,6 +146,7 @@ class FlatModule:
     def lay_out_anew(self) -> None:
         """Bind a pruned module, with its current values, to shorter vectors, and its optimiser to them."""
         plans = self.new_plans
+        pieces.BLOCKS.release()  # memory of the longer vectors
         self._lay_out()
         if self.has_optimizer:
             self.optimizer.follow(plans, self.layout)
@@ -182,13 +185,24 @@ class FlatModule:
         self.personal_optimizer.bind(self.personal_leaves)
         is_bound = getattr(self.optimizer, "params", None) is self.params
         if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
+            if self._is_released:
+                self.zero_gradient()
             return
         self._flat_gradient: FlatGradient | None = None
+        self._is_released = False
         self.zero_gradient()
         if self.reads_gradient:
             self.gradient = torch.zeros_like(self.params)
             self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient)
         self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
+
+    def release_gradient(self) -> None:
+        """Give back the memory of a long flat gradient until the next training; no parameter has a gradient until then."""
+        if self.gradient.numel() >= pieces.LONG:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self.gradient.untyped_storage().resize_(0)
+            self._is_released = True
 
     @property
     def is_manual(self) -> bool:
@@ -253,16 +267,17 @@ class FlatModule:
         """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
         return self._shared_buffers.read()
 
-    def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
+    def state_dict(self, run_state: dict[str, Any], uncopied: Collection[str] = ()) -> dict[str, Tensor]:
         """Return the module's `state_dict` with the server's model in it, while a client's is loaded.
 
         Args:
             run_state: the server's `params`, `buffers` and `counters`, and what clients own at first.
+            uncopied: names of entries to return themselves, if they are contiguous.
         """
         owned = self.read_personal()
         with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
             self.load_personal(initially_owned(run_state))
-            copied = copied_state(self.module)
+            copied = copied_state(self.module, uncopied)
         self.load_personal(owned)
         return copied
 
@@ -358,6 +373,9 @@ class FlatModule:
         for leaf in self.personal_leaves.values():
             leaf.grad = None
         if self._flat_gradient is not None:
+            if self._is_released:
+                self.gradient.untyped_storage().resize_(self.gradient.nbytes)
+                self._is_released = False
             self._flat_gradient.zero()
             return
         for parameter in self.parameters:
@@ -416,17 +434,24 @@ class FlatModule:
         )
 
 
-def copied_state(module: nn.Module) -> dict[str, Any]:
-    """Return contiguous copies of a module's state; entries that are one tensor, such as tied weights, share their copy."""
+def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str, Any]:
+    """Return contiguous copies of a module's state; entries that are one tensor, such as tied weights, share their copy.
+
+    Args:
+        module: the module.
+        uncopied: names of entries to return themselves, if they are contiguous and alone in their memory.
+    """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
-    def copied(value: Tensor) -> Tensor:
+    def copied(name: str, value: Tensor) -> Tensor:
+        if name in uncopied and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes:
+            return value.detach()
         same = value.data_ptr(), value.dtype, value.shape, value.stride()
         if same not in copies or not value.numel():
             copies[same] = value.detach().clone(memory_format=torch.contiguous_format)
         return copies[same]
 
-    return {name: copied(value) for name, value in module.state_dict().items()}
+    return {name: copied(name, value) for name, value in module.state_dict().items()}
 
 
 def _stay() -> None:

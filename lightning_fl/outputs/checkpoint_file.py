@@ -1,7 +1,8 @@
 """Checkpoints: written aside and renamed, so that a kill never leaves a partial one, and refused if they do not fit.
 
 A checkpoint is an ordinary Lightning checkpoint (`state_dict`, `hyper_parameters`, callback states …) with one more key,
-`federation`, that holds the run. `load_from_checkpoint` of the module's class reads both kinds.
+`federation`, that holds the run. `load_from_checkpoint` of the module's class reads both kinds, but not a `last.ckpt` whose
+frozen weights are in another file (`lightning_fl.outputs.frozen_weights`); `load` completes it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from torch.utils.serialization import config
 
 from lightning_fl.errors import UserError, require
+from lightning_fl.outputs import frozen_weights
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.losses import say_lost
 
-FORMAT = 2
+FORMAT = 3
+"""Newest format of a run, whose frozen weights are in another file (`lightning_fl.outputs.frozen_weights`)."""
+WHOLE_FORMAT = 2
+"""Format of a run in one file, which earlier versions read, too."""
 
 
 def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], keep_previous: bool = False) -> None:
@@ -68,12 +73,13 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
 
 
-def load(path: str | os.PathLike[str], weights_only: bool = True) -> dict[str, Any]:
+def load(path: str | os.PathLike[str], weights_only: bool = True, whole: bool = True) -> dict[str, Any]:
     """Read a checkpoint; client states, which may be large, stay in the file until they are copied.
 
     Args:
         path: file of the checkpoint.
         weights_only: False to read objects of any class, whose code then runs.
+        whole: False to leave out frozen weights that are in another file.
 
     Raises:
         UserError: the file does not exist, is damaged, is not a checkpoint, or contains such objects.
@@ -110,7 +116,7 @@ def load(path: str | os.PathLike[str], weights_only: bool = True) -> dict[str, A
     client_states = {name: run.pop(name) for name in ("clients", "client_memory") if name in run}
     checkpoint = _copied(checkpoint)
     run.update(client_states)
-    return checkpoint
+    return frozen_weights.completed(checkpoint, path) if whole else checkpoint
 
 
 def _require_whole(path: Path) -> None:

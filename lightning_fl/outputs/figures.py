@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_fl.checks import check_between, check_choice
+from lightning_fl.errors import nearest, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +48,7 @@ class Look:
         xscale: `log` or `linear`; None for a logarithmic axis of bytes and linear axes of everything else.
         yscale: `log` or `linear`.
         ylabel: name of the curves' vertical axis; None for the metric's.
+        font: font of the text and its formulas, one that is installed or a family such as `serif`; None for matplotlib's.
     """
 
     formats: tuple[str, ...] = ("png", "svg")
@@ -56,6 +58,7 @@ class Look:
     xscale: str | None = None
     yscale: str = "linear"
     ylabel: str | None = None
+    font: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.formats:
@@ -66,16 +69,31 @@ class Look:
         check_between("font_size in points", self.font_size, 1, 100)
         check_choice("xscale", self.xscale, (None, "log", "linear"))
         check_choice("yscale", self.yscale, ("log", "linear"))
+        if self.font is not None:
+            installed = fonts()
+            require(self.font in installed, f"there is no font {self.font!r}: {nearest(self.font, installed)}.")
 
     @property
     def style(self) -> Any:
         """Settings of matplotlib."""
-        return STYLE | {"figure.dpi": self.dpi, "font.size": self.font_size}
+        style = STYLE | {"figure.dpi": self.dpi, "font.size": self.font_size}
+        if self.font is None:
+            return style
+        slants = {"it": ":italic", "bf": ":bold", "bfit": ":italic:bold"}
+        formulas = {f"mathtext.{kind}": self.font + slants.get(kind, "") for kind in ("rm", "cal", "sf", "tt", *slants)}
+        return style | {"font.family": [self.font], "mathtext.fontset": "custom", **formulas}
 
     @property
     def line_length(self) -> int:
         """Characters of a line of text across a picture."""
         return int(120 * self.size[0] / self.font_size)
+
+
+def fonts() -> list[str]:
+    """Return the names of the installed fonts, and of families, for each of which matplotlib finds one of them."""
+    from matplotlib.font_manager import get_font_names
+
+    return sorted({*get_font_names(), "serif", "sans-serif", "monospace"})
 
 
 def in_picture(text: str) -> str:

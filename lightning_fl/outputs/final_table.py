@@ -19,8 +19,10 @@ from lightning_fl.outputs.metric import AT_BEST_VALIDATION, validated_and_tested
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.plan import duration
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
-from lightning_fl.outputs.units import in_bytes
+from lightning_fl.outputs.units import in_bytes, significant
 
+ATTACKERS, SUCCESS = "attack/attackers", "attack/success"
+"""Columns about an attack."""
 MOST_ROWS = 10
 """Rows of a table in a notebook."""
 LEFT = "<{0} style='text-align:left'>{1}</{0}>"
@@ -33,12 +35,14 @@ class Finished(Protocol):
     algorithm: Any
     loggers: list[Logger]
     loss_guard: Any
+    adversary: Any
     default_root_dir: str
     enable_checkpointing: bool
     callback_metrics: dict[str, Tensor]
     metric: str | None
     num_rounds: int
     stop: Any
+    privacy_in_words: str
 
     @property
     def metric_falls(self) -> bool:
@@ -147,7 +151,7 @@ def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> Final
 
 
 def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model.
+    """Return name and value of accuracy, rounds, bytes, curve and model, and of rejected and lost uploads, attack and ε if any.
 
     With a clock of clients the simulated time is beside the bytes. The accuracy is that of the last evaluation. If the test set
     was measured after rounds, too, a line has the test value of the round that was best in validation.
@@ -181,11 +185,28 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         why = rejection_reasons(trainer.loss_guard.clients is not None, may_be_stale)
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
         lines.append(("rejected", f"{uploads}, in {run.num_rounds_rejecting:,} of {run.round:,} rounds: {why}"))
+    if lost := [row for row in rows if row.get("clients/lost")]:
+        count = f"{sum(int(row['clients/lost']) for row in lost):,} uploads, in {len(lost):,} of {run.round:,} rounds"
+        lines.append(("lost", f"{count}: too few clients answered for a secure sum"))
+    if trainer.adversary is not None:
+        lines.append(("attack", _attack(trainer, rows)))
+    if trainer.privacy_in_words:
+        lines.append(("privacy", trainer.privacy_in_words))
     if curve:
         lines.append(("curve", _short(curve)))
     if trainer.enable_checkpointing:
         lines.append(("model", _short(root / EXPORT)))
     return lines
+
+
+def _attack(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> str:
+    """Return an attack in words, after its success if a `BackdoorProbe` has measured that."""
+    counts = [row[ATTACKERS] for row in rows if ATTACKERS in row]
+    mean = significant(sum(counts) / len(counts)) if counts else "no"
+    words = f"{type(trainer.adversary.attack).__name__}, {mean} attackers a round"
+    if SUCCESS not in trainer.callback_metrics:
+        return words
+    return f"success {float(trainer.callback_metrics[SUCCESS]):.2f} ({words})"
 
 
 def best_of(trainer: Finished, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float] | None:

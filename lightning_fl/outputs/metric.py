@@ -58,12 +58,14 @@ def is_result(name: str) -> bool:
     return bool(STAGES & words_of(name))
 
 
-def falls(name: str) -> bool:
-    """True if lower is better: of losses and errors, by their usual names; of any other name, more counts as better.
+def falls(name: str, mode: str | None = None) -> bool:
+    """True if lower is better: as the mode says, `max` or `min`, or by the name, of losses and errors alone.
 
-    >>> falls("val_loss"), falls("val_rmse"), falls("val_f1")
-    (True, True, False)
+    >>> falls("val_loss"), falls("val_rmse"), falls("val_f1"), falls("val_f1", "min")
+    (True, True, False, True)
     """
+    if mode is not None:
+        return mode == "min"
     return any(part in name.lower() for part in ("loss", "error")) or bool(LOWER_IS_BETTER & words_of(name))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import floor, isfinite, log10
 
-KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
-"""Kinds of messages, by which bits are counted."""
 FIGURES = 3
 BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}

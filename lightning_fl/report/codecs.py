@@ -47,12 +47,10 @@ def codec_parts(groups: Sequence[Group], look: Look) -> list[Part]:
     if shown := codec_table(groups):
         parts += [ABOUT, shown]
     if figure := draw_errors(groups, look):
-        parts.append(
-            Picture("codec_error_by_rounds", "Error of the uplink's codec against rounds", figure, look.formats)
-        )
+        parts.append(Picture("codec_error_by_rounds", "Error of the uplink's codec against rounds", figure, look))
     if figure := draw_layers(groups, look):
         caption = "Error of the uplink's codec and bytes of a round's uploads by layer, means over the rounds"
-        parts.append(Picture("codecs_by_layer", caption, figure, look.formats))
+        parts.append(Picture("codecs_by_layer", caption, figure, look))
     return parts
 
 

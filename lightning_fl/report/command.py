@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning_fl.errors import UserError, require
+from lightning_fl.outputs import terminal
 from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.files import writing
 from lightning_fl.outputs.metric import AT_BEST_VALIDATION, FINAL, is_accuracy
@@ -140,12 +142,15 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
         for picture in pictures:
             picture.save(folder)
         note_written(folder, names)
-    set_aside = (
-        f"\nkept    {aside}, with files that stood in the way and that no report had written as they were"
+    written = {
+        "table": str(folder / "results.tex") if "results.tex" in pages else "",
+        "pictures": ", ".join(f"{folder / '*'}.{kind}" for kind in look.formats if pictures),
+        "report": str(folder / list(pages)[-1]),
+        "kept": f"{aside}, with files that stood in the way and that no report had written as they were"
         if aside
-        else ""
-    )
-    return _printed(sections, folder / list(pages)[-1]) + set_aside
+        else "",
+    }
+    return _printed(sections, terminal.width(), {name: text for name, text in written.items() if text})
 
 
 def _labelled(groups: Sequence[Group], names: Sequence[str] | None) -> Sequence[Group]:
@@ -194,6 +199,7 @@ def _sections(
     notes: list[str],
 ) -> Sections:
     """Return the results, and what there is to know about them."""
+    from lightning_fl.report.attacks import attack_parts
     from lightning_fl.report.clients import clients_table, draw_clients, unreadable
     from lightning_fl.report.codecs import codec_parts
     from lightning_fl.report.plots import draw_bits
@@ -203,9 +209,10 @@ def _sections(
         sections[f"Cost of reaching {metric.short} {metric.target:g}"] = [tables.prices(groups)]
     sections["Curves"] = _curves(groups, metric, look, has_panels)
     if figure := draw_bits(groups, look):
-        picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
+        picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
     sections["Codecs"] = codec_parts(groups, look)
+    sections["Attacks"] = attack_parts(groups, metric, look)
     local_metric = metric.over_clients
     if figure := draw_clients(groups, local_metric, look):
         about = (
@@ -213,7 +220,7 @@ def _sections(
             "clients. `worst 10 %` is the mean of the worst tenth of them."
         )
         caption = f"Share of clients by {local_metric.short} on their own samples"
-        picture = Picture(f"{local_metric.short.replace(' ', '_')}_of_clients", caption, figure, look.formats)
+        picture = Picture(f"{local_metric.short.replace(' ', '_')}_of_clients", caption, figure, look)
         sections["Clients"] = [about, clients_table(groups, local_metric), picture]
     if published:
         about = (
@@ -233,29 +240,41 @@ def _sections(
 
 def _curves(groups: Sequence[Group], metric: Metric, look: Look, has_panels: bool) -> list[Part]:
     """Return the pictures of the curves, one for each horizontal axis or one with a panel for each."""
-    from lightning_fl.report.plots import AXES, draw_curves, draw_panels, is_logarithmic
+    from lightning_fl.report.plots import AXES, draw_curves, draw_panels, is_logarithmic, panels_of
 
     name, title = metric.short.replace(" ", "_"), metric.short.capitalize()
     if has_panels:
         figure = draw_panels(groups, metric, look)
-        caption = f"{title} against {', '.join(AXES.values())}"
-        return [Picture(f"{name}_panels", caption, figure, look.formats)] if figure else []
+        caption = f"{title} against {', '.join(AXES[axis] for axis in panels_of(groups))}"
+        return [Picture(f"{name}_panels", caption, figure, look)] if figure else []
     return [
         Picture(
             f"{name}_by_{axis}",
             f"{title} against {description}{', on a logarithmic axis' * is_logarithmic(look, axis)}",
             figure,
-            look.formats,
+            look,
         )
         for axis, description in AXES.items()
         if (figure := draw_curves(groups, metric, axis, look))
     ]
 
 
-def _printed(sections: Sections, path: Path) -> str:
-    """Return the tables and remarks as text for the terminal."""
+def _printed(sections: Sections, width: int, written: Mapping[str, str]) -> str:
+    """Return the tables and remarks as text of a width for the terminal, and what was written."""
     chosen = {
-        heading: [part for part in parts if isinstance(part, (Table, list))] for heading, parts in sections.items()
+        heading: [
+            fitting
+            for part in parts
+            if isinstance(part, (Table, list))
+            for fitting in (part.fitting(width) if isinstance(part, Table) else [part])
+        ]
+        for heading, parts in sections.items()
     }
     text = to_markdown("", {heading: parts for heading, parts in chosen.items() if parts}).partition("\n\n")[2]
-    return f"{text}\nreport  {path}"
+    lines = [
+        line
+        for long in text.splitlines()
+        for line in ([long] if long[:1] in ("", "|") else textwrap.wrap(long, width, subsequent_indent="  "))
+    ]
+    longest = max(map(len, written))
+    return "\n".join([*lines, "", *(f"{name:<{longest}}  {path}" for name, path in written.items())])

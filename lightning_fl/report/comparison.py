@@ -75,7 +75,7 @@ class Metric:
     @property
     def falls(self) -> bool:
         """True if lower is better."""
-        return falls(self.name) if self.mode is None else self.mode == "min"
+        return falls(self.name, self.mode)
 
     @property
     def over_clients(self) -> Metric:
@@ -142,8 +142,8 @@ class Curve:
         return self.window > 1
 
     def axis(self, name: str) -> Floats:
-        """Return one of the costs in `Record.spent` at each value (n,)."""
-        return self.record.spent[name][self.positions]
+        """Return one of the costs in `Record.spent` at each value (n,); NaN if the run has none of it."""
+        return self.record.spent.get(name, np.full(len(self.record.columns["round"]), np.nan))[self.positions]
 
     @property
     def num_final(self) -> int:
@@ -213,6 +213,11 @@ class Group:
     def algorithm(self) -> str:
         """Name of the method."""
         return self.curves[0].record.algorithm
+
+    @property
+    def is_bound(self) -> bool:
+        """True if its runs upload nothing, as those of centralised training: a bound for the others."""
+        return all((curve.axis("uplink") == 0).all() for curve in self.curves)
 
     def spread(self, name: str) -> tuple[float | None, float | None, int]:
         """Return mean, sample standard deviation and count of a number over the runs that have it."""

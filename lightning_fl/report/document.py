@@ -18,7 +18,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from lightning_fl.outputs.figures import STYLE, Look
+from lightning_fl.outputs.figures import Look
 
 try:
     import fcntl
@@ -54,7 +54,7 @@ class Table:
         |:-------|-------:|
         | FedAvg |     60 |
         """
-        rows = [[plain(cell).replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
+        rows = self._cells()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         sides = ["<" if position < self.num_texts else ">" for position in range(len(widths))]
         columns = list(zip(sides, widths, strict=True))
@@ -64,6 +64,32 @@ class Table:
         )
         rule = "|".join(":" + "-" * (w + 1) if side == "<" else "-" * (w + 1) + ":" for side, w in columns)
         return "\n".join([f"| {head} |", f"|{rule}|", *(f"| {line} |" for line in body)])
+
+    def _cells(self) -> list[list[str]]:
+        """Return the texts of all cells in Markdown, the header's first."""
+        return [[plain(cell).replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
+
+    def fitting(self, width: int) -> list[Table]:
+        """Return the table in parts that are at most so many characters wide in Markdown; each begins with the first column.
+
+        A part has at least one more column, however wide that is.
+
+        >>> table = Table(["method", "rounds", "uplink (MB)"], [["FedAvg", "60", "148"]])
+        >>> [list(part.header) for part in table.fitting(24)], len(table.fitting(80))
+        ([['method', 'rounds'], ['method', 'uplink (MB)']], 1)
+        """
+        widths = [3 + max(map(len, column)) for column in zip(*self._cells(), strict=True)]
+        parts: list[list[int]] = []
+        for place in range(1, len(widths)):
+            if not parts or 1 + widths[0] + sum(widths[other] for other in [*parts[-1], place]) > width:
+                parts.append([])
+            parts[-1].append(place)
+        return [self._with_columns([0, *places]) for places in parts] or [self]
+
+    def _with_columns(self, places: Sequence[int]) -> Table:
+        rows = [[row[place] for place in places] for row in self.rows]
+        num_texts = sum(place < self.num_texts for place in places)
+        return Table([self.header[place] for place in places], rows, num_texts)
 
     def html(self) -> str:
         """Return the table as HTML."""
@@ -89,18 +115,18 @@ class Picture:
         name: name of its files, without suffix.
         caption: description of the figure.
         figure: figure of matplotlib.
-        formats: formats of its files.
+        look: look that it was drawn with, which has the formats of its files.
     """
 
     name: str
     caption: str
     figure: Figure
-    formats: Sequence[str] = Look.formats
+    look: Look = Look()  # noqa: RUF009
 
     @property
     def files(self) -> list[str]:
         """Names of its files."""
-        return [f"{self.name}.{kind}" for kind in self.formats]
+        return [f"{self.name}.{kind}" for kind in self.look.formats]
 
     def save(self, folder: Path) -> None:
         """Write a file in each format."""
@@ -114,14 +140,14 @@ class Picture:
         from matplotlib import rc_context
 
         undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with rc_context(STYLE):  # the type of text is read here
+        with rc_context(self.look.style):  # the type of text and the fonts of formulas are read here
             self.figure.savefig(to, format=kind, dpi="figure", metadata=undated.get(kind))
 
     def markdown(self) -> str:
         """Return a Markdown reference to the first file that a page can show, or a link to a PDF; "" without a file."""
-        if not self.formats:
+        if not self.look.formats:
             return ""
-        shown = next((kind for kind in self.formats if kind != "pdf"), None)
+        shown = next((kind for kind in self.look.formats if kind != "pdf"), None)
         caption = plain(self.caption)
         return f"![{caption}]({self.name}.{shown})" if shown else f"[{caption}]({self.name}.pdf)"
 

@@ -77,6 +77,11 @@ def build_parser() -> ArgumentParser:
         metavar="POINTS",
         help="size of text in points (default: %(default)s)",
     )
+    look.add_argument(
+        "--font",
+        metavar="NAME",
+        help="font that is installed, or serif or STIXGeneral, which is like Times (default: DejaVu Sans)",
+    )
     look.add_argument("--ylabel", metavar="TEXT", help="name of the curves' vertical axis (default: the metric's)")
     look.add_argument(
         "--xscale",
@@ -110,4 +115,6 @@ def look_of(flags: Namespace) -> Look:
             raise UserError(f"--size is the width and height in inches, such as 3.5x2.4, got {flags.size!r}.") from None
         size = width, height
     formats = tuple(name for name in formats_of(flags) if name != TEX)
-    return Look(formats, size, flags.dpi, flags.font_size, flags.xscale, flags.yscale, flags.ylabel)
+    return Look(
+        formats, size, flags.dpi, flags.font_size, flags.xscale, flags.yscale, ylabel=flags.ylabel, font=flags.font
+    )

@@ -47,18 +47,22 @@ def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) ->
     spreads = [{name: group.spread(name) for name in columns} for group in groups]
     shown = table(["method"], columns, [([group.label], of) for group, of in zip(groups, spreads, strict=True)])
     cells = [list(row) for row in shown.rows]
+    compete = _compete(groups)
     for place, name in enumerate(columns, 1):
         column = [row[place] for row in cells]
         counts = [of[name][2] for of in spreads]
         whole = [count == len(group.curves) for count, group in zip(counts, groups, strict=True)]
         means = [of[name][0] if is_whole else None for of, is_whole in zip(spreads, whole, strict=True)]
-        is_best = _best(means, column, min if name not in VALUES or metric.falls else max)
+        is_best = _best(means, column, compete, min if name not in VALUES or metric.falls else max)
         for row, group, count, bold in zip(cells, groups, counts, is_best, strict=True):
             text = escaped(row[place])
             if 0 < count < len(group.curves):
                 text += f" ({count} of {len(group.curves)})"
             row[place] = rf"\textbf{{{text}}}" if bold else text
-    rows = [[escaped(row[0]), *row[1:]] for row in cells]
+    rows = [f"  {_row([escaped(row[0]), *row[1:]])}" for row in cells]
+    for place in range(len(rows) - 1, 0, -1):
+        if groups[place - 1].is_bound != groups[place].is_bound:
+            rows.insert(place, r"  \midrule")
     return "\n".join(
         [
             *(f"% {on_one_line(line)}" for line in [*comments, *_how(groups, metric)]),
@@ -67,7 +71,7 @@ def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) ->
             *_over_costs(columns, metric),
             f"  {_row([_heading(title) for title in shown.header])}",
             r"  \midrule",
-            *(f"  {_row(row)}" for row in rows),
+            *rows,
             r"  \bottomrule",
             r"\end{tabular}",
             "",
@@ -87,15 +91,22 @@ def _columns(groups: Sequence[Group], metric: Metric) -> dict[str, Column]:
     return {name: column for name, column in columns.items() if is_known(name)}
 
 
-def _best(means: Sequence[float | None], shown: Sequence[str], better: Callable[..., float]) -> list[bool]:
-    """Return which cells read as the best mean does; none if there is one row, or if all read so."""
-    numbers = [mean for mean in means if mean is not None]
+def _compete(groups: Sequence[Group]) -> list[bool]:
+    """Return which groups may be the best: all that upload something, or all if none does."""
+    return [all(other.is_bound for other in groups) or not group.is_bound for group in groups]
+
+
+def _best(
+    means: Sequence[float | None], shown: Sequence[str], compete: Sequence[bool], better: Callable[..., int]
+) -> list[bool]:
+    """Return which of the competing cells read as their best mean does; none if there is one, or if all read so."""
+    texts = [text.partition(" ± ")[0] for text in shown]
+    numbers = {place: mean for place, mean in enumerate(means) if mean is not None and compete[place]}
     if not numbers:
         return [False for _ in means]
-    texts = [text.partition(" ± ")[0] for text in shown]
-    best = texts[means.index(better(numbers))]
-    is_best = [mean is not None and text == best for mean, text in zip(means, texts, strict=True)]
-    return [each and not all(is_best) for each in is_best]
+    best = texts[better(numbers, key=numbers.__getitem__)]
+    is_best = [place in numbers and text == best for place, text in enumerate(texts)]
+    return [each and sum(is_best) < sum(compete) for each in is_best]
 
 
 def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
@@ -103,12 +114,13 @@ def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
     counts = sorted({len(group.curves) for group in groups})
     runs = " to ".join(f"{count}" for count in dict.fromkeys((counts[0], counts[-1])))
     curves = [curve for group in groups for curve in group.curves]
+    best = "in bold, unless all are equal" + ", of those that upload something" * (not all(_compete(groups)))
     values = f"{metric.short}: {averaged_values(curves)}"
     lines = [
         f"{values} of a run; mean and sample standard deviation over {runs} runs, of which rows differ in their seeds alone; the "
-        "best means in bold, unless all are equal."
+        f"best means {best}."
         if counts != [1]
-        else f"{values} of the only run; the best in bold, unless all are equal.",
+        else f"{values} of the only run; the best {best}.",
         r"Needs \usepackage{booktabs}.",
     ]
     if metric.target is not None:

@@ -16,21 +16,26 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
-from lightning_fl.outputs.units import KINDS, SECONDS, unit_of
+from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
+from lightning_fl.outputs.units import SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.report.smoothing import Floats
+from lightning_fl.vectors.kinds import KINDS
 
 AXES = {
     "uplink": "uplink bytes of all clients",
     "rounds": "rounds",
     "simulated_seconds": "simulated time",
     "joules": "estimated energy",
+    **{name: f"ε, the privacy loss ({neighbours})" for name, neighbours in KINDS_OF_EPSILON.items()},
 }
 PANELS = ("rounds", "uplink", "simulated_seconds", "joules")
 """Horizontal axes of a picture with panels, from left to right."""
 TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
 FEW_DECADES, MANY_DECADES = 0.8, 2.7
 """Powers of ten below which a logarithmic axis has ticks as a linear one, and above which it has only these powers."""
+BOUND = {"linestyle": (0, (6, 2))}
+"""Style of the lines of runs that upload nothing."""
 BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earlier
 
 
@@ -40,7 +45,7 @@ def is_logarithmic(look: Look, axis: str) -> bool:
 
 
 def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look = Look()) -> Figure | None:  # noqa: B008
-    """Draw the smoothed curves over `uplink` (bytes), `rounds`, `simulated_seconds` or `joules`.
+    """Draw the smoothed curves over `uplink` (bytes), `rounds`, `simulated_seconds`, `joules`, or an ε.
 
     Several seeds are drawn as their mean with a band of one standard deviation. Return None if no run has that axis.
     """
@@ -60,7 +65,7 @@ def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) ->
 
     An axis that no run has is left out; None if no run has any.
     """
-    axes_with_values = [axis for axis in PANELS if _has_axis(groups, axis)]
+    axes_with_values = panels_of(groups)
     if not axes_with_values:
         return None
     panel_look = replace(look, size=(max(1.0, look.size[0] / len(axes_with_values)), look.size[1]))
@@ -74,6 +79,11 @@ def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) ->
     return figure
 
 
+def panels_of(groups: Sequence[Group]) -> list[str]:
+    """Return the horizontal axes of a picture with panels, from left to right: those that some run has."""
+    return [axis for axis in PANELS if _has_axis(groups, axis)]
+
+
 def _has_axis(groups: Sequence[Group], axis: str) -> bool:
     """True if a run has values above 0 on a horizontal axis."""
     return any((curve.axis(axis) > 0).any() for group in groups for curve in group.curves)
@@ -81,7 +91,8 @@ def _has_axis(groups: Sequence[Group], axis: str) -> bool:
 
 def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, look: Look) -> None:
     """Draw the curves of all groups and the target over one of the horizontal axes."""
-    spent = np.concatenate([curve.axis(axis) for group in groups for curve in group.curves])
+    curves = [group for group in groups if not is_line(group, groups, axis)]
+    spent = np.concatenate([curve.axis(axis) for group in curves for curve in group.curves])
     unit = scale_axis(axes, axis, spent[spent > 0], look)
     if look.yscale == "log":
         axes.set_yscale("log")
@@ -89,9 +100,14 @@ def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, l
         _plain_ticks(axes.yaxis, few=_decades(values) > MANY_DECADES)
     for index, group in enumerate(groups):
         if group.curves:  # the others keep their colours
-            draw_group(axes, group, axis, unit, line_style(index))
+            draw_group(axes, group, axis, unit, line_style(index), as_line=group not in curves)
     if metric.target is not None:
         axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
+
+
+def is_line(group: Group, groups: Sequence[Group], axis: str) -> bool:
+    """True if a group is drawn as a line across an axis of costs: it is a bound, and others are not."""
+    return axis != "rounds" and group.is_bound and not all(other.is_bound for other in groups)
 
 
 def _ylabel(groups: Sequence[Group], metric: Metric, look: Look) -> str:
@@ -125,6 +141,8 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     elif axis == "joules":
         name = "estimated energy"
         axes.xaxis.set_major_formatter(EngFormatter(unit="J"))
+    elif axis in KINDS_OF_EPSILON:
+        name = f"ε ({KINDS_OF_EPSILON[axis]})"
     axes.set_xlabel(fill(name + " (logarithmic)" * logarithmic, look.line_length))
     if logarithmic:
         formatter = axes.xaxis.get_major_formatter()
@@ -152,11 +170,12 @@ def _plain_ticks(axis: Axis, few: bool = False) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any]) -> None:
-    """Draw the raw values, the mean of the smoothed curves, and their deviation; over bytes, the end of runs that send none."""
+def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any], as_line: bool = False) -> None:
+    """Draw the raw values, the mean of the smoothed curves, and their deviation, or as a line the end of the curves."""
     pale = {"color": style["color"], "zorder": BEHIND}
-    if axis == "uplink" and all((curve.axis(axis) == 0).all() for curve in group.curves):
-        _draw_bound(axes, group, style, pale)
+    style = style | (BOUND if group.is_bound else {})
+    if as_line:
+        _draw_line(axes, group, style, pale)
         return
     for curve in group.curves:
         if curve.is_smoothed or len(group.curves) > 1:
@@ -174,11 +193,11 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
         axes.fill_between(spent, mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
 
 
-def _draw_bound(axes: Axes, group: Group, style: dict[str, Any], pale: dict[str, Any]) -> None:
-    """Draw a line across the axes at the end of the curves of runs that send nothing, such as those of centralised training."""
+def _draw_line(axes: Axes, group: Group, style: dict[str, Any], pale: dict[str, Any]) -> None:
+    """Draw a line across the axes at the end of a group's curves."""
     mean, spread, _ = group.spread("final")
     assert mean is not None
-    axes.axhline(mean, label=_label(group), linewidth=1.8, **{**style, "linestyle": (0, (6, 2))})
+    axes.axhline(mean, label=_label(group), linewidth=1.8, **style)
     if spread:
         axes.axhspan(mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
 

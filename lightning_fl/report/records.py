@@ -16,6 +16,7 @@ import numpy as np
 from lightning_fl.checks import LARGEST, MOST, is_real
 from lightning_fl.errors import UserError, collecting, nearest, require, shortened
 from lightning_fl.outputs.communication_json import Bits, as_bits, read_communication, read_metric
+from lightning_fl.outputs.neighbours import EPSILON, kind_of_epsilon
 from lightning_fl.outputs.run_folder import (
     COMMUNICATION,
     HPARAMS,
@@ -25,9 +26,9 @@ from lightning_fl.outputs.run_folder import (
     configs_of_fits,
     with_present_names,
 )
-from lightning_fl.outputs.units import KINDS
 from lightning_fl.outputs.yaml_files import read_written
 from lightning_fl.report.smoothing import Floats
+from lightning_fl.vectors.kinds import KINDS
 
 ASIDE = re.compile(r"\.|earlier-\d+")
 """Names of folders in which runs do not count."""
@@ -75,7 +76,8 @@ class Record:
 
     @cached_property
     def spent(self) -> dict[str, Floats]:
-        """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, joules if they are estimated."""
+        """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, joules if they are estimated, and ε."""
+        kind = kind_of_epsilon(self.settings)
         return {
             "rounds": self.columns["round"] + 1,
             "uplink": self.column("comm/total_uplink_bytes"),
@@ -83,6 +85,7 @@ class Record:
             "simulated_seconds": self.column("time/simulated_seconds"),
             "wall_seconds": self.wall_seconds,
             "joules": self.column(ENERGY),
+            **({kind: self.column(EPSILON)} if kind is not None and EPSILON in self.columns else {}),
         }
 
     @property
@@ -314,7 +317,9 @@ def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
             from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
 
             source = LAST
-            bits = as_bits(checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"])
+            bits = as_bits(
+                checkpoint_file.load(folder / LAST, whole=False)["federation"]["run"]["ledger"]["total_bits"]
+            )
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return None, [f"its {source} cannot be read, so its bits by kind are unknown"]
     return bits, []

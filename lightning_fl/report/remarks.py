@@ -89,7 +89,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     ]
     name = groups[0].curves[0].metric.name
     for record in records:
-        said += _changed(record) + _rejected(record)
+        said += _changed(record) + _rejected(record) + _lost(record)
         if count := record.not_finite.get(name):
             said.append(f"{record.folder}: left out {counted(count, 'non-finite value')} of {name}.")
     said += _evaluation(groups)
@@ -126,6 +126,16 @@ def _rejected(record: Record) -> list[str]:
         lost = "all" if num_lost == num_rounds else f"{num_lost:,}"
         text += f"; in {lost} of these no upload was accepted, and the model did not change"
     return [f"{text}."]
+
+
+def _lost(record: Record) -> list[str]:
+    """Return a remark on uploads whose secure sum was lost."""
+    lost = record.column("clients/lost")
+    if not (num_lost := int(np.nansum(lost))):
+        return []
+    rounds = f"{int((lost > 0).sum()):,} of {counted(len(lost), 'round')}"
+    why = "in which too few clients answered for a secure sum, and the model did not change"
+    return [f"{record.folder}: {num_lost:,} uploads were lost in {rounds}, {why}."]
 
 
 def _evaluation(groups: Sequence[Group]) -> list[str]:

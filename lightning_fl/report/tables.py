@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fl.outputs.metric import is_accuracy
+from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
 from lightning_fl.outputs.units import BYTES, JOULES, SECONDS, decimals, magnitude, significant, unit_of
 from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
 from lightning_fl.report.document import Table
@@ -48,6 +49,7 @@ COSTS = {
     "simulated_seconds": Column("simulated time", "seconds"),
     "joules": Column("estimated energy", "joules"),
     "wall_seconds": Column("time here", "seconds"),
+    **{name: Column(f"ε ({neighbours})", "figures") for name, neighbours in KINDS_OF_EPSILON.items()},
 }
 SIZES = {"mflops": Column("MFLOPs", "figures"), "parameters": Column("parameters", "count")}
 PUBLISHED = {
@@ -105,7 +107,7 @@ def _largest(kind: str, columns: Mapping[str, Column], rows: Sequence[Row]) -> f
 
 
 def _cell(cell: Spread, column: Column, unit: float) -> str:
-    """Return mean ± standard deviation, if any, with the decimals of the mean, or more if the deviation would read as 0."""
+    """Return mean ± standard deviation, if any, with the decimals of the mean, or one more if the deviation would read as 0."""
     mean, spread, _ = cell
     if mean is None:
         return NONE
@@ -120,9 +122,10 @@ def _cell(cell: Spread, column: Column, unit: float) -> str:
         num_decimals = decimals(mean)
     if not spread:
         return _fixed(mean, num_decimals)
-    # The decimals of a far smaller deviation would give the mean too many digits.
     if -magnitude(spread, 1) == num_decimals + 1:
         num_decimals += 1
+    if round(spread, num_decimals) == 0 and abs(mean) >= 1e-4:  # its decimals would give the mean too many digits
+        return f"{_fixed(mean, num_decimals)} ± <{10.0**-num_decimals:.{num_decimals}f}"
     return f"{_fixed(mean, num_decimals)} ± {_fixed(spread, num_decimals)}"
 
 
@@ -258,11 +261,13 @@ def write_runs(path: Path, groups: Sequence[Group]) -> None:
 
 def write_curves(path: Path, groups: Sequence[Group], metric: Metric) -> None:
     """Write a line for each value of each run's curve."""
-    names = [*COSTS, metric.name, f"{metric.name} smoothed"]
+    curves = [curve for _, curve in _curves(groups)]
+    costs = [name for name in COSTS if any(name in curve.record.spent for curve in curves)]
+    names = [*costs, metric.name, f"{metric.name} smoothed"]
     rows: list[dict[str, Any]] = []
     for label, curve in _curves(groups):
         line = {"method": label, "folder": str(curve.record.folder)}
-        columns = [*(curve.axis(name) for name in COSTS), curve.raw, curve.smoothed]
+        columns = [*(curve.axis(name) for name in costs), curve.raw, curve.smoothed]
         rows += [line | dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     _write(path, rows)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between, check_positive, check_rounds
 from lightning_fl.slots import LocalTraining, Message, Rule, State
-from lightning_fl.vectors.pieces import difference
+from lightning_fl.vectors.pieces import difference, empty_like, pieces, zeros_like
 
 FIRST, SECOND, MOMENTUM = "moments/first", "moments/second", "moments/momentum"
 RATE = "scalars/learning_rate"
@@ -52,21 +52,24 @@ class Adam(Rule, ABC):
     def begin(self, local: LocalTraining, first: Tensor, second: Tensor) -> None:
         """Set (m, v) to copies (…, d) with the shape, dtype and device of the parameters."""
         for name, vector in {"first": first, "second": second}.items():
-            local.memory[name] = torch.empty_like(local.params).copy_(vector)
+            local.memory[name] = empty_like(local.params).copy_(vector)
 
     def step(self, local: LocalTraining) -> None:
         """Take one step of Adam."""
-        gradient = local.gradient
-        first = local.memory["first"].mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
-        second = local.memory["second"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        local.params.sub_((second + self.epsilon).rsqrt_().mul_(first).mul_(local.learning_rate))
+        moments = local.memory["first"], local.memory["second"]
+        for params, gradient, first, second, rate in pieces(
+            local.params, local.gradient, *moments, local.learning_rate
+        ):
+            first.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
+            second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+            params.sub_((second + self.epsilon).rsqrt_().mul_(first).mul_(rate))
 
     def changes(self, local: LocalTraining) -> Message:
-        """Return the changes of w, m and v."""
+        """Return the changes of w, m and v, the last two in the memory of m and v."""
         return {
             "model": difference(local.params, local.received["model"]),
-            FIRST: local.memory["first"] - local.received[FIRST],
-            SECOND: local.memory["second"] - local.received[SECOND],
+            FIRST: local.memory.pop("first").sub_(local.received[FIRST]),
+            SECOND: local.memory.pop("second").sub_(local.received[SECOND]),
         }
 
 
@@ -142,17 +145,18 @@ class WarmedUpAdam(Adam):
                 scale *= second > 0
                 local.memory["first"] *= second > 0
             local.memory["scale"] = scale
-            local.memory["path"] = torch.zeros_like(local.params)
+            local.memory["path"] = zeros_like(local.params)
 
     def step(self, local: LocalTraining) -> None:
         """Take one step of Adam, or of momentum with the fixed scale."""
         if "scale" not in local.memory:
             super().step(local)
             return
-        first = local.memory["first"].mul_(self.beta1).add_(local.gradient, alpha=1 - self.beta1)
-        moved = first * local.learning_rate
-        local.memory["path"] += moved
-        local.params.sub_(moved * local.memory["scale"])
+        vectors = [local.gradient, *(local.memory[name] for name in ("first", "path", "scale"))]
+        for params, gradient, first, path, scale, rate in pieces(local.params, *vectors, local.learning_rate):
+            moved = first.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1) * rate
+            path += moved
+            params.sub_(moved * scale)
 
     def finish(self, local: LocalTraining) -> Message:
         """Return the changes of w, m and v; after the warm-up the mean momentum, and Σ η, which both sides know."""

@@ -69,10 +69,10 @@ class ControlVariates(Rule):
         """Return y − w and c_k⁺ − c_k; the client keeps c_k⁺."""
         delta = difference(local.params, local.received["model"])
         total = torch.as_tensor(local.sum_learning_rate, dtype=delta.dtype, device=delta.device)
-        correction = local.received[CONTROL]
+        correction, used = local.received[CONTROL], local.memory.pop("correction")
         if not self.masked_correction and local.num_steps:  # Σ_s η_s m_s (c − c_k) / Σ_s η_s in place of c − c_k
-            client_control = local.state["control"]
-            correction = client_control + local.memory["correction"] * local.memory["corrected"] / total
+            correction = local.state["control"] + used * local.memory["corrected"] / total
+        del used
         change, control = empty_like(delta), empty_like(delta)
         for parts in pieces(change, control, local.state["control"], correction, delta, total):
             _end(*parts)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_fl.checks import check_at_least
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
+from lightning_fl.vectors.pieces import add_difference
 
 NORMALISER = "scalars/normaliser"
 
@@ -57,7 +58,7 @@ class Normalised(Rule):
     def correct(self, local: LocalTraining) -> None:
         """Add the proximal term: g ← g + μ(y − w)."""
         if self.mu:
-            local.gradient.add_(local.params - local.received["model"], alpha=self.mu)
+            add_difference(local.gradient, local.params, local.received["model"], self.mu)
 
     def step(self, local: LocalTraining) -> None:
         """Take the optimiser's step, and add its length to a."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lightning_fl.checks import check_at_least
 from lightning_fl.slots import LocalTraining, Rule
+from lightning_fl.vectors.pieces import add_difference
 
 
 @dataclass(frozen=True)
@@ -24,4 +25,4 @@ class Proximal(Rule):
 
     def correct(self, local: LocalTraining) -> None:
         """Add the proximal term: g ← g + μ(y − w)."""
-        local.gradient.add_(local.params - local.received["model"], alpha=self.mu)
+        add_difference(local.gradient, local.params, local.received["model"], self.mu)

@@ -8,6 +8,7 @@ from typing import Literal
 from lightning_fl.checks import check_at_least, check_choice
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, RoundContext, Rule
+from lightning_fl.vectors.pieces import add_difference
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Pulled(Rule):
     def correct(self, local: LocalTraining) -> None:
         """Add the pull of the explicit solver: g ← g + λ(v − w)."""
         if self.solver == "explicit" and self.strength:
-            local.gradient.add_(local.params - local.received["model"], alpha=self.strength)
+            add_difference(local.gradient, local.params, local.received["model"], self.strength)
 
     def step(self, local: LocalTraining) -> None:
         """Take the optimiser's step, and that of the implicit solver: v ← (v + ηλw)/(1 + ηλ)."""

@@ -51,7 +51,9 @@ def written_settings(
     settings: dict[str, Any] = {"seed_everything": seed}
     for name, value in flag_values.items():
         flag_settings = _flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value)
-        if is_dataclass(value):  # the class of such a flag cannot be chosen, so a configuration does not name it
+        if (
+            is_dataclass(value) and name != "privacy"
+        ):  # the class of such a flag cannot be chosen: no configuration names it
             del flag_settings[f"trainer.{name}"]
         settings |= flag_settings
     for position, callback in enumerate(trainer.given_callbacks):

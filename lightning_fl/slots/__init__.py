@@ -11,10 +11,9 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 
 from typing import TYPE_CHECKING
 
-from lightning_fl.outputs.units import KINDS
-from lightning_fl.slots.aggregator import Aggregator, Merging
+from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
-from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
+from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload, Uploader
 from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
@@ -27,7 +26,6 @@ from lightning_fl.slots.message import (
     State,
     compressible,
     is_finite,
-    kind_of,
 )
 from lightning_fl.slots.pace import Pace
 from lightning_fl.slots.part import Part
@@ -39,6 +37,7 @@ from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSample
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 from lightning_fl.slots.validation import Validation
+from lightning_fl.vectors.kinds import KINDS, kind_of
 
 __all__ = [
     "KINDS",
@@ -80,10 +79,12 @@ __all__ = [
     "State",
     "Step",
     "Upload",
+    "Uploader",
     "Validation",
     "compressible",
     "forwards",
     "is_finite",
+    "kept_columns",
     "kind_of",
     "model_keeper",
     "owned_by",

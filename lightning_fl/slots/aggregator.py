@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_fl.slots.exchange import Upload
+from torch import Tensor
+
+from lightning_fl.slots.exchange import Upload, Uploader
 from lightning_fl.slots.message import SENT, Message
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
@@ -20,11 +23,37 @@ class Merging:
         context: facts about the run, with the source of random draws.
         metrics: values that it reports, by the name under which they are logged with the round.
         is_skipped: set to True if too few uploads have come: the server's model then stays as it is.
+        uploaders: clients of the uploads that it keeps for the steps, in their order.
     """
 
     context: RoundContext
     metrics: dict[str, float] = field(default_factory=dict)
     is_skipped: bool = False
+    uploaders: Sequence[Uploader] = ()
+
+
+def kept_columns(weights: Tensor, uploaders: Sequence[Uploader]) -> dict[str, float]:
+    """Return what a robust part reports of the weights that it gave to the uploads.
+
+    Args:
+        weights: weights a of the uploads (K,), at least 0, in any scale.
+        uploaders: their clients.
+
+    Returns:
+        `robust/kept`, the number of equally weighted uploads with as much weight each, (Σa)² / Σa², and with an adversary
+        `robust/attackers_kept`, the share of the attackers' weights.
+
+    >>> import torch
+    >>> kept_columns(torch.tensor([1.0, 1.0, 0.0, 2.0]), [Uploader(k, float(k == 3)) for k in range(4)])
+    {'robust/kept': 2.6666666666666665, 'robust/attackers_kept': 0.5}
+    """
+    exact = weights.detach().double().cpu()
+    total, squares = float(exact.sum()), float(exact.square().sum())
+    columns = {"robust/kept": total**2 / squares if squares else 0.0}
+    shares = [attacking for _, attacking in uploaders if attacking is not None]
+    if len(shares) == len(uploaders):
+        columns["robust/attackers_kept"] = float(exact @ exact.new_tensor(shares)) / total if total else 0.0
+    return columns
 
 
 class Aggregator(Part, ABC):
@@ -40,8 +69,14 @@ class Aggregator(Part, ABC):
     keeps_uploads = True
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 
+    sums_suffice = False
+    """True if it reads only sums: of the clients' vectors, each times a number that its client knows, and of such numbers."""
+
     is_mean = False
     """True if it merges each entry into a mean whose weights depend on the client alone."""
+
+    is_median = False
+    """True if a number becomes 0 when most uploads have 0 there."""
 
     @property
     def uses(self) -> frozenset[str]:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lightning_fl.coding.bit_packing import bit_width, pack
 from lightning_fl.errors import require
-from lightning_fl.outputs.units import KINDS
-from lightning_fl.slots.message import Message, State, compressible, kind_of
+from lightning_fl.slots.message import Message, State, compressible
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
+from lightning_fl.vectors.kinds import KINDS, kind_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class Codec(Part, ABC):
     is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `context` are those of the submodel.
     A message must contain the entries that a codec `needs`, `model` too.
     """
+
+    sums_suffice = False
+    """True if uploads can be added up as they are sent, without positions or scales of each client."""
 
     @property
     def needs_every_client(self) -> bool:
@@ -97,6 +100,11 @@ class Codec(Part, ABC):
     @property
     def deltas_only(self) -> bool:
         """True if it is too coarse for a whole model, so that it fits deltas only."""
+        return False
+
+    @property
+    def sends_few(self) -> bool:
+        """True if each client sends less than half of its numbers, by its own choice or draw, and the others arrive as 0."""
         return False
 
     @property

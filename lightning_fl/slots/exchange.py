@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +35,8 @@ class Result:
         num_steps: optimiser steps that it made.
         owned: part of `state` that it trained and never sends, its personal parameters.
         last_loss: mean training loss of its last pass over its samples; None if there is none or the loss guard does not need it.
+        attacking: 1 if the client attacks, 0 if not, and a share for a mean of several uploads; None without an adversary. Only
+            what is reported may depend on it.
     """
 
     client: int
@@ -46,6 +48,7 @@ class Result:
     num_steps: int
     owned: State = field(default_factory=dict)
     last_loss: float | None = None
+    attacking: float | None = None
 
 
 @dataclass
@@ -65,6 +68,13 @@ class Upload:
     message: Message
     sent: dict[str, Tensor] = field(default_factory=dict)
     staleness: int = 0
+
+
+class Uploader(NamedTuple):
+    """Client of an upload, and `Result.attacking` of it."""
+
+    client: int
+    attacking: float | None
 
 
 class Job(Protocol):
@@ -141,6 +151,8 @@ class Exchange(Part, ABC):
     `SENT`, so that the aggregator must divide by them.
     """
 
+    sums_suffice = False
+    """True if the server may see sums over a round's clients in place of their messages."""
     sends_whole = False
     """True if every accepted client has sent its whole message."""
     compresses = False
@@ -157,6 +169,10 @@ class Exchange(Part, ABC):
             context: facts about the run.
             cohort_size: clients of a round, K.
         """
+
+    def num_senders(self, cohort_size: int) -> int:
+        """Return the clients that send the same number in a round of `cohort_size` clients, at least."""
+        return cohort_size
 
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the clients to which the broadcast is charged; called at the start of each round.

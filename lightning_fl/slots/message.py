@@ -7,7 +7,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from lightning_fl.outputs.units import KINDS
+from lightning_fl.vectors.kinds import kind_of
 
 MEAN_GRADIENT = "moments/gradient"
 """Name of the gradient (d,) on all samples of a client at the received model, or of its mean over the clients.
@@ -26,18 +26,6 @@ Message = dict[str, Tensor]
 """Vectors by name, `kind` or `kind/name`: (d,) for `model` and `moments/…`, (d_b,) for `buffers`."""
 State = dict[str, Tensor]
 """Tensors that a part keeps from round to round, by any name."""
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of a message entry, under which the ledger counts its bits.
-
-    >>> kind_of("moments/control")
-    'moments'
-    """
-    kind = name.partition("/")[0]
-    if kind not in KINDS:
-        raise ValueError(f"a message entry is named after its kind ({', '.join(KINDS)}); got {name!r}")
-    return kind
 
 
 def is_finite(*messages: Message) -> bool:

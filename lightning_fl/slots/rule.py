@@ -67,6 +67,11 @@ class LocalTraining(FormerSetting):
     gradient_at_received: Tensor = field(default_factory=lambda: torch.zeros(0))
     num_samples: float | Tensor = 0.0
 
+    def drop_vectors(self) -> None:
+        """Drop the vectors that nobody reads after `Rule.finish`, as a module's progress may still be read."""
+        self.state, self.memory = {}, {}
+        self.full_gradient = self.gradient_at_received = torch.zeros(0)
+
 
 class Rule(Part):
     """Trains a client and returns its upload. The base rule makes the steps of the module's own optimiser.

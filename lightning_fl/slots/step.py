@@ -22,6 +22,9 @@ class Step(Part, ABC):
     of the uploads, and `PROPOSAL`; one that uses `model` alone starts the chain.
     """
 
+    sums_suffice = False
+    """True if it reads merged entries alone, no client's own data or message."""
+
     @property
     def uses(self) -> frozenset[str]:
         """Names of the entries that it reads; `model` for the mean of the uploads, `PROPOSAL` for the earlier steps' proposal."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_fl.slots.exchange import Channel
+from lightning_fl.slots.aggregator import kept_columns
+from lightning_fl.slots.exchange import Channel, Uploader
 from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.slots.message import Message
 from lightning_fl.slots.round_context import RoundContext
@@ -36,6 +37,7 @@ class ServerTurn(FormerSetting):
         proposed_buffers: next float buffers as proposed so far (d_b,), at first `buffers`; a step replaces them.
         mask: parameters that pruning keeps (d,), bools, all others being 0; None for all. A step may replace it.
         metrics: values that the steps report, by the name under which they are logged with the round.
+        uploaders: clients of the rows of `uploads/…`, in their order; () if the aggregator keeps none.
     """
 
     context: RoundContext
@@ -51,6 +53,21 @@ class ServerTurn(FormerSetting):
     proposed_buffers: Tensor
     mask: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    uploaders: Sequence[Uploader] = ()
+
+    def uploads(self, name: str) -> Tensor:
+        """Return the clients' vectors of an entry (K, ·) that the aggregator has kept, in the order of the clients."""
+        rows = self.merged[f"uploads/{name}"]
+        return rows[self._order] if self.uploaders else rows
+
+    def report_kept(self, weights: Tensor) -> None:
+        """Report `kept_columns` of the weights (K,) that a step has given to the uploads, in the order of the clients."""
+        if self.uploaders:
+            self.metrics |= kept_columns(weights, [self.uploaders[row] for row in self._order])
+
+    @property
+    def _order(self) -> list[int]:
+        return sorted(range(len(self.uploaders)), key=lambda row: self.uploaders[row].client)
 
     def move(self, message: Message, share: float) -> None:
         """Add `share` times each delta of `message` to the proposal, the proposed buffers, or the merged entry of that name."""

@@ -7,7 +7,8 @@ only, so that their rows stream into it.
 
 A new state goes to a free row, and the row it replaces is used again one round later (`release_replaced`). So a state is
 stored completely or not at all, and the states before a round stay readable until the next round begins. A file with no row
-in use, as after a pruning, is deleted.
+in use, as after a pruning, is deleted. A state may be written as soon as its client has trained and be set at the end of the
+round (`ahead`), so that nobody holds the new states of a whole cohort.
 
 Every state that is set gets a version, so that a checkpoint knows which states have changed (`saved_states`).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from lightning_fl.errors import FileError
 from lightning_fl.outputs.files import writing
+from lightning_fl.outputs.tensor_bytes import bytes_of
 from lightning_fl.slots import State
 
 _NEW_VERSION = count()
@@ -54,6 +56,13 @@ class ClientStates(dict[int, State]):
         taken.update(self)
         taken.versions = dict(self.versions)
         return taken
+
+    def ahead(self, state: State) -> State:
+        """Return a state that is going to be set at the end of a round: itself."""
+        return state
+
+    def drop_ahead(self) -> None:
+        """Do nothing, as `release_replaced`."""
 
     def release_replaced(self) -> None:
         """Do nothing: memory is freed without it."""
@@ -89,6 +98,7 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         self.positions: dict[int, dict[str, Place]] = {}
         self.versions: dict[int, int] = {}
         self._num_files = 0
+        self._ahead: list[StateAhead] = []
 
     def __getitem__(self, client: int) -> State:
         try:
@@ -96,8 +106,12 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         except OSError as error:
             raise FileError(f"{self._folder} cannot be read ({error.strerror or error})") from error
 
-    def __setitem__(self, client: int, state: State) -> None:
-        positions = {name: self._write(name, tensor) for name, tensor in state.items()}
+    def __setitem__(self, client: int, state: Mapping[str, Tensor]) -> None:
+        if isinstance(state, StateAhead) and state in self._ahead:
+            self._ahead.remove(state)
+            positions = state.positions
+        else:
+            positions = {name: self._write(name, tensor) for name, tensor in state.items()}
         self._replace(client)
         self.positions[client] = positions
         self.versions[client] = next(_NEW_VERSION)
@@ -111,6 +125,22 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def ahead(self, state: State) -> State:
+        """Write a state that is going to be set at the end of a round, so that nobody has to hold it until then.
+
+        If several processes share the files, each writes its own clients' states, which the others do not know: call it with
+        one process only.
+        """
+        self._ahead.append(written := StateAhead({name: self._write(name, tensor) for name, tensor in state.items()}))
+        return written  # type: ignore[return-value]
+
+    def drop_ahead(self) -> None:
+        """Free the rows of states that were written ahead, but not set, as after a round that is undone."""
+        for state in self._ahead:
+            for column, row in state.positions.values():
+                column.free(row)
+        self._ahead = []
 
     def snapshot(self) -> ClientStatesOnDisk:
         """Return the current states, readable until the second `release_replaced` after this call."""
@@ -181,6 +211,10 @@ class Column:
         self.num_rows += 1
         return self.num_rows - 1
 
+    def free(self, row: int) -> None:
+        """Let a row be used again at once."""
+        self._free.append(row)
+
     def replace(self, row: int) -> None:
         """Note that a row is used no longer; `release_replaced` frees it."""
         self._replaced[-1].append(row)
@@ -233,6 +267,27 @@ class Place(NamedTuple):
     row: int
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+class StateAhead(Mapping[str, Tensor]):
+    """State of a client that is in the files, but not yet the client's state; reading returns copies.
+
+    Attributes:
+        positions: column and row of each entry.
+    """
+
+    def __init__(self, positions: dict[str, Place]) -> None:
+        self.positions = positions
+
+    def __getitem__(self, name: str) -> Tensor:
+        column, row = self.positions[name]
+        return column.read(row)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.positions)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import add, or_
 from typing import Any
@@ -39,6 +39,17 @@ def added_by_client(
     return {client: (up + other[client][0], down + other[client][1]) for client, (up, down) in one.items()}
 
 
+Keep = tuple[Callable[[State], State], Callable[[State], State]]
+"""Functions that return a client's new state and codec memory, on the host, as they are kept until the round ends."""
+
+
+def _itself(state: State) -> State:
+    return state
+
+
+IN_MEMORY: Keep = (_itself, _itself)
+
+
 @dataclass
 class Outcome:
     """Results of the clients of one process, or of all, in a round, without their uploads.
@@ -53,6 +64,7 @@ class Outcome:
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
         memory: new codec memories of the same clients, on the host.
         counters: maximum over accepted clients of their integer buffers, by name.
+        num_lost: clients, of all processes, whose secure sum is lost; their uploads count as if they had not arrived.
         bits: bits sent to or from single clients, by direction and kind.
         bits_by_client: bits that each client that is timed has sent and received after the broadcast.
     """
@@ -62,6 +74,7 @@ class Outcome:
     num_uploads: int = 0
     num_stale: int = field(default=0, metadata={REDUCTION: add})
     num_accepted: int = field(default=0, metadata={REDUCTION: add})
+    num_lost: int = 0
     logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
@@ -69,21 +82,28 @@ class Outcome:
     bits: Bits = field(default_factory=dict, metadata={REDUCTION: added_bits})
     bits_by_client: dict[int, tuple[int, int]] = field(default_factory=dict, metadata={REDUCTION: added_by_client})
 
-    def accept(self, result: Result, memory: State, staging: Staging) -> None:
+    def accept(self, result: Result, memory: State, staging: Staging, keep: Keep = IN_MEMORY) -> None:
         """Add a client whose upload the server has accepted.
 
         Args:
             result: result of the client.
             memory: its codec memory after the upload.
             staging: copies both to the host.
+            keep: keeps them until the round ends.
         """
+        keep_state, keep_memory = keep
         self.num_accepted += 1
         self.logs[result.client] = result.logs
         if result.state:
-            self.states[result.client] = staging.to_host(result.state)
+            self.states[result.client] = keep_state(staging.to_host(result.state))
         if memory:
-            self.memory[result.client] = staging.to_host(memory)
+            self.memory[result.client] = keep_memory(staging.to_host(memory))
         self.counters = maximum(self.counters, result.counters)
+
+    def lose(self, count: int) -> None:
+        """Forget the uploads of so many clients, which were too few for a secure sum."""
+        self.num_lost, self.num_uploads, self.num_accepted = count, self.num_uploads - count, 0
+        self.logs, self.states, self.memory, self.counters = {}, {}, {}, {}
 
     def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:
         """Return name, dtype and shape, and the value, of the counters of one element: others do not change in a training."""

@@ -20,6 +20,7 @@ from lightning_fl.slots import Rule, State
 from lightning_fl.state.arrivals import Arrival
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.state.outcome import Outcome, Proposal
+from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.state.staging import StagedStates, Staging
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.personal import PERSONAL, initially_owned
@@ -28,7 +29,8 @@ from lightning_fl.vectors.submodel import Submodel
 
 # Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
-CLOCK, JITTER, AGAIN = 12, 13, 14
+CLOCK, JITTER, AGAIN, NOISE = 12, 13, 14, 15
+ATTACK = 20
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
@@ -72,7 +74,9 @@ class Run:
         in_flight: trainings of clients that go on, where the server does not wait for them.
         versions: earlier models that these clients have received, with the shared buffers, by the number of updates before.
         rates: learning rates of the rounds of these versions, as `Schedules.state_dict` returned them; {} without schedulers.
+        spent: what a private run has released; None if it is not private.
         again: trainings of a client on one version before the present one, which decide its random draws besides.
+        attack: model (d,) and buffers (d_b,) of the last round, for attackers who compare them with the present ones; else {}.
         staging: memory through which client states travel to the device and back.
     """
 
@@ -107,7 +111,9 @@ class Run:
     in_flight: list[Arrival] = field(default_factory=list, init=False)
     versions: dict[int, State] = field(default_factory=dict, init=False)
     rates: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
+    spent: SpentPrivacy | None = field(default=None, init=False)
     again: int = field(default=0, init=False)
+    attack: State = field(default_factory=dict, init=False)
     staging: Staging = field(default_factory=Staging, init=False)
 
     def random(self, purpose: int, client: int = 0, in_round: int | None = None) -> np.random.Generator:
@@ -218,6 +224,8 @@ class Run:
     def end_round(self) -> None:
         """Go on to the next round."""
         self.round += 1
+        self.clients.drop_ahead()
+        self.client_memory.drop_ahead()
 
     def set_mask(self, mask: Tensor, unmasked: Iterable[str] = ()) -> None:
         """Keep these parameters (d,) and no others.
@@ -242,6 +250,7 @@ class Run:
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
+        self.attack = masked(self.attack, factors)
         self.server_memory = masked(self.server_memory, factors)
         for states_by_client, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
             for client in list(states_by_client):
@@ -275,6 +284,7 @@ class Run:
         self.params, self.buffers = pruning_map.params(self.params), pruning_map.buffers(self.buffers)
         self.counters = {name: plan.cut(name, entry) for name, entry in self.counters.items()}
         self.server = {name: pruning_map.state(state) for name, state in self.server.items()}
+        self.attack = pruning_map.state(self.attack)
         self.server_memory = pruning_map.state(self.server_memory)
         self._prune_to(None if self.mask is None else pruning_map.params(self.mask))
         for states_by_client in (self.clients, self.client_memory):
@@ -308,6 +318,8 @@ class Run:
             "mask": self.mask,
             "told": sorted(self.clients_with_mask),
             **self._in_flight(),
+            **({"attack": dict(self.attack)} if self.attack else {}),
+            **({} if self.spent is None else {"privacy": self.spent.state_dict()}),
         }
 
     def _in_flight(self) -> dict[str, Any]:
@@ -353,6 +365,8 @@ class Run:
         self.in_flight = [Arrival(*entry) for entry in state.get("in_flight", ())]
         self.versions = {version: relaid(entry, device) for version, entry in state.get("versions", {}).items()}
         self.rates = state.get("version_rates", {})
+        self.attack = relaid(state.get("attack", {}), device)
+        self.spent = SpentPrivacy.from_state(state["privacy"]) if "privacy" in state else None
 
     def _layouts(self) -> tuple[tuple[str, Layout, str], ...]:
         """Return each kind of tensor with its layout and the prefix of its keys in a checkpoint."""

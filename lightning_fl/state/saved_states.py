@@ -8,7 +8,6 @@ checkpoint does not need any more is written to again only after the next checkp
 from __future__ import annotations
 
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +21,16 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.files import writing
 from lightning_fl.outputs.run_folder import LAST
+from lightning_fl.outputs.tensor_bytes import checksum
 from lightning_fl.slots import State
-from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, Column, bytes_of
+from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, Column
 from lightning_fl.vectors.personal import OWN
 
 FOLDER = "client_states"
 KINDS = ("clients", "client_memory")
 """Entries of a run's state that are clients' states."""
+GENERATIONS = 2
+"""Checkpoints to which a row that was replaced belongs before it is written to again."""
 EARLIER_OWN = "companion/"
 """`OWN` in checkpoints of version 0.2."""
 
@@ -106,7 +108,7 @@ class _StateFiles:
     """Files of one kind of clients' states."""
 
     def __init__(self, folder: Path) -> None:
-        self._rows = ClientStatesOnDisk(folder, generations=2)
+        self._rows = ClientStatesOnDisk(folder, generations=GENERATIONS)
         self._versions: dict[int, int] = {}
         self._checksums: dict[int, dict[str, int]] = {}
 
@@ -118,7 +120,7 @@ class _StateFiles:
             if self._versions.get(client) != states.versions[client]:
                 state = states[client]
                 self._rows[client] = state
-                self._checksums[client] = {name: _checksum(entry) for name, entry in state.items()}
+                self._checksums[client] = {name: checksum(entry) for name, entry in state.items()}
                 self._versions[client] = states.versions[client]
         self._rows.sync()
         return self._references(list(states))
@@ -163,11 +165,11 @@ class StatesInFiles(Mapping[int, State]):
         self._entries: dict[int, list[tuple[str, Column, int, int]]] = {c: [] for c in saved["clients"].tolist()}
         for column in saved["columns"]:
             file = Column(folder / column["file"], tuple(column["shape"]), column["dtype"])
-            for client, row, checksum in column["rows"].tolist():
-                self._entries[client].append((_present_name(column["name"]), file, row, checksum))
+            for client, row, expected in column["rows"].tolist():
+                self._entries[client].append((_present_name(column["name"]), file, row, expected))
 
     def __getitem__(self, client: int) -> State:
-        return {name: self._read(file, row, checksum) for name, file, row, checksum in self._entries[client]}
+        return {name: self._read(file, row, expected) for name, file, row, expected in self._entries[client]}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._entries)
@@ -175,13 +177,13 @@ class StatesInFiles(Mapping[int, State]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _read(self, file: Column, row: int, checksum: int) -> Tensor:
+    def _read(self, file: Column, row: int, expected: int) -> Tensor:
         try:
             tensor = file.read(row)
         except OSError as error:
             reason = f"cannot be read ({error.strerror or error})"
         else:
-            if _checksum(tensor) == checksum:
+            if checksum(tensor) == expected:
                 return tensor
             reason = "is damaged: it is not what was written"
         raise UserError(
@@ -214,11 +216,7 @@ def _present_name(name: str) -> str:
 def _files_of(path: Path, weights_only: bool) -> Path | None:
     """Return the folder of client states that the checkpoint at `path` refers to; None if there is none."""
     with suppress(UserError):
-        run_state = checkpoint_file.load(path, weights_only).get("federation", {}).get("run", {})
+        run_state = checkpoint_file.load(path, weights_only, whole=False).get("federation", {}).get("run", {})
         if "client_files" in run_state:
             return path.parent / str(run_state["client_files"])
     return None
-
-
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(bytes_of(tensor.detach().cpu().contiguous()))

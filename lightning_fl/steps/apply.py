@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lightning_fl.checks import check_positive
 from lightning_fl.slots import ServerTurn, State, Step
+from lightning_fl.vectors.pieces import by_pieces
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Apply(Step):
         learning_rate: η_g > 0, the server's learning rate; 1 is FedAvg.
     """
 
+    sums_suffice = True
     changeable = frozenset({"learning_rate"})
     uses = frozenset({"model"})
     learning_rate: float = 1.0
@@ -25,7 +29,10 @@ class Apply(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Start the chain: propose FedAvg's model, or a longer or shorter step towards it."""
-        turn.proposal = turn.params.add(turn.merged["model"], alpha=self.learning_rate)
+        turn.proposal = by_pieces(self._moved, turn.params, turn.merged["model"])
         if "buffers" in turn.merged:
             turn.proposed_buffers = turn.buffers + turn.merged["buffers"]
         return state
+
+    def _moved(self, params: Tensor, delta: Tensor) -> Tensor:
+        return params.add(delta, alpha=self.learning_rate)

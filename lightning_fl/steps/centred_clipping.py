@@ -43,15 +43,16 @@ class CentredClipping(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Propose w + v."""
-        rows = turn.merged[UPLOADS].double()
+        rows = turn.uploads("model").double()
         centre = state[CENTRE].double()
         lengths = torch.linalg.vector_norm(rows - centre, dim=1)
         factors = torch.where(lengths > self.radius, self.radius / lengths, 1.0) / len(rows)
         centre = centre + factors @ (rows - centre)
+        turn.report_kept(factors)
         turn.proposal = turn.params + centre.to(turn.params.dtype)
         moved = {CENTRE: centre.to(turn.params.dtype)}
         for name in (name for name in turn.merged if f"{PREFIX}{name}" in turn.merged and name != "model"):
-            others = turn.merged[f"{PREFIX}{name}"].double()
+            others = turn.uploads(name).double()
             before = state[name].double() if name in state else 0.0
             moved[name] = (before + factors @ (others - before)).to(turn.merged[name].dtype)
             turn.merged[name] = moved[name]

@@ -25,6 +25,7 @@ class Compress(Step):
             contract.
     """
 
+    sums_suffice = True
     needs = uses = frozenset({PROPOSAL})
     provides = frozenset({CHANGE})
     changes_model = False

@@ -55,6 +55,7 @@ class Reconfiguration(Step):
     """
 
     sets_mask = True
+    sums_suffice = True
     needs = uses = frozenset({IMPORTANCE, PROPOSAL})
     needs_equal_weights = frozenset({IMPORTANCE})
     rule: Rule

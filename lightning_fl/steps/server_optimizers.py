@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_fl.checks import LARGEST, check_between, check_choice, check_positive
 from lightning_fl.errors import require
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
+from lightning_fl.vectors.pieces import by_pieces, difference
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Momentum(Step):
         dampening: False drops the factor (1 − β), as in FedAvgM.
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta", "learning_rate"})
     needs = uses = frozenset({PROPOSAL})
     changes_model = False
@@ -53,13 +55,18 @@ class Momentum(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the proposal by w + η_g m."""
-        change = turn.proposal - turn.params
         if "momentum" in state:
-            momentum = self.beta * state["momentum"] + (1 - self.beta if self.dampening else 1.0) * change
+            momentum = by_pieces(self._next, state["momentum"], turn.proposal, turn.params)
         else:
-            momentum = change
-        turn.proposal = turn.params + self.learning_rate * momentum
+            momentum = difference(turn.proposal, turn.params)
+        turn.proposal = by_pieces(self._moved, turn.params, momentum)
         return {"momentum": momentum}
+
+    def _next(self, momentum: Tensor, proposal: Tensor, params: Tensor) -> Tensor:
+        return self.beta * momentum + (1 - self.beta if self.dampening else 1.0) * (proposal - params)
+
+    def _moved(self, params: Tensor, momentum: Tensor) -> Tensor:
+        return params + self.learning_rate * momentum
 
 
 class Adaptive(Step):
@@ -91,11 +98,20 @@ class Adaptive(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the proposal by w + η_g m / (√u + ε)."""
-        change = turn.proposal - turn.params
-        momentum = self.beta * state["momentum"] + (1 - self.beta) * change
-        second = self.next_second(state["second"], change.square())
-        turn.proposal = turn.params + self.learning_rate * momentum / (second.sqrt() + self.epsilon)
+        before = turn.proposal, turn.params
+        momentum = by_pieces(self._next_momentum, state["momentum"], *before)
+        second = by_pieces(self._next_second, state["second"], *before)
+        turn.proposal = by_pieces(self._moved, turn.params, momentum, second)
         return {"momentum": momentum, "second": second}
+
+    def _next_momentum(self, momentum: Tensor, proposal: Tensor, params: Tensor) -> Tensor:
+        return self.beta * momentum + (1 - self.beta) * (proposal - params)
+
+    def _next_second(self, second: Tensor, proposal: Tensor, params: Tensor) -> Tensor:
+        return self.next_second(second, (proposal - params).square())
+
+    def _moved(self, params: Tensor, momentum: Tensor, second: Tensor) -> Tensor:
+        return params + self.learning_rate * momentum / (second.sqrt() + self.epsilon)
 
     @abstractmethod
     def next_second(self, second: Tensor, square: Tensor) -> Tensor:
@@ -112,6 +128,7 @@ class Adagrad(Adaptive):
         epsilon: ε > 0, outside the root.
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta", "learning_rate", "epsilon"})
     beta: float = 0.0
     learning_rate: float = 1.0
@@ -133,6 +150,7 @@ class AdamLike(Adaptive):
         epsilon: ε > 0, outside the root.
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta", "second_beta", "learning_rate", "epsilon"})
     beta: float = 0.9
     second_beta: float = 0.99
@@ -193,6 +211,11 @@ class MomentumInStages(Step):
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the stages."""
         return tuple(rule for stage in self.stages for rule in stage.rules())
+
+    @property
+    def sums_suffice(self) -> bool:  # type: ignore[override]
+        """True if they suffice for the stages and the momentum."""
+        return all(part.sums_suffice for part in (*self.stages, self.momentum))
 
     @property
     def changes_model(self) -> bool:

@@ -146,6 +146,7 @@ class StaticServerUpdate(Step):
             full. A value above τ goes beyond w_s, with a warning.
     """
 
+    sums_suffice = True
     changeable = frozenset({"tau_eff"})
     needs = uses = frozenset({PROPOSAL})
     tau_eff: float | Literal["full"] = 10
@@ -184,6 +185,7 @@ class ServerAsClient(Step):
     `DynamicServerUpdate` starts from w_h instead. Float buffers are averaged alike.
     """
 
+    sums_suffice = True
     needs = uses = frozenset({PROPOSAL})
 
     def check(self, server: Server) -> None:

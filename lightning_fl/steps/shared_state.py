@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between
 from lightning_fl.slots import MEAN_GRADIENT, Message, ServerTurn, State, Step
+from lightning_fl.vectors.pieces import by_pieces, pieces, sum_of
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,17 @@ class ControlUpdate(SharedState):
     changes with equal weights, as `WeightedMean()` does.
     """
 
+    sums_suffice = True
     needs = provides = needs_equal_weights = frozenset({"moments/control"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the clients' changes to c."""
         share = len(turn.clients) / turn.context.num_clients
-        return {"control": state["control"] + share * turn.merged["moments/control"]}
+
+        def moved(control: Tensor, change: Tensor) -> Tensor:
+            return control + share * change
+
+        return {"control": by_pieces(moved, state["control"], turn.merged["moments/control"])}
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class GradientMomentum(SharedState):
         beta: β in [0, 1).
     """
 
+    sums_suffice = True
     changeable = frozenset({"beta"})
     needs = frozenset({MEAN_GRADIENT})
     provides = frozenset({"moments/momentum"})
@@ -75,7 +82,10 @@ class GradientMomentum(SharedState):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Update m with the mean gradient."""
-        return {"momentum": self.beta * state["momentum"] + (1 - self.beta) * turn.merged[MEAN_GRADIENT]}
+        return {"momentum": by_pieces(self._next, state["momentum"], turn.merged[MEAN_GRADIENT])}
+
+    def _next(self, momentum: Tensor, gradient: Tensor) -> Tensor:
+        return self.beta * momentum + (1 - self.beta) * gradient
 
 
 @dataclass(frozen=True)
@@ -85,21 +95,23 @@ class Moments(SharedState):
     V + ΔV is negative only by rounding; `moments/clamped` reports the number of such coordinates.
     """
 
+    sums_suffice = True
     needs = provides = frozenset({"moments/first", "moments/second"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the merged changes."""
-        second = state["second"] + turn.merged["moments/second"]
-        turn.metrics["moments/clamped"] = int((second < 0).sum())
-        return {"first": state["first"] + turn.merged["moments/first"], "second": second.clamp_(min=0.0)}
+        second = sum_of(state["second"], turn.merged["moments/second"])
+        turn.metrics["moments/clamped"] = sum(int((part < 0).sum()) for (part,) in pieces(second))
+        return {"first": sum_of(state["first"], turn.merged["moments/first"]), "second": second.clamp_(min=0.0)}
 
 
 @dataclass(frozen=True)
 class SharedMomentum(SharedState):
     """m ← m + Σ_k n_k (v_k − m) / Σ_k n_k;  m goes down with the model, and m = 0 before the first round."""
 
+    sums_suffice = True
     needs = provides = frozenset({"moments/momentum"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the clients' change of m."""
-        return {"momentum": state["momentum"] + turn.merged["moments/momentum"]}
+        return {"momentum": sum_of(state["momentum"], turn.merged["moments/momentum"])}

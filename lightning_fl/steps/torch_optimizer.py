@@ -106,6 +106,7 @@ class ServerOptimizer(Step):
             and must not need a closure.
     """
 
+    sums_suffice = True
     needs = uses = frozenset({PROPOSAL})
     changes_model = False
     optimizer: Callable[[Iterable[Tensor]], Optimizer]

@@ -33,17 +33,18 @@ class TrustScores(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Propose the model moved by the trusted uploads."""
-        rows = turn.merged[UPLOADS].double()
+        rows = turn.uploads("model").double()
         trained = turn.server.train({"model": turn.params, "buffers": turn.buffers}).message["model"].double()
         lengths, length = torch.linalg.vector_norm(rows, dim=1), torch.linalg.vector_norm(trained)
         directed = (rows @ trained).clamp(min=0) * (lengths > 0)
         scores = directed / (lengths * length).clamp(min=torch.finfo(rows.dtype).tiny)
         turn.metrics["robust/trusted"] = int((scores > 0).sum())
+        turn.report_kept(scores)
         total = scores.sum()
         shares = scores * length / lengths.clamp(min=torch.finfo(rows.dtype).tiny) / torch.where(total > 0, total, 1.0)
         names = [name for name in turn.merged if f"{PREFIX}{name}" in turn.merged]
         for name in names:
-            merged = shares @ turn.merged[f"{PREFIX}{name}"].double()
+            merged = shares @ turn.uploads(name).double()
             turn.merged[name] = merged.to(turn.merged[name].dtype)
         turn.proposal = turn.params + turn.merged["model"]
         if "buffers" in names:

@@ -30,6 +30,7 @@ class WarmedUpMoments(Step):
         momentum_mask: leave coordinates unchanged whose second moment is zero, as the rule does.
     """
 
+    sums_suffice = True
     provides = frozenset({"moments/first", "moments/second"})
     needs = frozenset({"moments/first", "moments/second", MOMENTUM, "scalars/learning_rate"})
     uses = needs | {"model"}

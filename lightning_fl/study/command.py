@@ -228,9 +228,9 @@ def _within_budget(file: StudyFile, curves: Curves, look: Look) -> Sections:
     low, high = in_bytes(file.budget.low), in_bytes(file.budget.high)
     parts: list[Part] = [efficiency_table(spending), [budget.LEGEND.format(resamples=budget.NUM_RESAMPLES)]]
     front = draw_front(spending, choices, metric.short, look)
-    parts.append(Picture("front", f"Best {metric.short} within {high} of uplink", front, look.formats))
+    parts.append(Picture("front", f"Best {metric.short} within {high} of uplink", front, look))
     if areas := draw_areas(spending, choices, look):
-        parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas, look.formats))
+        parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas, look))
     return {f"Accuracy per byte, {low} to {high} of uplink": parts}
 
 

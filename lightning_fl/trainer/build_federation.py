@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms.compatibility import asks_clients
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
@@ -29,6 +30,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
+from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
@@ -36,6 +38,8 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.federation.without_barrier import WithoutBarrier
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.run_folder import require_writable
+from lightning_fl.privacy.mechanisms import mechanism_of
+from lightning_fl.privacy.refusals import check_privacy
 from lightning_fl.processes import agree_on_model, gather_objects
 from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
@@ -73,7 +77,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     _check_schedules(trainer, data)
-    population = _population(trainer, data, selected, group)
+    privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
+    population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
     clock = trainer.clock.with_work(
         _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
     )
@@ -81,6 +86,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if algorithm.pace is not None:
         _check_pace(trainer)
         kind = partial(WithoutBarrier, pace=algorithm.pace)
+    _check_secure_sums(trainer, data, selected)
     federation = kind(
         algorithm=algorithm,
         flat_module=flat_module,
@@ -93,8 +99,10 @@ def assemble(trainer: TrainerInterface) -> Federation:
         clock=clock,
         client_devices=_client_devices(trainer, clock),
         deadline=None if algorithm.pools_clients else trainer.deadline,
+        secure_aggregation=trainer.secure_aggregation,
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
+        privacy=privacy,
         accuracy=trainer.given_metric[0],
         observer=RoundObserver(
             partial(trainer.hooks.call, "on_client_upload"),
@@ -104,12 +112,18 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
     )
     algorithm.check(federation.context, federation.server, num_clients)
+    if trainer.adversary is not None:
+        weighs_equally = algorithm.aggregator.weighs_equally
+        federation.attackers = Attackers(trainer.adversary, data, flat_module.fabric, weighs_equally)
+        federation.attackers.check(algorithm, run, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)
         if isinstance(callback, MagnitudePruning):
             algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
+    schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
+    check_privacy(trainer, algorithm, schedulers, buffers, federation.server.num_samples > 0)
     check_dropped(data)
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":
@@ -170,6 +184,40 @@ def _check_pace(trainer: TrainerInterface) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning | MagnitudePruning):
             trainer.algorithm.check_pruning(type(callback).__name__)
+
+
+def _check_secure_sums(trainer: TrainerInterface, data: FederatedDataModule, cohort_size: int) -> None:
+    """Raise `UserError` if sums over the clients of a round do not suffice, or are over one client alone."""
+    if trainer.secure_aggregation is None:
+        return
+    method, flag = trainer.algorithm, "trainer.secure_aggregation"
+    has_server_samples = len(data.server_indices) > 0
+    readers = method.readers_of_single_clients(has_server_samples)
+    readers += [
+        ("callbacks", type(each).__name__) for each in trainer.given_callbacks if asks_clients(each, has_server_samples)
+    ]
+    parts = ", ".join(f"{slot} ({name})" for slot, name in dict.fromkeys(readers))
+    limit = f"{flag} lets the server see only sums over a round's clients, but"
+    require(
+        not readers,
+        f"{limit} single ones are read in {method.name}'s {parts}: use other parts, or a method that is sum-only in "
+        "`lightning-fl list`.",
+    )
+    require(
+        trainer.loss_guard.clients is None,
+        f"{limit} loss_guard.clients reads the loss of each: leave one of them out.",
+    )
+    require(
+        method.trains_in_rounds,
+        f"{flag} is about rounds, in none of which clients of {method!r} take part: leave it out.",
+    )
+    senders = method.exchange.num_senders(cohort_size)
+    who = f"{method.name}'s n" if senders < cohort_size else "clients_per_round"
+    require(senders > 1, f"{flag} needs at least 2 clients in a sum, as a sum over one is its upload, but {who} is 1.")
+    if method.setup_reads_clients:
+        rank_zero_info(
+            f"{flag} is about the rounds: before the first, {method.name}'s clients send what the server reads one by one."
+        )
 
 
 def _population(

@@ -23,9 +23,11 @@ from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.frozen_weights import frozen_names
 from lightning_fl.outputs.metric import ACCURACY, find_metric
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
+from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates, read_states
 from lightning_fl.switches.float32 import UNSET, Float32
 from lightning_fl.trainer.build_federation import build_runner
@@ -41,6 +43,7 @@ def build_checkpoint(
     before_round: dict[str, Any] | None = None,
     saved_states: SavedStates | None = None,
     num_rows: int = 0,
+    saved_frozen: SavedFrozen | None = None,
 ) -> dict[str, Any]:
     """Return a Lightning checkpoint of the server's model, with the run under `federation` if a federation is given.
 
@@ -50,14 +53,18 @@ def build_checkpoint(
         before_round: state of the run to save in the middle of a round; None: the present state.
         saved_states: files that get the clients' states; None: the checkpoint contains them.
         num_rows: number of rows of metrics.csv that the run has logged.
+        saved_frozen: files that get the frozen weights; None: the checkpoint contains them.
     """
     module, datamodule = trainer.lightning_module, trainer.data
     run_state = before_round or trainer.run.state_dict()
+    frozen = frozen_names(module)  # which nobody changes until the checkpoint is written
     checkpoint: dict[str, Any] = {
         "epoch": run_state["round"],
         "global_step": run_state["num_steps"],
         "pytorch-lightning_version": lightning.__version__,
-        "state_dict": trainer.active_module.state_dict(run_state) if before_round else copied_state(module),
+        "state_dict": trainer.active_module.state_dict(run_state, frozen)
+        if before_round
+        else copied_state(module, frozen),
     }
     checkpoint |= follow_pruning.as_saved(module)
     for part in (module, datamodule):
@@ -70,7 +77,7 @@ def build_checkpoint(
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
         checkpoint["federation"] = {
-            "format": checkpoint_file.FORMAT,
+            "format": checkpoint_file.WHOLE_FORMAT,
             "algorithm": trainer.algorithm.name,
             "settings": trainer.settings.values,
             # A stop in the middle of a round comes again with that round.
@@ -86,7 +93,7 @@ def build_checkpoint(
         if datamodule_state := datamodule.state_dict():
             checkpoint[type(datamodule).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)
-    return checkpoint
+    return checkpoint if saved_frozen is None else saved_frozen.moved_out(checkpoint, frozen)
 
 
 def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None) -> str | None:

@@ -259,12 +259,14 @@ class FederatedTrainer(TrainerInterface):
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
             before_round = self.fit_loop.before_round if self.fitting else None
             federation = None if weights_only else self.fit_loop.federation
-            saved_states = self.fit_loop.saved_states if is_last and self.fitting else None
+            to_files = is_last and self.fitting and not weights_only
+            files = (self.fit_loop.saved_states, self.fit_loop.saved_frozen) if to_files else (None, None)
             num_rows = self.fit_loop.folder.num_rows if self.fitting else 0
-            checkpoint = checkpointing.build_checkpoint(self, federation, before_round, saved_states, num_rows)
+            checkpoint = checkpointing.build_checkpoint(self, federation, before_round, files[0], num_rows, files[1])
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
-            if saved_states is not None:
-                saved_states.release()
+            for written in files:
+                if written is not None:
+                    written.release()
 
     def evaluate_clients(
         self,

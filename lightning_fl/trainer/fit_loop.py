@@ -33,6 +33,7 @@ from lightning_fl.pruning import masks_of
 from lightning_fl.settings.settings import settings_of
 from lightning_fl.settings.written_settings import written_settings
 from lightning_fl.state.run_state import SERVER
+from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
@@ -46,11 +47,12 @@ class FitLoop:
     """Run a trainer's federation round by round.
 
     Attributes:
-        federation: trains the rounds; set by `start`, as are `folder`, `saved_states` and `evaluation`.
+        federation: trains the rounds; set by `start`, as are `folder`, `saved_states`, `saved_frozen` and `evaluation`.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
+        saved_frozen: files of frozen weights that it refers to.
         evaluation: validates and tests after rounds.
         rows: logged rows, those of the rounds before a resumption first.
         client_values: values that callbacks have logged of clients in this process, by client, until they are collected.
@@ -61,6 +63,7 @@ class FitLoop:
     federation: Federation
     folder: RunFolder
     saved_states: SavedStates
+    saved_frozen: SavedFrozen
     evaluation: RoundEvaluation
 
     def __init__(self, trainer: TrainerInterface) -> None:
@@ -93,7 +96,7 @@ class FitLoop:
         data = self.federation.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
         keep_client_states(trainer)
-        self.saved_states = self._new_saved_states()
+        self.saved_states, self.saved_frozen = self._new_files()
         rank_zero_info(data.description())
         self.evaluation = RoundEvaluation(trainer, data)
         log_metric_choice(trainer)
@@ -125,12 +128,16 @@ class FitLoop:
         Args:
             num_rows: number of rows that a resumed run had logged; None if that is unknown.
         """
-        trainer, run = self.trainer, self.trainer.run
+        trainer, run, privacy = self.trainer, self.trainer.run, self.federation.privacy
+        trainer.num_rounds = privacy.begin(run, trainer.num_rounds)
         self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         self.evaluation.sanity_check()
         hyperparameters = {**_hyperparameters(trainer.lightning_module), "algorithm": trainer.algorithm.name}
+        hyperparameters |= privacy.hyperparameters(run)
+        if trainer.secure_aggregation is not None:
+            hyperparameters["sum_only"] = True
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
         try:
@@ -148,6 +155,7 @@ class FitLoop:
         self._write_communication()
         trainer.current_epoch = run.round
         trainer.learning_rates = trainer.active_module.optimizer.schedules.state_dict()
+        trainer.privacy_in_words = privacy.in_words(run)
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
         check_agreement(gather_objects(trainer.fabric, self.federation.prunings))
@@ -170,8 +178,9 @@ class FitLoop:
         trainer.round_batches = self.federation.num_batches()
         self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
-        trainer.hooks.call("on_train_epoch_start")
-        self._adopt_module_changes()
+        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune
+            trainer.hooks.call("on_train_epoch_start")
+            self._adopt_module_changes()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()
@@ -191,13 +200,16 @@ class FitLoop:
             self.val_loop._has_run = True
             with trainer.profiler.profile("validate"):
                 record |= self.evaluation.validate(self.federation)
+        if trainer.validates_this_round:
+            record |= self.federation.privacy.loss(run)
         if trainer.test_every_n_rounds is not None and self._is_due(trainer.test_every_n_rounds):
             with trainer.profiler.profile("test"):
                 record |= self.evaluation.test(record)
+        record = self.federation.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
         self.federation.charge_queries()
-        record |= self._logged()
+        record = self.federation.privacy.shown(record | self._logged())
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         self._check_names(record)
@@ -206,11 +218,11 @@ class FitLoop:
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.should_stop:  # which a callback may have set after others had read it
             trainer.hooks.call("on_early_stop")
-            record |= (late := self._logged())
+            record |= (late := self._logged() | self.federation.privacy.loss(run))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
-        self._log(record)
+        self._log(self.federation.privacy.shown(record))
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
@@ -243,12 +255,13 @@ class FitLoop:
             check_watched(trainer.callbacks, {*trainer.callback_metrics, *(tested or ())})
 
     def renew_folder(self) -> None:
-        """Make the run's folder again if it was deleted; all clients' states are then written again."""
+        """Make the run's folder again if it was deleted; clients' states and frozen weights are then written again."""
         if self.trainer.reservation.renew():
-            self.saved_states = self._new_saved_states()
+            self.saved_states, self.saved_frozen = self._new_files()
 
-    def _new_saved_states(self) -> SavedStates:
-        return SavedStates(Path(self.trainer.default_root_dir) / LAST.parent, self.trainer.weights_only)
+    def _new_files(self) -> tuple[SavedStates, SavedFrozen]:
+        parent = Path(self.trainer.default_root_dir) / LAST.parent
+        return SavedStates(parent, self.trainer.weights_only), SavedFrozen(parent, self.trainer.weights_only)
 
     def _begin_to_write(self) -> None:
         """Claim the folder after the first round, and call `on_folder_claimed` of callbacks that write to it."""

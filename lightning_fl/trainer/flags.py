@@ -15,6 +15,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerState
 from torch import Tensor
 
+from lightning_fl.attacks import Adversary
 from lightning_fl.checks import (
     check_at_least,
     check_between,
@@ -24,11 +25,12 @@ from lightning_fl.checks import (
     is_whole,
     listed,
 )
-from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
+from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.processes import launch
 from lightning_fl.switches.float32 import PRECISIONS
 from lightning_fl.trainer.lightning_parts import (
@@ -68,9 +70,11 @@ class TrainerFlags:
         "availability_period",
         "if_too_few",
         "loss_guard",
+        "secure_aggregation",
+        "adversary",
     )
     """Flags that decide the results, and that a resumed run may change."""
-    unchangeable = ("client_optimizer",)
+    unchangeable = ("client_optimizer", "privacy")
     """Flags that a resumed run must keep. Those in neither list do not decide the results."""
 
     @refusing_others(refuse_flag)
@@ -98,6 +102,9 @@ class TrainerFlags:
         availability_period: float | None = None,
         if_too_few: Literal["wait", "fewer"] | None = None,
         loss_guard: LossGuard = LossGuard(),  # noqa: B008
+        privacy: Privacy | None = None,
+        secure_aggregation: SecureAggregation | None = None,
+        adversary: Adversary | None = None,
         runner: Literal["auto", "serial", "stacked"] = "auto",
         clients_at_once: int | None = None,
         threads: int | None = None,
@@ -163,6 +170,12 @@ class TrainerFlags:
             availability_period: Seconds after which these times repeat; if not given, the latest end in the file.
             if_too_few: `wait` until clients_per_round clients are there, or go on with `fewer`; wait if not given.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
+            privacy: Differential privacy of clients: clipping, noise and the privacy loss that they leave; off if not given.
+            secure_aggregation: Let the server see only sums over a round's clients: count keys, shares and masked numbers, and
+                refuse what reads single clients. SecureAggregation for the usual sizes, or its key_bits, share_bits and
+                value_bits; off if not given.
+            adversary: Clients that attack: `adversary.attack` names what they do, beside it stand attackers, start and per_round;
+                none if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
                 small, if the module allows it and draws no random numbers.
             clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,
@@ -226,6 +239,9 @@ class TrainerFlags:
         self.availability_period = availability_period
         self.if_too_few = if_too_few
         self.loss_guard = loss_guard
+        self.privacy = privacy
+        self.secure_aggregation = secure_aggregation
+        self.adversary = adversary
         self.runner = runner
         self.clients_at_once = clients_at_once
         self.threads = threads
@@ -276,7 +292,7 @@ class TrainerFlags:
     @property
     def metric_falls(self) -> bool:
         """True if lower values of the metric are better."""
-        return falls(self.metric or "") if self.metric_mode is None else self.metric_mode == "min"
+        return falls(self.metric or "", self.metric_mode)
 
     def _check(self) -> None:
         """Check the flags that are numbers, names of choices or folders."""
@@ -311,17 +327,29 @@ class TrainerFlags:
         check_between("dropout_rate", self.dropout_rate, 0, 1, "[)")
         check_between("straggler_rate", self.straggler_rate, 0, 1)
         self._check_client_times()
+        require(
+            self.secure_aggregation is None or isinstance(self.secure_aggregation, SecureAggregation),
+            f"secure_aggregation is SecureAggregation(), with other sizes if need be, or None, got {self.secure_aggregation!r}.",
+        )
         check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
         if not isinstance(self.fast_dev_run, bool):
             check_whole("fast_dev_run", self.fast_dev_run, 0)
         if self.gradient_clip_val is not None:
             check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
+        require(
+            self.privacy is None or isinstance(self.privacy, Privacy),
+            f"privacy must be ClientPrivacy(…) or LocalPrivacy(…) of lightning_fl.privacy, got {self.privacy!r}.",
+        )
         check_choice("client_optimizer", self.client_optimizer, ("module", "sgd"))
         require(self.metric != "", "metric must be the name of a logged value, got ''.")
         check_choice("metric_mode", self.metric_mode, (None, "max", "min"))
         require(
             self.metric is not None or self.metric_mode is None,
             f"metric_mode {self.metric_mode!r} needs trainer.metric, the name whose direction it says.",
+        )
+        require(
+            self.adversary is None or isinstance(self.adversary, Adversary),
+            f"adversary must be an Adversary, such as Adversary(SignFlip()), got {self.adversary!r}.",
         )
         check_choice("runner", self.runner, ("auto", "serial", "stacked"))
         check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))

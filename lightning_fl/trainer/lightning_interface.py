@@ -76,6 +76,7 @@ class TrainerInterface(TrainerFlags, ABC):
         learning_rates: state of the module's schedulers after the last fit; None before it.
         most_local_steps: optimiser steps of the client with the most samples in a round.
         stop: who has stopped the run; None while nobody has.
+        privacy_in_words: privacy loss of the last fit and what it means; empty without privacy.
         stoppers: callbacks and module, which may stop the run, with their settings; set when `fit` begins.
     """
 
@@ -95,6 +96,7 @@ class TrainerInterface(TrainerFlags, ABC):
     weights_only: bool = True
     reservation: Reservation
     stop: Stop | None = None
+    privacy_in_words = ""
     stoppers: list[tuple[Any, dict[str, Any]]] = []  # noqa: RUF012 -- a fit replaces it
     current_epoch = 0
     num_rounds = 0

@@ -44,11 +44,15 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.outputs.frozen_weights import frozen_bytes
 from lightning_fl.outputs.plan import Plan, duration
 from lightning_fl.outputs.units import in_bytes
+from lightning_fl.privacy import ClientPrivacy
 from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Result
+from lightning_fl.state.client_states import ClientStates
 from lightning_fl.state.run_state import Run
+from lightning_fl.state.saved_states import GENERATIONS, KINDS
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -58,6 +62,8 @@ CHANGES_COSTS = (AdaptivePruning, DynamicGates, FilterPruning, MagnitudePruning,
 """Callbacks that take part in a rehearsal; all others are left out, because they may write files or stop it."""
 MOST_SECONDS = 5.0
 """Seconds after the first round in which further rounds begin to be rehearsed."""
+MOST_ROUNDS_LATER = 2
+"""Rounds to rehearse after these seconds, at most, until one sends as much as the one before: after a pruning it does."""
 FEW_SAMPLES = 2
 """Batch size of the clients that are not timed."""
 
@@ -72,7 +78,7 @@ class Rehearsed:
         steps: optimiser steps of each round, those that the clients would make and those that the server has made.
         setup_steps: optimiser steps before the first round.
         setup_seconds: seconds of the set-up, with the steps that were left out.
-        beside_seconds: seconds of each round without the clients' training.
+        beside_seconds: seconds of each round, callbacks' prunings included, without the clients' training.
         training_seconds: estimate of the seconds of the clients' training in a round.
         evaluation_seconds: seconds of one validation, and of one test.
         peak: bytes of host memory of this process after the first round; None if unknown.
@@ -116,7 +122,7 @@ def rehearse(
                 rehearsed = first.run()
                 plan = first.plan(rehearsed, trainer)
             again = _stage(trainer)
-            if trainer.fabric.broadcast(rehearsed.setup_seconds > MOST_SECONDS):
+            if trainer.fabric.broadcast(first.follows_training or rehearsed.setup_seconds > MOST_SECONDS):
                 return plan
             with session(again, TrainerFn.FITTING, _copied(model), datamodule, algorithm, None, None):
                 other = _Rehearsal(again, times=False).run()
@@ -154,6 +160,7 @@ class _Rehearsal(Callback):
             num_whole = federation.runner.clients_at_once if isinstance(federation.runner, Stacked) else 1
         self._runner = federation.runner = _ShortTraining(federation.runner, num_whole, seed=int(times))
         self._found, self._batches = Rehearsed(), list[int]()
+        self._bits, self._rounds_later = (-1, -1), 0
         trainer.callbacks.append(self)
 
     def run(self) -> Rehearsed:
@@ -177,9 +184,20 @@ class _Rehearsal(Callback):
         if self._runner.whole_clients:
             batch_seconds = self._runner.whole_seconds / max(1, self._batches_of(self._runner.whole_clients))
             rehearsed.training_seconds = batch_seconds * fmean(self._batches)
-        pairs = zip(durations["train_round"], self._runner.seconds_of_rounds, strict=True) if rehearsed.rows else ()
-        rehearsed.beside_seconds = [max(0.0, whole - inside) for whole, inside in pairs]
+        if rehearsed.rows:
+            parts = durations["on_train_epoch_start"], durations["train_round"], self._runner.seconds_of_rounds
+            rehearsed.beside_seconds = [
+                start + max(0.0, whole - inside) for start, whole, inside in zip(*parts, strict=True)
+            ]
         return rehearsed
+
+    @property
+    def follows_training(self) -> bool:
+        """True if the model will have a size that depends on what is trained."""
+        return any(
+            isinstance(each, AdaptivePruning) and each.rate is None and each.prune_epoch < self._trainer.num_rounds
+            for each in self._trainer.callbacks
+        )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps that the round's clients would make."""
@@ -188,7 +206,7 @@ class _Rehearsal(Callback):
         self._runner.begin_round()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Count the steps of the round, and stop when the time is over."""
+        """Count the steps of the round, and stop when the time is over, in a round that the following ones resemble."""
         rehearsed, runner, run = self._found, self._runner, self.federation.run
         group = self.federation.group
         counts = group is None or group.is_first
@@ -196,11 +214,14 @@ class _Rehearsal(Callback):
         server_steps = run.num_steps - self._steps_before - client_steps
         self._steps_before = run.num_steps
         rehearsed.steps.append(self._planned + max(0, server_steps))
+        bits = run.ledger.bits("up"), run.ledger.bits("down")
         if len(rehearsed.steps) == 1:
             rehearsed.peak, rehearsed.accelerator_peak = peak_bytes(), _accelerator_peak(self.federation.flat_module)
             self._begun = perf_counter()
         elif trainer.fabric.broadcast(perf_counter() - self._begun > MOST_SECONDS):
-            trainer.should_stop = True
+            trainer.should_stop = bits == self._bits or self._rounds_later == MOST_ROUNDS_LATER
+            self._rounds_later += 1
+        self._bits = bits
 
     def _batches_of(self, clients: Sequence[int]) -> int:
         """Return the batches of whole trainings of these clients, as `Federation.num_batches` counts them."""
@@ -226,9 +247,10 @@ class _Rehearsal(Callback):
             for name, every in evaluations.items()
             if every
         )
-        seconds = rehearsed.setup_seconds + rounds * round_seconds + evaluation_seconds
+        beside_others = sum(rehearsed.beside_seconds) + beside * (rounds - len(rehearsed.beside_seconds))
+        seconds = rehearsed.setup_seconds + beside_others + rounds * rehearsed.training_seconds + evaluation_seconds
         simulated = [row["time/simulated_seconds"] for row in rehearsed.rows]
-        states = _ClientStates.of(federation, rounds)
+        states = _ClientStates.of(federation, rounds, trainer.checkpoint_every_n_rounds)
         memory = (
             None
             if rehearsed.peak is None
@@ -371,6 +393,8 @@ def _stage(trainer: TrainerInterface) -> Any:
     if trainer.test_every_n_rounds is not None:
         stage.test_every_n_rounds = stage.val_every_n_rounds
     stage.client_states = "memory"
+    if isinstance(trainer.privacy, ClientPrivacy):
+        stage.privacy = replace(trainer.privacy, side_channels="keep")  # whose columns the rehearsal reads
     stage.callback_metrics, stage.logged_metrics, stage.progress_bar_metrics = {}, {}, {}
     return stage
 
@@ -425,32 +449,37 @@ class _ClientStates:
 
     Attributes:
         coming_bytes: bytes of the clients that will take part for the first time in the rounds that were not rehearsed.
-        all_bytes: bytes at the end of the run.
+        file_bytes: bytes of their files beside the checkpoints, which also hold what the last checkpoints have replaced.
     """
 
-    coming_bytes: int
-    all_bytes: int
+    coming_bytes: int = 0
+    file_bytes: int = 0
 
     @classmethod
-    def of(cls, federation: Federation, rounds: int) -> _ClientStates:
-        """Return the estimate after so many rounds."""
+    def of(cls, federation: Federation, rounds: int, every: int) -> _ClientStates:
+        """Return the estimate after so many rounds, with a checkpoint in every so many of them."""
         run, population = federation.run, federation.population
         stores = (run.clients, run.client_memory)
         num_present = max(len(each) for each in stores)
         present = sum(x.nbytes for each in stores for client in each for x in each[client].values())
         if not num_present:
-            return cls(0, 0)
+            return cls()
         eligible = len(population.eligible)
         share = population.cohort_size * (1 - population.dropout_rate) / eligible
         expected = max(float(num_present), eligible * (1 - (1 - share) ** rounds))
-        whole = int(present / num_present * expected)
-        return cls(whole - present, whole)
+        changed = eligible * (1 - (1 - share) ** min(every, rounds))  # between two checkpoints
+        rows = min(expected + GENERATIONS * changed, max(expected, changed * rounds / every))
+        one = present / num_present
+        return cls(int(one * expected) - present, int(one * rows))
 
 
 def _checkpoint_bytes(trainer: TrainerInterface, federation: Federation, states: _ClientStates) -> int:
-    """Return the bytes of the last and the previous checkpoint with the clients' states, and of the exported model."""
-    whole, exported = (_saved_bytes(checkpointing.build_checkpoint(trainer, of)) for of in (federation, None))
-    return 2 * (whole + states.coming_bytes) + exported
+    """Return the bytes of the last and the previous checkpoint with their files, and of the exported model."""
+    run_state = {**federation.run.state_dict(), **{kind: ClientStates() for kind in KINDS}}
+    whole = _saved_bytes(checkpointing.build_checkpoint(trainer, federation, run_state))
+    exported = _saved_bytes(checkpointing.build_checkpoint(trainer))
+    frozen = frozen_bytes(trainer.lightning_module)
+    return 2 * (whole - frozen) + frozen + states.file_bytes + exported
 
 
 def _saved_bytes(content: Any) -> int:
@@ -504,6 +533,7 @@ def _exceeded(plan: Plan, trainer: TrainerInterface, sent: Any, states: _ClientS
     limit = None if trainer.timer is None else trainer.timer.time_remaining()
     if limit is not None and plan.seconds > limit:
         last = int(max(0.0, limit - plan.setup_seconds) / max(1e-9, plan.seconds - plan.setup_seconds) * plan.rounds)
+        last = max(1, last)  # no round is broken off
         yield f"max_time will stop the run after about round {last:,} of {plan.rounds:,}: it is {duration(limit)}."
     there = machine_bytes()
     if plan.memory_bytes is not None and there is not None and plan.memory_bytes > there:

@@ -1,1 +1,1 @@
-"""Flat storage of models: layouts, submodels, pruning maps, layer groups, top-k selection, bit packing."""
+"""Flat storage of models: layouts, submodels, pruning maps, layer groups; the kinds of message entries."""

@@ -58,6 +58,20 @@ def trimmed(rows: Tensor, count: int, sent: Tensor | None = None) -> Tensor:
     return _by_pieces(statistic, rows, sent)
 
 
+def middle_shares(rows: Tensor, sent: Tensor | None = None) -> Tensor:
+    """Return the mean share of each client in the medians of `middle`, over the columns that have one (K,).
+
+    >>> middle_shares(torch.tensor([[1.0, 5.0], [2.0, 1.0], [9.0, 3.0], [4.0, 0.0]])).tolist()
+    [0.0, 0.5, 0.25, 0.25]
+    """
+    return _shares_between(lambda counts: ((counts - 1) // 2, counts // 2), rows, sent)
+
+
+def trimmed_shares(rows: Tensor, count: int, sent: Tensor | None = None) -> Tensor:
+    """Return the mean share of each client in the means of `trimmed`, over the columns that have one (K,)."""
+    return _shares_between(lambda counts: (torch.full_like(counts, count), counts - 1 - count), rows, sent)
+
+
 def nearest_to_middle(rows: Tensor, count: int) -> Tensor:
     """Return the mean of the `count` values of each column (K, d) that are nearest to its median; of equals the first ones.
 
@@ -67,6 +81,12 @@ def nearest_to_middle(rows: Tensor, count: int) -> Tensor:
     distances = (rows - middle(rows)).abs()
     nearest = distances.argsort(dim=0, stable=True)[:count]
     return rows.gather(0, nearest).mean(0)
+
+
+def nearest_shares(rows: Tensor, count: int) -> Tensor:
+    """Return the mean share of each client in the means of `nearest_to_middle` (K,)."""
+    nearest = (rows - middle(rows)).abs().argsort(dim=0, stable=True)[:count]
+    return torch.bincount(nearest.flatten(), minlength=len(rows)).to(rows.dtype) / max(1, nearest.numel())
 
 
 def squared_distances(rows: Tensor) -> Tensor:
@@ -84,6 +104,30 @@ def krum_scores(distances: Tensor, f: int) -> Tensor:
     num_uploads = len(distances)
     num_nearest = max(1, num_uploads - f - 2)
     return distances.sort(dim=1).values[:, 1 : num_nearest + 1].sum(1)
+
+
+def _shares_between(bounds: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Tensor, sent: Tensor | None) -> Tensor:
+    """Return the mean share of each client in the means of the sorted values between two places of every column (K,).
+
+    Args:
+        bounds: returns the first and the last place of each column, given its number of values (n,).
+        rows: values of the clients (K, d).
+        sent: bools (K, d), True for values that count; None for all.
+    """
+    total, num_columns = torch.zeros(len(rows), dtype=torch.float64, device=rows.device), 0.0
+    places = torch.arange(len(rows), device=rows.device)[:, None]
+    for start in range(0, rows.shape[1], PIECE):
+        values = rows[:, start : start + PIECE]
+        counts = torch.full(values.shape[1:], len(rows), device=rows.device)
+        if sent is not None:
+            chosen = sent[:, start : start + PIECE]
+            values, counts = torch.where(chosen, values, torch.inf), chosen.sum(0)
+        first, last = bounds(counts)
+        stays = (places >= first) & (places <= last) & (places < counts)
+        shares = stays.double() / stays.sum(0).clamp(min=1)
+        total.index_add_(0, values.argsort(dim=0, stable=True).flatten(), shares.flatten())
+        num_columns += float(stays.any(0).sum())
+    return total / max(1.0, num_columns)
 
 
 def _by_pieces(statistic: Callable[[Tensor, Tensor], Tensor], rows: Tensor, sent: Tensor | None) -> Tensor:

@@ -7,8 +7,8 @@ do the same to the same bits. Short vectors, and those on an accelerator, whose 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,34 +24,30 @@ ALIGNMENT = 64
 
 
 class Blocks:
-    """Blocks of memory that are used again as soon as no tensor refers to them."""
+    """Blocks of memory that are used again, for vectors of the same length, as soon as no tensor refers to them."""
 
     def __init__(self) -> None:
-        self._blocks: list[np.ndarray] = []
+        self._free: dict[int, list[np.ndarray]] = {}
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
         """Return a vector (count,) of any numbers."""
         size = count * dtype.itemsize
-        start = -(block := self._block(size)).ctypes.data % ALIGNMENT
-        return torch.from_numpy(block[start : start + size]).view(dtype)
+        free = self._free.setdefault(size, [])
+        block = free.pop() if free else np.empty(size + ALIGNMENT, np.uint8)
+        start = -block.ctypes.data % ALIGNMENT
+        part = block[start : start + size]
+        # Every tensor on this memory holds `part`. When the last one is gone, so is `part`, and the block is free.
+        weakref.finalize(part, free.append, block).atexit = False
+        return torch.from_numpy(part).view(dtype)
 
-    def _block(self, size: int) -> np.ndarray:
-        """Return a block of at least this many bytes to which nothing refers; free ones that are too short are given back."""
-        fits, others = [], []
-        for block in self._blocks:
-            is_free = sys.getrefcount(block) == 3  # the list, this name and the argument; a tensor refers to it, too
-            if is_free and size + ALIGNMENT <= block.nbytes <= 2 * (size + ALIGNMENT):
-                fits.append(block)
-            elif not is_free or block.nbytes > size:
-                others.append(block)
-        if fits:
-            return min(fits, key=lambda block: block.nbytes)
-        self._blocks = [*others, block := np.empty(size + ALIGNMENT, np.uint8)]
-        return block
+    @property
+    def free_bytes(self) -> list[int]:
+        """Bytes of each block to which no tensor refers."""
+        return [size for size, blocks in self._free.items() for _ in blocks]
 
     def release(self) -> None:
-        """Give back all memory to which no tensor refers."""
-        self._blocks = []
+        """Give back the memory to which no tensor refers, and later what is in use now."""
+        self._free = {}
 
 
 BLOCKS = Blocks()
@@ -95,6 +91,17 @@ def difference(one: Tensor, other: Tensor) -> Tensor:
     return torch.sub(one, other, out=empty_like(one)) if is_long(one) and one.dtype == other.dtype else one - other
 
 
+def sum_of(one: Tensor, other: Tensor) -> Tensor:
+    """Return one + other (d,)."""
+    return torch.add(one, other, out=empty_like(one)) if is_long(one) and one.dtype == other.dtype else one + other
+
+
+def add_difference(total: Tensor, one: Tensor, other: Tensor, weight: float) -> None:
+    """Add weight · (one − other) (d,) to a total (d,), in place."""
+    for part, piece, subtracted in pieces(total, one, other):
+        part.add_(piece - subtracted, alpha=weight)
+
+
 def add_scaled(total: Tensor, vector: Tensor, weight: float) -> None:
     """Add weight · vector (d,) to a total (d,) of a wider dtype, in place."""
     for part, piece in pieces(total, vector):
@@ -107,6 +114,32 @@ def subtract_scaled(total: Tensor, vector: Tensor, weight: Any) -> None:
         part.sub_(piece * factor)
 
 
+def by_pieces(function: Callable[..., Tensor], vector: Tensor, *others: Any) -> Tensor:
+    """Return an elementwise function of a vector (d,) and others as a vector (d,), without temporary copies of its length.
+
+    Args:
+        function: called with matching `pieces` of all arguments; changes none of them.
+        vector: (d,), whose dtype the result has.
+        others: vectors (d,), or numbers and tensors that fit each piece.
+    """
+    if not is_long(vector):
+        return function(vector, *others)
+    result = empty_like(vector)
+    for target, *parts in pieces(result, vector, *others):
+        target.copy_(function(*parts))
+    return result
+
+
 def converted(vector: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a vector (d,) in a dtype; itself if it has it already."""
     return empty_like(vector, dtype).copy_(vector) if is_long(vector) and vector.dtype != dtype else vector.to(dtype)
+
+
+def narrowed(vector: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a vector (d,), which must not be used any more, in a dtype; in its own memory if the dtype is narrower."""
+    if not is_long(vector) or dtype.itemsize > vector.dtype.itemsize or not vector.is_contiguous():
+        return converted(vector, dtype)
+    result = vector.view(dtype)[: len(vector)] if dtype != vector.dtype else vector
+    for target, part in pieces(result, vector):
+        target.copy_(part.to(dtype))  # a copy between, because both lie in the same memory
+    return result

@@ -30,6 +30,7 @@ from lightning_fl.aggregators import (
     WeightedMean,
 )
 from lightning_fl.algorithms import Algorithm, FedLDF, FedProx
+from lightning_fl.codecs import STC, Dense, ErrorFeedback, RandomK, TopK
 from lightning_fl.slots import (
     Aggregator,
     Draw,
@@ -462,3 +463,70 @@ def test_steps_run_and_resume(step: Step, make_trainer: MakeTrainer, tmp_path: P
     whole = fit(3, "whole")
     fit(2, "part")
     np.testing.assert_array_equal(fit(3, "part", "last"), whole)
+
+
+# --------------------------------------------------------------------------------------------------- shares of the uploads
+
+
+def told(aggregator: Aggregator, rows: Tensor, attackers: Sequence[int]) -> dict[str, float]:
+    """Return what a part reports of uploads of which some are attackers'."""
+    accumulator: dict[str, Any] = {}
+    for client in reversed(range(len(rows))):
+        result = Result(client, {}, 1.0 + client, {}, {}, {}, num_steps=1, attacking=float(client in attackers))
+        aggregator.add(accumulator, Upload(result, {"model": rows[client]}))
+    merging = Merging(context_of(rows.shape[1]))
+    aggregator.combine(accumulator, merging)
+    return merging.metrics
+
+
+@given(seed=seeds, num=st.integers(7, 11))
+@settings(max_examples=15, deadline=None)
+def test_shares_are_those_of_plain_loops(seed: int, num: int) -> None:
+    rows, attackers = points(num, 6, seed), [1, 4]
+    array = rows.numpy()
+
+    def shares_between(first: int, last: int) -> np.ndarray:
+        shares = np.zeros(num)
+        for column in array.T:
+            order = sorted(range(num), key=lambda k: column[k])
+            for place in range(first, last + 1):
+                shares[order[place]] += 1 / (last - first + 1) / array.shape[1]
+        return shares
+
+    lengths = np.linalg.norm(array, axis=1)
+    bound = float(np.median(lengths))
+    scores = krum_by_hand(array, 1, list(range(num)))
+    best = sorted(range(num), key=lambda i: scores[i])[: num - 1]
+    nearness = 1 / np.linalg.norm(array - np.median(array, axis=0), axis=1)
+    expected = {
+        CoordinateMedian(): shares_between((num - 1) // 2, num // 2),
+        TrimmedMean(2): shares_between(2, num - 3),
+        MultiKrum(1): np.isin(np.arange(num), best) / len(best),
+        GeometricMedian(iterations=1): nearness / nearness.sum(),
+        NormBound(bound): np.minimum(1, bound / lengths),
+    }
+    for aggregator, shares in expected.items():
+        metrics = told(aggregator, rows, attackers)
+        assert metrics["robust/kept"] == pytest.approx(shares.sum() ** 2 / (shares**2).sum()), aggregator
+        assert metrics["robust/attackers_kept"] == pytest.approx(shares[attackers].sum() / shares.sum()), aggregator
+    whole = told(Bulyan(1), rows, attackers)
+    assert 1 <= whole["robust/kept"] <= num - 2
+
+
+def test_a_bucket_counts_as_an_attackers_by_its_share() -> None:
+    rows = torch.ones(8, 3, dtype=torch.float64)
+    metrics = told(Bucketing(MultiKrum(0, 4), 2), rows, [0, 1, 2])
+    assert metrics["robust/attackers_kept"] == pytest.approx(3 / 8)
+    unsent = told(CoordinateMedian(), torch.zeros(3, 0, dtype=torch.float64), [1])
+    assert unsent["robust/attackers_kept"] == 0, "of a model without numbers"
+
+
+def test_a_median_of_what_few_clients_send_is_warned_of(make_trainer: MakeTrainer) -> None:
+    for aggregator in (CoordinateMedian(), Bucketing(CoordinateMedian(), 2)):
+        method = Algorithm(uplink=ErrorFeedback(TopK(0.3)), aggregator=aggregator)
+        with pytest.warns(UserWarning, match="the median of a number stays 0"):
+            make_trainer(max_rounds=1, clients_per_round=6).fit(Perceptron(), federation(), method)
+    for fine in (TopK(0.6), RandomK(0.3, common=True), Dense()):
+        assert not fine.sends_few
+    assert STC(0.3).sends_few
+    assert RandomK(0.3).sends_few

@@ -12,6 +12,7 @@ from lightning_fl import __version__
 from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.cli.first_config import DATA_KEYS, MODEL_KEYS, TO_FILL_IN, TRAINER_KEYS
 from lightning_fl.cli.problems import PROBLEMS
+from lightning_fl.outputs import terminal
 
 METHODS = [entry.name for entry in catalogue.entries() if entry.section == "algorithms"]
 USING_SERVER = [entry.name for entry in catalogue.entries() if entry.uses_server]
@@ -217,11 +218,11 @@ def test_list_is_wrapped_for_a_terminal_or_a_given_width(
     is_terminal: bool, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(catalogue, "is_terminal", lambda: False)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: False)
     asked = [[], ["configs"], *([one.name] for one in catalogue.entries() if one.section == "algorithms")]
     plain = {tuple(words): catalogue.listing(words) for words in asked}
     assert max(map(len, plain[()].splitlines())) > 120
-    monkeypatch.setattr(catalogue, "is_terminal", lambda: is_terminal)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: is_terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
     for words in asked:
         wrapped = catalogue.listing(words)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_fl.cli import failures, main
+from lightning_fl.cli import commands, failures, main
 
 SAVED_RUN = Path(__file__).parents[1] / "trainer" / "saved_runs" / "scaffold"
 PROGRAM = """
@@ -183,3 +183,33 @@ def test_under_torchrun_the_first_process_has_long_to_speak(
         failures.say_once("error: ", "wrong")
         assert capsys.readouterr().err == "error: on rank 1: wrong\n"
         assert now[0] - began == most
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("fit --config quickstart", "--ckpt_path last"),
+        ("study fedldf_small", "the same command"),
+        ("fit --help", ""),
+        ("fit --algorithm.help FedDU", ""),
+        ("fit --config quickstart --print_config=skip_default", ""),
+        ("study fedldf_small --dry_run", ""),
+        ("validate --config quickstart", ""),
+        ("list", ""),
+    ],
+)
+def test_only_what_trains_can_be_resumed(
+    command: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, code in {KeyboardInterrupt: 130, BrokenPipeError: 141}.items():
+
+        def stop(_: list[str], error: type[BaseException] = error) -> None:
+            raise error
+
+        monkeypatch.setattr(commands, "_answer_at_once", stop)
+        with pytest.raises(SystemExit) as ended:
+            main(command.split())
+        said = capsys.readouterr().err
+        assert ended.value.code == code
+        assert ("resume" in said) == bool(remedy)
+        assert remedy in said

@@ -24,7 +24,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lightning_fl import algorithms, callbacks, cli, data, modules
+from lightning_fl import algorithms, attacks, callbacks, cli, data, modules, privacy
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
@@ -35,6 +35,7 @@ from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
 from lightning_fl.personal.personal_gates import ClientGates
+from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
@@ -50,7 +51,9 @@ def contents() -> list[dict[str, Any]]:
         "data": classes(data, data.FederatedDataModule),
         "partitions": classes(data, data.Partition),
         "shifts": classes(data, data.Shift),
+        "attacks": classes(attacks, attacks.Attack),
         "callbacks": classes(callbacks),
+        "privacy": classes(privacy, Privacy),
         "trainer": {"FederatedTrainer": FederatedTrainer},
     }
     return [
@@ -73,6 +76,7 @@ def traits(section: str, name: str, member: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if section == "algorithms":
         found["uses_server"] = uses_server(member())
+        found["sum_only"] = sum_only(member())
     elif section == "networks":
         found["misfits"] = misfits(name, member)
     return {trait: value for trait, value in found.items() if value}
@@ -108,6 +112,14 @@ def uses_server(method: Algorithm) -> bool:
         assert "server_fraction" in str(error)  # noqa: PT017 -- any other refusal is an error of this test
         return True
     return any(isinstance(callback, PruningCallback) for callback in method.configure_callbacks())
+
+
+def sum_only(method: Algorithm) -> str:
+    """Return yes or no, and why: whether sums over the clients of a round suffice for a method, as its parts declare."""
+    readers = ", ".join(f"{slot} ({name})" for slot, name in method.readers_of_single_clients())
+    if method.setup_reads_clients:
+        return f"yes + set-up, before the first round {method.name} reads what each client sends"
+    return f"no, single clients are read in {readers}" if readers else "yes"
 
 
 def parameters(found: type) -> dict[str, dict[str, Any]]:
@@ -206,7 +218,7 @@ def parser_of(command: str) -> Any:
 
 
 def flag_lines() -> str:
-    """Return the names in other packages, what stands around the flags of each command, and the sections, a line each."""
+    """Return the classes of other packages, what stands around the flags of each command, and the sections, a line each."""
     around, owners, places = {}, {}, {}
     for command in RUNNING:
         parser = parser_of(command)
@@ -218,12 +230,12 @@ def flag_lines() -> str:
         for place, (heading, rows) in enumerate(recorded.rows.items()):
             owners.setdefault((heading, tuple(rows)), []).append(command)
             places.setdefault((heading, tuple(rows)), place)
-    names = {module: kept_help.names_of(module) for module in kept_help.OTHERS}
+    others = {module: kept_help.classes_of(module) for module in kept_help.OTHERS}
     sections = (
         {"heading": head, "flags": rows, "commands": owners[head, rows]}
         for head, rows in sorted(owners, key=places.__getitem__)
     )
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (names, around, *sections))
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (others, around, *sections))
 
 
 def classes(package: Any, kind: type = object) -> dict[str, type]:
@@ -250,21 +262,32 @@ def test_the_kept_help_is_printed_as_the_parser_prints_it(
     assert kept_help.help_of(command) == parser_of(command).format_help()
 
 
-def test_names_of_other_packages_are_read_as_they_are_imported() -> None:
+def test_classes_of_other_packages_are_read_as_they_are_imported() -> None:
     for module in kept_help.OTHERS:
-        assert kept_help.names_of(module) == sorted(import_module(module).__all__)
+        public = vars(import_module(module))
+        names = [name for name in public["__all__"] if isinstance(public[name], type)]
+        assert kept_help.classes_of(module) == sorted(names)
 
 
-def test_no_help_is_kept_for_packages_with_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = kept_help.names_of
+def test_no_help_is_kept_for_packages_with_other_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kept_help.classes_of
     assert kept_help.help_of("fit")
     for changed in kept_help.OTHERS:
         monkeypatch.setattr(
-            kept_help, "names_of", lambda name, module=changed: [*found(name), *["New"] * (name == module)]
+            kept_help, "classes_of", lambda name, module=changed: [*found(name), *["New"] * (name == module)]
         )
         assert kept_help.help_of("fit") is None
-    monkeypatch.setattr(kept_help, "names_of", lambda _: None)
+    monkeypatch.setattr(kept_help, "classes_of", lambda _: None)
     assert kept_help.help_of("fit") is None
+
+
+def test_help_is_kept_for_packages_with_other_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch.optim listed its module `functional` up to 2.13, and does not in 2.14."""
+    (tmp_path / "other").mkdir()
+    listed = '__all__ = ["SGD", "functional", "lr_scheduler"]'
+    (tmp_path / "other" / "__init__.py").write_text(listed, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert kept_help.classes_of("other") == ["SGD"]
 
 
 def test_the_help_says_what_the_parser_says(

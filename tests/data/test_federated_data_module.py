@@ -1,6 +1,7 @@
 """Test FederatedDataModule: the split, its reproducibility, its loaders in a stock Trainer, its use in configurations."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jsonargparse
 import lightning as L  # noqa: N812
@@ -14,11 +15,13 @@ from torch import Tensor
 from lightning_fl.data import (
     IID,
     Arrays,
+    Corruption,
     Digits,
     Dirichlet,
     Federated,
     FederatedDataModule,
     ImageDataModule,
+    Partition,
     Shards,
     TensorSamples,
     label_histograms,
@@ -232,6 +235,27 @@ def test_data_show_their_settings_in_one_line() -> None:
     assert repr(Federated(Digits(), num_clients=4)) == "Federated(Digits, num_clients=4, partition=IID())"
     data.setup()
     assert "\n" not in repr(data)
+
+
+def test_partitions_and_shifts_are_shown_without_what_is_the_default() -> None:
+    data = Digits(num_clients=20, partition=Dirichlet(min_samples=1), shift=Corruption(severity=2), image_size=8)
+    assert repr(data) == "Digits(num_clients=20, partition=Dirichlet(alpha=0.5, min_samples=1))"
+    data.setup()
+    assert " over 20 clients by Dirichlet(alpha=0.5, min_samples=1), " in data.description()
+    kinds = "('noise', 'blur', 'contrast', 'brightness')"
+    assert f"; images changed by Corruption(kinds={kinds}, severity=2); " in data.description()
+
+    @dataclass(frozen=True)
+    class Given(Partition):
+        order: np.ndarray
+        seed: int = 3
+
+        def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+            return np.array_split(self.order, num_clients)
+
+    given_order = Digits(num_clients=20, partition=Given(np.arange(1437)), image_size=8)
+    assert "partition=Given(order=array([   0, " in repr(given_order)
+    assert "seed" not in repr(given_order)
 
 
 class Unlabelled(FederatedDataModule):

@@ -1,16 +1,19 @@
 """Test that what a method measures or trains besides the clients' models leaves the user's own metrics alone."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, MetricCollection, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 from toys import Perceptron, Served
 
 from lightning_fl import FederatedTrainer, algorithms
 from lightning_fl.callbacks import ClientEvaluation
+from lightning_fl.evaluation.evaluation import as_loaders
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.rules import CorrectedMomentum, FrozenMomentum
 from lightning_fl.steps import Apply, GradientMomentum
@@ -85,3 +88,11 @@ def test_metrics_see_each_sample_once(name: str, make_trainer: MakeTrainer) -> N
     trained = [row["clients/samples"] / models for row in trainer.fit_loop.rows]
     validated = [("table", NUM_VALIDATED), ("both", NUM_VALIDATED)]
     assert seen == [*validated, ("train", trained[0]), *validated, ("train", trained[1]), *validated]
+
+
+def test_combined_loaders_print_nothing() -> None:
+    """Lightning uses a class of torch that warns of its own end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaders = as_loaders([DataLoader(range(4)), DataLoader(range(2))])  # type: ignore[arg-type]
+        assert len(list(iter(loaders))) == 6

@@ -183,7 +183,7 @@ def test_a_report_is_files_that_need_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = [str(tmp_path / "a<b>"), str(tmp_path / "b")]
     printed = report([*runs, "--target", "0.4", "--out", str(out), "--html"])
-    assert printed.splitlines()[-1] == f"report  {out / 'report.html'}"
+    assert printed.splitlines()[-1] == f"report    {out / 'report.html'}"
     pictures = [f"accuracy_by_{axis}" for axis in ("uplink", "rounds", "simulated_seconds")]
     files = {f"{name}.{kind}" for name in pictures for kind in ("png", "svg")}
     assert {path.name for path in out.iterdir()} == files | {

@@ -65,6 +65,22 @@ def test_a_loss_and_a_cost_are_best_where_they_are_lowest(tmp_path: Path) -> Non
     ]
 
 
+def test_bounds_stand_apart_and_are_not_the_best(tmp_path: Path) -> None:
+    runs = [*seeded(tmp_path, "FedAvg", [0.01, 0.012]), *seeded(tmp_path, "FedProx", [0.015, 0.017])]
+    bounds = seeded(tmp_path, "Centralised", [0.019, 0.019], sent=0)
+    groups = groups_of(*runs, *bounds)
+    table = results(groups, Metric(), [])
+    assert "unless all are equal, of those that upload something.\n" in table
+    body = table.partition("\\midrule\n")[2].partition("  \\bottomrule")[0].splitlines()
+    assert [line.partition("&")[0].strip() for line in body] == ["FedAvg", "FedProx", r"\midrule", "Centralised"]
+    assert ["textbf" in line for line in body] == [False, True, False, False]
+    one_method = results([groups[0], groups[2]], Metric(), [])
+    assert "textbf" not in one_method, "one method has nothing to be better than"
+    alone = results([groups[2], groups[2]], Metric(), [])
+    assert alone.count(r"\midrule") == 1
+    assert "upload" not in alone
+
+
 def test_one_run_has_nothing_in_bold(tmp_path: Path) -> None:
     (group,) = groups_of(write_run(tmp_path / "a", rising(20)))
     table = results([group], Metric(), [])

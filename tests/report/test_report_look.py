@@ -116,6 +116,44 @@ def test_nothing_overlaps_in_a_picture_with_panels(
     assert [text.get_text() for text in legend.get_texts()] == names
 
 
+def test_text_and_formulas_have_the_users_font(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "out"
+    look = ["--format", "pdf", "--font", "STIXGeneral", "--ylabel", r"$\mu$ of the accuracy"]
+    report([*two_runs(tmp_path), "--out", str(out), *look])
+    fonts = set(re.findall(rb"/FontName /[A-Z]+\+([\w-]+)", (out / "accuracy_by_rounds.pdf").read_bytes()))
+    assert fonts == {b"STIXGeneral-Regular", b"STIXGeneral-Italic"}
+    assert "findfont" not in caplog.text
+    with pytest.raises(UserError, match=r"^there is no font 'STIXgenral': did you mean 'STIXGeneral'\? Allowed: "):
+        Look(font="STIXgenral")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_what_is_printed_fits_the_terminal_and_the_page_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [*two_runs(Path()), str(write_run(Path("nothing"), [float("nan")] * 9))]
+    whole = report([*runs, "--target", "0.4", "--format", "tex,svg"])
+    page = Path("report/report.md").read_text(encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    printed = report([*runs, "--target", "0.4", "--format", "tex,svg"])
+    assert Path("report/report.md").read_text(encoding="utf-8") == page
+    assert max(map(len, whole.splitlines())) > 120
+    assert [line for line in printed.splitlines() if len(line) > columns] == []
+    results = printed.partition("## Results\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in results.splitlines() if line]
+    rows = {name: [cell for row in cells if row[0] == name for cell in row[1:]] for name in ("method", "FedProx")}
+    expected = [
+        line.strip("| ").split("|")[1:] for line in whole.splitlines() if line.startswith(("| method", "| FedP"))
+    ]
+    assert [*rows.values()] == [[cell.strip() for cell in row] for row in expected[:2]], "every column once, in order"
+    assert whole.splitlines()[-3:] == [
+        "table     report/results.tex",
+        "pictures  report/*.svg",
+        "report    report/report.md",
+    ]
+
+
 def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     flags = ["--out", str(tmp_path / "out"), "--format", "svg", "--ylabel", "Test accuracy"]
     runs = two_runs(tmp_path)
@@ -124,6 +162,8 @@ def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     report([*runs, *flags, "--panels"])
     assert [path.name for path in (tmp_path / "out").glob("*.svg")] == ["accuracy_panels.svg"]
     assert (tmp_path / "out" / "accuracy_panels.svg").read_text().count(">Test accuracy</text>") == 1
+    caption = "![Accuracy against rounds, uplink bytes of all clients, simulated time](accuracy_panels.svg)"
+    assert caption in (tmp_path / "out" / "report.md").read_text(encoding="utf-8"), "nothing of energy"
 
 
 @pytest.mark.parametrize("xscale", ["log", "linear"])
@@ -140,10 +180,20 @@ def test_runs_without_bytes_are_lines_across_the_picture_over_bytes(tmp_path: Pa
     bound = lines["Centralised (2 seeds)"]
     assert list(bound.get_xdata()) == [0, 1], "in parts of the width"
     assert list(bound.get_ydata()) == [pytest.approx(0.58)] * 2, "the mean of the last three values"
+    over_time = draw_curves(groups, Metric(), "simulated_seconds", Look(xscale=xscale))
+    assert over_time is not None
+    lines_over_time = {str(line.get_label()): line for line in over_time.axes[0].get_lines()}
+    assert list(lines_over_time["Centralised (2 seeds)"].get_xdata()) == [0, 1]
+    assert len(lines_over_time["FedAvg"].get_xdata()) == 30
     over_rounds = draw_curves(groups, Metric(), "rounds", Look())
     assert over_rounds is not None
     assert all(len(line.get_xdata()) == 30 for line in over_rounds.axes[0].get_lines())
+    named = {str(line.get_label()): line for line in over_rounds.axes[0].get_lines()}
+    assert {named[name].get_linestyle() for name in ("FedAvg", "Centralised (2 seeds)")} == {"-", "--"}
     assert draw_curves(groups[1:], Metric(), "uplink", Look()) is None, "no axis"
+    bounds_alone = draw_curves(groups[1:], Metric(), "simulated_seconds", Look())
+    assert bounds_alone is not None
+    assert all(len(line.get_xdata()) == 30 for line in bounds_alone.axes[0].get_lines())
 
 
 def test_a_report_begins_with_the_settings_and_the_commands_of_its_runs(tmp_path: Path) -> None:

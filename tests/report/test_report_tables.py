@@ -37,6 +37,25 @@ def test_no_mean_and_no_deviation_reads_as_zero(values: list[float], kind: str, 
     assert len(shown) == 1 + bool(spread)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "cell"),
+    [
+        ("seconds", (0.0833, 0.0833001), "83.3 ± <0.1"),
+        ("share", (0.5, 0.500001), "0.500 ± <0.001"),
+        ("share", (0.5, 0.5002), "0.5001 ± 0.0001"),
+        ("count", (40, 40.001), "40.0 ± <0.1"),
+        ("bytes", (650, 650.0), "650"),
+        ("figures", (1e-6, 1.1e-6), "1.05e-06 ± 7.07e-08"),
+        ("figures", (1e-6, 1.000001e-6), "1e-06 ± 7.07e-13"),
+    ],
+)
+def test_a_deviation_below_the_digits_of_the_mean_is_said_to_be_below_them(
+    kind: str, values: tuple[float, float], cell: str
+) -> None:
+    found = table(["method"], {"x": Column("x", kind)}, [(["a"], {"x": mean_and_spread(values)})])  # type: ignore[arg-type]
+    assert [list(row) for row in found.rows] == [["a", cell]]
+
+
 def test_one_unit_for_all_columns_of_a_kind() -> None:
     columns = {"up": Column("up", "bytes"), "down": Column("down", "bytes"), "time": Column("time", "seconds")}
     rows = [

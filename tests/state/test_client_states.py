@@ -47,6 +47,25 @@ def state_of(seed: int) -> State:
     return [whole, longer, {}, {"control": whole["control"], "turns": whole["turns"]}][seed % 4]
 
 
+def test_a_state_written_ahead_is_set_without_being_written_again(tmp_path: Path) -> None:
+    states = ClientStatesOnDisk(tmp_path)
+    states[0], states[1] = state_of(0), state_of(4)
+    before = states.snapshot()
+    first, again, lost = (states.ahead(state_of(seed)) for seed in (8, 12, 16))
+    assert same(dict(first), state_of(8))
+    assert all_same(states, {0: state_of(0), 1: state_of(4)}), "a state is not set before the round ends"
+    sizes = {path: path.stat().st_size for path in tmp_path.iterdir()}
+    states[0], states[1] = first, again
+    states.drop_ahead()
+    assert {path: path.stat().st_size for path in tmp_path.iterdir()} == sizes
+    assert all_same(states, {0: state_of(8), 1: state_of(12)})
+    assert all_same(before, {0: state_of(0), 1: state_of(4)}), "those before the round can be read until the next"
+    states[2] = state_of(20)  # in the row of the state that was lost
+    assert {path: path.stat().st_size for path in tmp_path.iterdir()} == sizes
+    assert all_same(states, {0: state_of(8), 1: state_of(12), 2: state_of(20)})
+    assert len(lost) == len(state_of(16))
+
+
 @settings(deadline=None, max_examples=60)
 @example([("set", 0, 0), ("round", 0, 0), ("set", 0, 4), ("set", 1, 8)])
 @given(

@@ -10,12 +10,12 @@ import lightning as L  # noqa: N812
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_fl import FederatedTrainer, aggregators, algorithms, codecs, exchanges, rules, steps
+from lightning_fl import FederatedTrainer, aggregators, algorithms, attacks, codecs, exchanges, rules, steps
 from lightning_fl import callbacks as all_callbacks
 from lightning_fl import data as all_data
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
 from lightning_fl.codecs import Dense
-from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.exchanges import OneShot
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
@@ -43,6 +43,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Leaf": {"train": ".", "test": ".", "num_clients": 2, "partition": all_data.IID()},
     "Arrays": {"train": DATA.tensors, "test": DATA.tensors},
     "TargetReached": {"target": 0.5},
+    "Adversary": {"attack": attacks.SignFlip()},
     "ImageClassifier": {"network": "linear", "in_channels": 1, "image_size": 8},
 }
 """Parameters without a default."""
@@ -50,11 +51,27 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 def classes() -> Iterator[type]:
     """Yield the classes of the package, without base classes."""
-    packages: list[ModuleType] = [rules, codecs, exchanges, aggregators, steps, algorithms, all_callbacks, all_data]
+    packages: list[ModuleType] = [
+        rules,
+        codecs,
+        exchanges,
+        aggregators,
+        steps,
+        attacks,
+        algorithms,
+        all_callbacks,
+        all_data,
+    ]
     for package in packages:
         for name in package.__all__:
             found = getattr(package, name)
-            left_out = ("SampleLoader", "Source", *([] if find_spec("datasets") else ["HuggingFace"]))
+            left_out = (
+                "SampleLoader",
+                "Source",
+                "Honest",
+                "Scene",
+                *([] if find_spec("datasets") else ["HuggingFace"]),
+            )
             if isinstance(found, type) and not isabstract(found) and name not in left_out:
                 yield found
-    yield from (SimulatedClock, ClientClock, LossGuard, ImageClassifier, FederatedTrainer)
+    yield from (SimulatedClock, ClientClock, LossGuard, SecureAggregation, ImageClassifier, FederatedTrainer)

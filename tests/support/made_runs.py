@@ -21,21 +21,23 @@ def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed
         algorithm: name of the method.
         seed: seed of run and data.
         **options: options of the method; except `rejected`, the rejected ones of ten uploads in each round, `data_class`, and
-                changes under `data`, `model` and `trainer`; `sent`, the bytes up; `joules` of each round.
+                changes under `data`, `model` and `trainer`; `sent`, the bytes up; `joules` and `epsilon` of each round.
     """
     folder.mkdir(parents=True)
     columns = ["round", "val/accuracy", "comm/total_uplink_bytes", "comm/total_downlink_bytes", "clients/selected"]
     columns += ["model/parameters", "model/macs", "time/simulated_seconds", "time/round_seconds", "step"]
     columns += ["clients/accepted", "clients/rejected"]
     rejected = options.pop("rejected", [0] * len(values))
-    sent, joules = options.pop("sent", 1000), options.pop("joules", None)
-    columns += ["energy/total_joules"] if joules else []
+    sent = options.pop("sent", 1000)
+    costs = {"energy/total_joules": options.pop("joules", None), "privacy/epsilon": options.pop("epsilon", None)}
+    costs = {name: cost for name, cost in costs.items() if cost}
+    columns += costs
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         for i, (value, lost) in enumerate(zip(values, rejected, strict=True)):
             spent = [sent * (i + 1), 3 * sent * (i + 1), 10, 650, 4_500_000, 2.0 * (i + 1), 0.5, i]
-            writer.writerow([i, value, *spent, 10 - lost, lost, *([joules * (i + 1)] if joules else [])])
+            writer.writerow([i, value, *spent, 10 - lost, lost, *(cost * (i + 1) for cost in costs.values())])
     trainer = {"max_rounds": len(values), "default_root_dir": str(folder), "log_every_n_rounds": 1}
     data = {"seed": seed, "num_clients": 20, **options.pop("data", {})}
     model = {"network": "cnn", **options.pop("model", {})}

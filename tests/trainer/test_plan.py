@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from roster import ROSTER
-from toys import Normalised, Perceptron, federation
+from toys import Convolved, Normalised, Perceptron, Served, federation
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import Algorithm, FedAsync, FedAvg, FedBuff, FedProx
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAP, FedAsync, FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import CommunicationMeter, MagnitudePruning
-from lightning_fl.codecs import QSGD, STC, ErrorFeedback
+from lightning_fl.codecs import QSGD, STC, ErrorFeedback, TopK
 from lightning_fl.communication import ClientClock
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.slots import Codec
@@ -135,7 +136,7 @@ def test_limits_are_said_in_a_sentence_each(make_trainer: MakeTrainer, monkeypat
     )
     plan = trainer.plan(Perceptron(), federation(), FedAvg())
     assert "CommunicationMeter will stop the run after round 3 of 5: max_uplink_bytes is 700 B." in plan.warnings
-    assert any(said.startswith("max_time will stop the run after about round ") for said in plan.warnings)
+    assert "max_time will stop the run after about round 1 of 5: it is 1 ms." in plan.warnings
     assert any("of memory, but this machine has 1.00 kB" in said for said in plan.warnings)
     assert all(said in str(plan) for said in plan.warnings)
     assert (
@@ -143,6 +144,55 @@ def test_limits_are_said_in_a_sentence_each(make_trainer: MakeTrainer, monkeypat
         .plan(Perceptron(), federation())
         .warnings[1:]
     )
+
+
+@pytest.mark.parametrize("most_seconds", [100.0, 0.0], ids=["in time", "late"])
+def test_the_rounds_after_a_pruning_are_not_taken_to_be_like_it(
+    most_seconds: float, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pruning asks clients, which costs bytes; the time may be over in its round."""
+    monkeypatch.setattr(rehearsal, "MOST_SECONDS", most_seconds)
+
+    def planned(num_rounds: int, **options: Any) -> Plan:
+        return make_trainer(max_rounds=num_rounds).plan(Convolved(), Served(9), FedAP(prune_round=1, **options))
+
+    fixed, trainer = planned(7, rate_mode="fixed", rate=0.6), make_trainer(max_rounds=7)
+    trainer.fit(Convolved(), Served(9), FedAP(prune_round=1, rate_mode="fixed", rate=0.6))
+    assert fixed.is_fixed
+    assert fixed.rehearsed_rounds == (7 if most_seconds else 4)
+    assert (fixed.uplink_bytes, fixed.downlink_bytes) == costs(trainer)[:2]
+    found, longer = planned(7, max_sources=3), planned(8, max_sources=3)
+    assert not found.is_fixed, "the data decide how much is pruned"
+    assert longer.uplink_bytes - found.uplink_bytes <= found.round_uplink_bytes
+    assert longer.downlink_bytes - found.downlink_bytes <= found.round_downlink_bytes
+    assert planned(1).is_fixed, "the pruning would come after the run"
+
+
+def test_time_has_that_of_prunings(make_trainer: MakeTrainer) -> None:
+    class Slow(MagnitudePruning):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            time.sleep(0.1)
+            super().on_train_epoch_start(trainer, pl_module)
+
+    plan = make_trainer(max_rounds=4, callbacks=Slow(0.4, prune_epoch=1)).plan(Perceptron(), federation(), FedAvg())
+    assert plan.seconds >= 0.4
+
+
+@pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(), FedAvg(uplink=ErrorFeedback(TopK(0.5)))], ids=repr)
+@pytest.mark.parametrize("every", [1, 2])
+def test_disk_is_that_of_the_files(
+    method: Algorithm, every: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Wide(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.output = torch.nn.Linear(3, 2000), torch.nn.Linear(2000, 2)
+
+    trainer = make_trainer(max_rounds=6, checkpoint_every_n_rounds=every, **keeps_files)
+    plan = trainer.plan(Wide(), federation(), method)
+    trainer.fit(Wide(), federation(), method)
+    files = [*(tmp_path / "checkpoints").rglob("*"), tmp_path / "model.ckpt"]
+    assert plan.disk_bytes == pytest.approx(sum(path.stat().st_size for path in files if path.is_file()), rel=0.15)
 
 
 def test_a_long_run_goes_on_as_the_last_rehearsed_round(

@@ -44,12 +44,29 @@ def test_results_have_the_bits_of_the_whole_expression(
     pieces.add_scaled(total, one, weight)
     assert torch.equal(total, torch.zeros_like(total).add_(one, alpha=weight))
     assert torch.equal(pieces.difference(one, other), one - other)
+    assert torch.equal(pieces.sum_of(one, other), one + other)
     assert torch.equal(pieces.converted(total, dtype), total.to(dtype))
+    assert torch.equal(pieces.by_pieces(torch.lerp, one, other, rates), torch.lerp(one, other, rates))
+    moved, expected = one.clone(), one.clone().add_(other - rates, alpha=weight)
+    pieces.add_difference(moved, other, rates, weight)
+    assert torch.equal(moved, expected)
     for rate in (weight, rates, torch.tensor(weight, dtype=dtype)):
         expected = one - other * rate
         changed = one.clone()
         pieces.subtract_scaled(changed, other, rate)
         assert torch.equal(changed, expected)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("source", DTYPES)
+def test_a_vector_is_narrowed_in_its_own_memory(source: torch.dtype, dtype: torch.dtype) -> None:
+    (vector,) = vectors(0, 30, source, 1)
+    for start in (0, 5):
+        owner = vector.clone()
+        narrow = pieces.narrowed(owner[start:], dtype)
+        assert torch.equal(narrow, vector[start:].to(dtype))
+        shares = narrow.untyped_storage().data_ptr() == owner.untyped_storage().data_ptr()
+        assert shares == (dtype.itemsize <= source.itemsize)
 
 
 def test_pieces_are_views_and_leave_nothing_out() -> None:
@@ -82,11 +99,17 @@ def test_vectors_are_aligned_as_those_of_torch(dtype: torch.dtype) -> None:
     assert (vector.shape, vector.dtype) == ((17,), dtype)
 
 
-def test_memory_of_another_size_is_given_back() -> None:
+def test_only_vectors_of_the_same_length_share_memory_until_it_is_released() -> None:
     blocks = Blocks()
-    for count in (100, 1_000, 10_000):
+    kept = blocks.empty(30, torch.float32).fill_(3.0)
+    for count in (10, 20, 10, 20):
         blocks.empty(count, torch.float64)
-    assert [block.nbytes for block in blocks._blocks] == [80_000 + pieces.ALIGNMENT]
+    assert blocks.free_bytes == [80, 160]
+    blocks.release()
+    assert blocks.free_bytes == []
+    assert kept.tolist() == [3.0] * 30
+    del kept
+    assert blocks.free_bytes == [], "memory that was in use at the release is given back, too"
 
 
 @pytest.mark.parametrize("name", COVERING)
@@ -100,6 +123,6 @@ def test_methods_train_to_the_bits_of_whole_vectors(
         trainer.fit(copy.deepcopy(module), entry.federation(), entry.algorithm())
         states.append(trainer.run.state_dict())
         rows.append([{key: row[key] for key in row if "time" not in key} for row in trainer.fit_loop.rows])
-        assert not BLOCKS._blocks, "a fit gives its memory back"
+        assert not BLOCKS.free_bytes, "a fit gives its memory back"
     assert str(rows[0]) == str(rows[1])  # as text, because some values are NaN
     assert equal_states(*states)

@@ -1,0 +1,72 @@
+"""Measure how often an attack makes a classifier say what the attackers want, in any Lightning trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import Tensor
+
+from lightning_fl.checks import check_whole
+from lightning_fl.data.trigger import stamped
+from lightning_fl.errors import require
+
+
+class BackdoorProbe(Callback):
+    """Log `attack/success` with each validation: the share of samples of other classes that a trigger turns into a target class.
+
+    The trigger is that of `lightning_fl.attacks.Backdoor`. With `source` there is no trigger: the share of that class's samples
+    which are called `target`, as `LabelFlip` wants it. The module's `forward` must return scores (B, C) of the batch's first
+    entry; the second are the classes (B,).
+
+    Args:
+        target: class that the attackers want.
+        source: class whose samples they want to be called so; null for those of all others, with the trigger.
+
+    Raises:
+        UserError: an argument is out of range; or, in the first validation, the batches or the scores have another form.
+    """
+
+    def __init__(self, target: int = 0, source: int | None = None) -> None:
+        check_whole("target", target, 0)
+        if source is not None:
+            check_whole("source", source, 0)
+            require(source != target, f"source and target are both {target}: give two classes.")
+        self.target = target
+        self.source = source
+
+    def on_validation_batch_end(
+        self,
+        trainer: Any,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add the samples of a batch to the share."""
+        inputs, labels = self._parts(batch)
+        asked = labels != self.target if self.source is None else labels == self.source
+        if not asked.any():
+            return
+        scores = pl_module((stamped(inputs) if self.source is None else inputs)[asked])
+        is_scores = isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > self.target
+        require(
+            is_scores,
+            f"BackdoorProbe needs scores (B, C) of more than {self.target} classes, and forward of {type(pl_module).__name__} "
+            f"returns {tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__}.",
+        )
+        is_target = scores.argmax(1) == self.target
+        pl_module.log("attack/success", is_target.double().mean(), batch_size=len(is_target))
+
+    def _parts(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return inputs (B, …) and classes (B,) of a batch."""
+        is_pair = isinstance(batch, list | tuple) and len(batch) >= 2 and all(isinstance(x, Tensor) for x in batch[:2])
+        inputs, labels = batch[:2] if is_pair else (torch.zeros(0), torch.zeros(0))
+        fits = is_pair and labels.dim() == 1 and not labels.is_floating_point()
+        require(
+            fits and (inputs.dim() == 4 or self.source is not None),
+            "BackdoorProbe reads batches of images (B, C, H, W) and classes (B,), which those of this validation are not.",
+        )
+        return inputs, labels

@@ -1,0 +1,29 @@
+"""Attacks and faults of clients, for measuring what a method stands: poisoned samples and forged uploads."""
+
+from lightning_fl.attacks.adversary import Adversary
+from lightning_fl.attacks.alie import ALIE
+from lightning_fl.attacks.attack import Attack, Honest, Scene
+from lightning_fl.attacks.backdoor import Backdoor
+from lightning_fl.attacks.fang import FangKrum, FangTrim
+from lightning_fl.attacks.faults import FreeRider, GaussianUpload, NotFinite, SignFlip
+from lightning_fl.attacks.ipm import IPM
+from lightning_fl.attacks.label_flip import LabelFlip
+from lightning_fl.attacks.min_max import MinMax
+
+__all__ = [
+    "ALIE",
+    "IPM",
+    "Adversary",
+    "Attack",
+    "Backdoor",
+    "FangKrum",
+    "FangTrim",
+    "FreeRider",
+    "GaussianUpload",
+    "Honest",
+    "LabelFlip",
+    "MinMax",
+    "NotFinite",
+    "Scene",
+    "SignFlip",
+]

@@ -1,0 +1,113 @@
+"""Interface of attacks: what an attacker does to its samples, and what it sends in place of its upload."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_fl.slots import Draw, Message, kind_of
+
+FORGED = ("model", "moments", "buffers")
+"""Kinds of the float vectors that attackers replace; numbers of steps, masks and labels stay."""
+
+
+@dataclass(frozen=True)
+class Honest:
+    """Honest clients' float vectors of a round, as colluding attackers know them.
+
+    Attributes:
+        count: number of honest uploads, h.
+        mean: elementwise mean μ of each vector, in float64.
+        std: elementwise standard deviation σ with the divisor h − 1; 0 for one upload.
+        rows: the vectors themselves (h, ·) in the order of the clients, in float64; {} unless the attack knows all `uploads`.
+    """
+
+    count: int
+    mean: Message
+    std: Message
+    rows: Message = field(default_factory=dict)
+
+    def measured(self) -> Tensor:
+        """Return the vectors by which uploads are compared (h, ·): those of the model, or the first if there is no model."""
+        return self.rows["model"] if "model" in self.rows else self.rows[min(self.rows)]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What an attacker knows when it sends.
+
+    Attributes:
+        draw: source of its random draws.
+        received: model and buffers that it received in this round.
+        earlier: those of the round before; {} in the first round.
+        replacement: for each name the factor by which attackers' uploads are to be multiplied to outweigh the others in the mean.
+        num_uploads: uploads of the round, n.
+        num_attackers: those of attackers, m.
+        honest: the other uploads; None if the attack does not know them, or if there are none.
+    """
+
+    draw: Draw
+    received: Message = field(default_factory=dict)
+    earlier: Message = field(default_factory=dict)
+    replacement: Mapping[str, float] = field(default_factory=dict)
+    num_uploads: int = 1
+    num_attackers: int = 1
+    honest: Honest | None = None
+
+
+class Attack(ABC):
+    """An attack, or a fault, of clients; a subclass is a frozen dataclass.
+
+    Attackers train as the others do, on their own samples as `poisoned` returns them, and send what `forged` makes of the result.
+    """
+
+    knows: Literal["nothing", "moments", "uploads"] = "nothing"
+    """What attackers know of the round's honest uploads: their moments, which are summed up, or all of them, which are kept."""
+
+    poisons = False
+    """True if `poisoned` changes samples."""
+
+    @property
+    def needs_rounds(self) -> bool:
+        """True if it needs rounds that wait for their clients."""
+        return self.knows != "nothing"
+
+    def check(self, num_uploads: int, num_attackers: int) -> None:  # noqa: B027 -- most mean something with any numbers
+        """Warn, or raise `UserError`, if the attack means nothing with so many uploads of a round and attackers among them."""
+
+    def poisoned(self, batch: Any, num_classes: int) -> Any:
+        """Return what an attacker trains on in place of a batch of its samples, which may be changed.
+
+        Args:
+            batch: batch as the module reads it.
+            num_classes: classes of the data.
+
+        Raises:
+            UserError: the batch is of a form that the attack does not know.
+        """
+        return batch
+
+    @abstractmethod
+    def forged(self, message: Message, scene: Scene) -> Message:
+        """Return what an attacker sends.
+
+        Args:
+            message: float vectors of its result, by name.
+            scene: what it knows besides.
+
+        Returns:
+            Vectors of the same names and lengths, in any floating dtype.
+        """
+
+
+def is_forged(name: str) -> bool:
+    """True if attackers replace an entry of an upload.
+
+    >>> [is_forged(name) for name in ("model", "moments/control", "buffers", "scalars/steps")]
+    [True, True, True, False]
+    """
+    return kind_of(name) in FORGED

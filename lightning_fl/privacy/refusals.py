@@ -1,0 +1,163 @@
+"""What a private run refuses, because its claim would be false: whatever reads single clients, or acts on what they log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from lightning.pytorch import Callback
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms.compatibility import asks_clients, name_of
+from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning
+from lightning_fl.communication import ClientClock
+from lightning_fl.errors import require
+from lightning_fl.exchanges import GradientTurn, OneShot
+from lightning_fl.privacy.client_privacy import ClientPrivacy
+from lightning_fl.privacy.mechanism import Privacy
+from lightning_fl.slots import kind_of
+from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
+
+PRUNINGS = (AdaptivePruning, FilterPruning, MagnitudePruning)
+VECTORS = ("model", "moments")
+"""Kinds of an upload's entries that are vectors of the model."""
+
+
+class Run(Protocol):
+    """Attributes of a trainer that a private run reads."""
+
+    privacy: Privacy | None
+    callbacks: list[Callback]
+    loss_guard: Any
+    over_selection: float | None
+    deadline: float | None
+    availability: Any
+    clock: Any
+    secure_aggregation: Any
+
+
+def check_privacy(
+    trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], buffers: Iterable[str], has_server_samples: bool
+) -> None:
+    """Raise `UserError` with all reasons why a private run could not keep what it claims.
+
+    Args:
+        trainer: trainer with its flags and callbacks.
+        algorithm: the federated method.
+        schedulers: configurations of the module's learning-rate schedulers.
+        buffers: names of the float buffers that clients send.
+        has_server_samples: True if the server has samples of its own.
+    """
+    if trainer.privacy is None:
+        return
+    problems = [*_asking(trainer, algorithm, schedulers, has_server_samples), *_buffers(trainer.privacy, buffers)]
+    if isinstance(trainer.privacy, ClientPrivacy):
+        problems += [
+            *_central(trainer.privacy, algorithm),
+            *_tree(trainer.privacy, trainer, algorithm),
+            *_drawing(trainer),
+            *_hiding(trainer.privacy, trainer, algorithm),
+        ]
+    require(
+        not problems,
+        f"{type(trainer.privacy).__name__} does not hold for {algorithm.name} here: {'; '.join(dict.fromkeys(problems))}.",
+    )
+
+
+def _asking(trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], has_server_samples: bool) -> Iterator[str]:
+    """Yield what learns from clients besides their uploads."""
+    if algorithm.pools_clients:
+        yield f"{algorithm.name} has all samples in one place, so no client is there to protect"
+    if algorithm.setup_reads_clients:
+        yield f"clients of {algorithm.name} send something before the first round, without noise"
+    if algorithm.pace is not None:
+        yield f"{algorithm.name} does not wait for the clients of a round, so that one may send several uploads to it"
+    if isinstance(algorithm.exchange, GradientTurn):
+        yield f"clients of {type(algorithm.rule).__name__} send their gradient on all samples before the round's upload"
+    if scalars := sorted(name for name in algorithm.rule.provides if kind_of(name) not in VECTORS):
+        yield f"clients of {name_of(algorithm.rule)} send {', '.join(map(repr, scalars))}, no vector of the model"
+    if algorithm.rule.needs_whole_upload:
+        yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which was clipped since"
+    if any(isinstance(step, DynamicServerUpdate) for outer in algorithm.steps for step in outer.steps()):
+        yield "DynamicServerUpdate weighs the labels of single clients, which these send before the first round"
+    for callback in trainer.callbacks:
+        if asks_clients(callback, has_server_samples):
+            yield f"{type(callback).__name__} asks clients, who answer without noise"
+    if trainer.loss_guard.clients is not None:
+        yield "loss_guard.clients compares clients' losses: use loss_guard.rounds"
+    watching = [(type(callback).__name__, _watched(callback)) for callback in trainer.callbacks]
+    watching += [(type(config.scheduler).__name__, config.monitor) for config in schedulers]
+    for name, watched in watching:
+        if isinstance(watched, str) and (watched.startswith("train/") or watched.endswith("_local")):
+            yield f"{name} acts on {watched}, which clients log without noise: let it watch val/accuracy"
+
+
+def _watched(callback: Callback) -> Any:
+    """Return the name that a callback acts on; None without one."""
+    return getattr(callback, "watched", None) or getattr(callback, "monitor", None)
+
+
+def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
+    """Yield the slots that need more of a round than the sum of its uploads."""
+    if type(algorithm.aggregator) is not WeightedMean:
+        yield f"{name_of(algorithm.aggregator)} needs more than a sum of uploads: use WeightedMean"
+    elif privacy.weights == "samples" and algorithm.aggregator.weighting == "uniform":
+        yield "its aggregator counts clients alike, and privacy.weights is samples: use uniform"
+    if type(algorithm.exchange) not in (OneShot, GradientTurn):
+        yield f"{name_of(algorithm.exchange)} chooses what single clients send: use OneShot"
+    if algorithm.rule.omits:
+        yield f"{name_of(algorithm.rule)} sends other entries in some rounds than in others"
+    for step in (inner for outer in algorithm.steps for inner in outer.steps()):
+        if not (step.sums_suffice or isinstance(step, DynamicServerUpdate)):
+            yield f"{name_of(step)} looks at single clients"
+        if isinstance(step, ServerAsClient) and privacy.weights == "uniform":
+            yield (
+                f"{name_of(step)} weighs the server's samples against the clients': use privacy.weights samples, with a cap"
+            )
+
+
+def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
+    """Yield what changes the size of the model, whose noise a tree takes back in a later round."""
+    if privacy.mechanism != "tree":
+        return
+    prunings = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, PRUNINGS)]
+    prunings += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
+    for name in prunings:
+        yield f"{name} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
+
+
+def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
+    """Yield costs that depend on who came, and have no expected value here."""
+    if privacy.side_channels == "keep":
+        return
+    if isinstance(trainer.clock, ClientClock):
+        yield "privacy.side_channels drop has no expected time with a clock of clients: use the plain one"
+    if trainer.secure_aggregation is not None:
+        yield "privacy.side_channels drop has no expected bits with secure_aggregation"
+    if algorithm.downlink.catches_up:
+        yield f"privacy.side_channels drop has no expected bits with {name_of(algorithm.downlink)}, which is charged to who comes"
+    masking = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, MagnitudePruning)]
+    masking += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
+    for name in masking:
+        yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
+    for callback in trainer.callbacks:
+        if isinstance(callback, ClientEvaluation):
+            yield f"privacy.side_channels drop leaves out what {type(callback).__name__} writes of each client: leave it out"
+
+
+def _drawing(trainer: Run) -> Iterator[str]:
+    """Yield the flags by which a cohort is not drawn by chance alone."""
+    for flag in ("over_selection", "deadline", "availability"):
+        if getattr(trainer, flag) not in (None, 1):
+            yield f"trainer.{flag} decides who takes part, which the claim takes for chance alone: leave it out"
+
+
+def _buffers(privacy: Privacy, buffers: Iterable[str]) -> Iterator[str]:
+    """Yield that buffers would cross, unless the user says how."""
+    names = list(buffers)
+    if names and getattr(privacy, "buffers", None) == "refuse":
+        yield (
+            f"clients send buffers such as {names[0]}, statistics of their samples: use a network with GroupNorm in place of "
+            "BatchNorm, or set privacy.buffers to clip or keep"
+        )

@@ -1,0 +1,121 @@
+"""Attacks in a report: what attackers reached, and the final metric against their share of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from lightning_fl.outputs.figures import Look, in_picture, line_style
+from lightning_fl.report.comparison import Curve, Group, Metric, mean_and_spread
+from lightning_fl.report.document import Part, Picture, Table
+from lightning_fl.report.labels import experiment_settings
+from lightning_fl.report.tables import Column, Row, table
+
+ADVERSARY, SHARE = "trainer.adversary", "trainer.adversary.attackers"
+ATTACKERS, SUCCESS, KEPT = "attack/attackers", "attack/success", "robust/attackers_kept"
+"""Columns of metrics.csv."""
+ABOUT = (
+    "`attackers` is their share of the answers and `weight` that of the weight in the aggregate, both means over the rounds. "
+    "`success` is the last share of other classes' validation samples that became the attackers' target."
+)
+
+
+def attack_parts(groups: Sequence[Group], metric: Metric, look: Look) -> list[Part]:
+    """Return table and picture of what attackers have reached; [] if no client attacked in any run."""
+    attacked = [group for group in groups if any(_mean(curve, ATTACKERS) is not None for curve in group.curves)]
+    if not attacked:
+        return []
+    parts: list[Part] = [ABOUT, attacks_table(attacked, metric)]
+    if figure := draw_shares(groups, metric, look):
+        caption = f"Final {metric.short} against the share of attackers"
+        parts.append(Picture(f"{metric.short.replace(' ', '_')}_by_attackers", caption, figure, look))
+    return parts
+
+
+def attacks_table(groups: Sequence[Group], metric: Metric) -> Table:
+    """Return a row for each group whose clients attacked, several seeds as mean ± deviation."""
+    columns = {
+        "final": Column(f"final {metric.short}", "share"),
+        "success": Column("success", "share"),
+        "attackers": Column("attackers", "share"),
+        "kept": Column("weight", "share"),
+    }
+    rows: list[Row] = [
+        (
+            [group.label, str(group.settings.get(f"{ADVERSARY}.attack", "?"))],
+            {
+                "final": group.spread("final"),
+                "success": mean_and_spread([_last(curve, SUCCESS) for curve in group.curves]),
+                "attackers": mean_and_spread([attacking(curve) for curve in group.curves]),
+                "kept": mean_and_spread([_mean(curve, KEPT) for curve in group.curves]),
+            },
+        )
+        for group in groups
+    ]
+    return table(["method", "attack"], columns, rows, num_texts=2)
+
+
+def draw_shares(groups: Sequence[Group], metric: Metric, look: Look) -> Figure | None:
+    """Draw the final metric of runs that differ only in the share of attackers; None if there are not two shares of any.
+
+    Runs without an adversary count as those of the share 0 of every attack.
+    """
+    lines: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups:
+        if _share(group) is not None:
+            lines.setdefault(_but(group.settings, SHARE), []).append(group)
+    clean = {_but(group.settings, ADVERSARY): group for group in groups if f"{ADVERSARY}.attack" not in group.settings}
+    points: dict[str, list[tuple[float, float]]] = {}
+    for members in lines.values():
+        without = clean.get(_but(members[0].settings, ADVERSARY))
+        places = [(_share(group) or 0.0, group) for group in members] + ([] if without is None else [(0.0, without)])
+        if len({place for place, _ in places}) > 1:
+            values = sorted((place, group.spread("final")[0] or 0.0) for place, group in places)
+            points[members[0].label] = values
+    if not points:
+        return None
+    with matplotlib.rc_context(look.style):
+        figure = Figure(figsize=look.size, layout="constrained")
+        axes = figure.subplots()
+        for index, (label, values) in enumerate(points.items()):
+            places, finals = np.array(values).T
+            axes.plot(places, finals, label=in_picture(label), linewidth=1.8, marker="o", **line_style(index))
+        axes.set_xlabel("share of attackers")
+        axes.set_ylabel(in_picture(f"final {metric.short}" if look.ylabel is None else look.ylabel))
+        figure.legend(loc="outside lower center", ncols=max(1, min(2, len(points))), frameon=False)
+    return figure
+
+
+def attacking(curve: Curve) -> float | None:
+    """Return the share of attackers among the clients that answered, over all rounds; None if it is unknown."""
+    record = curve.record
+    answers = record.column("clients/accepted") + record.column("clients/rejected")
+    shares = record.column(ATTACKERS) / np.where(answers > 0, answers, np.nan)
+    return None if np.isnan(shares).all() else float(np.nanmean(shares))
+
+
+def _share(group: Group) -> float | None:
+    """Return the share of attackers that a group's configuration names; None if it lists clients or has no adversary."""
+    share = group.settings.get(SHARE)
+    return float(share) if isinstance(share, int | float) else None
+
+
+def _but(settings: Mapping[str, Any], left_out: str) -> tuple[Any, ...]:
+    """Return what is equal for runs whose other settings are equal."""
+    chosen = experiment_settings(settings).items()
+    return tuple(sorted((key, str(value)) for key, value in chosen if not f"{key}.".startswith(f"{left_out}.")))
+
+
+def _mean(curve: Curve, name: str) -> float | None:
+    values = curve.record.column(name)
+    return None if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def _last(curve: Curve, name: str) -> float | None:
+    values = curve.record.column(name)
+    measured = values[~np.isnan(values)]
+    return float(measured[-1]) if len(measured) else None

@@ -1,0 +1,39 @@
+"""Releases about the clients of a private run, of which an accountant computes the privacy loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = tuple[str, float, float, float]
+"""A release: how clients were drawn, its noise multiplier, and numbers of the draw, 0 for none: q, or N and K, or the rounds of a
+pass."""
+
+
+@dataclass
+class SpentPrivacy:
+    """What a private run has released so far.
+
+    Attributes:
+        noise_multiplier: z of the run, once it is known.
+        clip: clip of the next round, which an adaptive one changes.
+        events: number of releases of each kind.
+        uploads: of each client that added noise itself Σ 1/z² over its uploads.
+    """
+
+    noise_multiplier: float = 0.0
+    clip: float = float("inf")
+    events: Counter[Event] = field(default_factory=Counter)
+    uploads: dict[int, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a snapshot in plain containers."""
+        events = [[*event, count] for event, count in self.events.items()]
+        return {**vars(self), "events": events, "uploads": dict(self.uploads)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> SpentPrivacy:
+        """Return the state of a checkpoint."""
+        events = Counter({(name, *numbers): count for name, *numbers, count in state["events"]})
+        return cls(**{**state, "events": events, "uploads": dict(state["uploads"])})

@@ -1,0 +1,166 @@
+"""Test noise that clients add themselves, and the buffers of private runs."""
+
+from collections.abc import Callable
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compared_runs import equal_states
+from toys import Normalised, Perceptron, federation, read_rows
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.aggregators import CoordinateMedian
+from lightning_fl.algorithms import Algorithm, FedAdam, FedAvg, FedLDF, FedNova
+from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
+from lightning_fl.privacy.accountant import local_epsilon
+from lightning_fl.privacy.local_privacy import LocalMechanism
+from lightning_fl.privacy.mechanism import joint_norm
+from lightning_fl.slots import Result
+from lightning_fl.state.run_state import Run
+from lightning_fl.vectors.layout import NO_LAYOUT
+
+MakeTrainer = Callable[..., FederatedTrainer]
+NEEDS_LIBRARY = pytest.mark.skipif(
+    not __import__("importlib.util").util.find_spec("dp_accounting"), reason="needs the extra privacy"
+)
+
+
+def new_run(round_index: int = 0) -> Run:
+    return Run(3, NO_LAYOUT, NO_LAYOUT, torch.zeros(1), torch.zeros(0), {}, round=round_index)
+
+
+def result(client: int, message: dict[str, torch.Tensor]) -> Result:
+    return Result(client, message, 1.0, {}, {}, {}, num_steps=1)
+
+
+def sent(mechanism: LocalMechanism, message: dict[str, torch.Tensor], client: int = 0, round_index: int = 0) -> Any:
+    return next(mechanism.sent([result(client, message)], new_run(round_index))).message
+
+
+def test_results_are_clipped_together_before_they_are_sent() -> None:
+    mechanism = LocalMechanism(LocalPrivacy(clip=0.5, noise_multiplier=0, scales={"moments/first": 2.0}))
+    message = {"model": torch.tensor([3.0, 4.0]), "moments/first": torch.tensor([6.0])}
+    found = sent(mechanism, message)
+    assert joint_norm(found, {"moments/first": 2.0}) == pytest.approx(0.5)
+    for name, entry in message.items():
+        torch.testing.assert_close(found[name] * 26, entry)
+    inside = {"model": torch.tensor([0.1, 0.2]), "moments/first": torch.tensor([0.0])}
+    assert all(torch.equal(sent(mechanism, inside)[name], entry) for name, entry in inside.items())
+
+
+def test_every_client_and_round_has_noise_of_its_own() -> None:
+    size = 200_000
+    mechanism = LocalMechanism(LocalPrivacy(clip=0.5, noise_multiplier=3, scales={"buffers": 4.0}))
+    message = {"model": torch.zeros(size), "buffers": torch.zeros(size)}
+    draws = [sent(mechanism, message), sent(mechanism, message, client=1), sent(mechanism, message, round_index=1)]
+    for one in draws:
+        assert one["model"].dtype == torch.float32
+        for name, std in {"model": 1.5, "buffers": 1.5 / 4}.items():
+            assert abs(float(one[name].mean())) < 4 * std / sqrt(size)
+            assert float(one[name].std()) == pytest.approx(std, rel=4 / sqrt(2 * size))
+    together = torch.stack([entry for one in draws for entry in one.values()]).double()
+    correlations = torch.corrcoef(together) - torch.eye(len(together), dtype=torch.float64)
+    assert float(correlations.abs().max()) < 5 / sqrt(size)
+    assert torch.equal(sent(mechanism, message)["model"], draws[0]["model"])
+
+
+def test_what_is_not_finite_stays_so_that_it_is_rejected() -> None:
+    mechanism = LocalMechanism(LocalPrivacy())
+    for bad in (float("nan"), float("inf")):
+        found = sent(mechanism, {"model": torch.tensor([1.0, bad])})["model"]
+        assert not bool(torch.isfinite(found).all())
+
+
+def fitted(make_trainer: MakeTrainer, algorithm: Algorithm | None = None, module: Any = None, **flags: Any) -> Any:
+    torch.default_generator.manual_seed(0)
+    module = Perceptron() if module is None else module()
+    trainer = make_trainer(**{"max_rounds": 3, **flags})
+    trainer.fit(module, federation(), FedAvg() if algorithm is None else algorithm)
+    return module, trainer
+
+
+def test_without_noise_and_with_a_long_clip_a_run_is_itself(make_trainer: MakeTrainer) -> None:
+    plain = fitted(make_trainer, FedAdam())[0]
+    private = fitted(make_trainer, FedAdam(), privacy=LocalPrivacy(clip=1e30, noise_multiplier=0))[0]
+    assert equal_states(plain.state_dict(), private.state_dict())
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize("algorithm", [FedLDF(n=1), FedAvg(aggregator=CoordinateMedian()), FedAdam()])
+def test_whatever_follows_is_post_processing(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    privacy = LocalPrivacy(clip=1.0, noise_multiplier=20)
+    _, trainer = fitted(make_trainer, algorithm, privacy=privacy, clients_per_round=6)
+    assert trainer.run.spent.uploads == {client: pytest.approx(3 / 400) for client in range(6)}
+    assert trainer.history["privacy/epsilon"].iloc[-1] == pytest.approx(local_epsilon(3 / 400, 1e-5))
+
+
+@NEEDS_LIBRARY
+def test_the_column_is_that_of_the_client_with_most_uploads(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    privacy = LocalPrivacy(noise_multiplier=20, delta=1e-4)
+    for rounds, path in ((3, None), (6, "last")):
+        trainer = make_trainer(max_rounds=rounds, privacy=privacy, dropout_rate=0.4, clients_per_round=4, **keeps_files)
+        trainer.fit(Perceptron(), federation(), FedAvg(), ckpt_path=path)
+    uploads = {client: total * 400 for client, total in trainer.run.spent.uploads.items()}
+    arrived = sum(int(row["clients/accepted"]) for row in read_rows(tmp_path))
+    assert sum(uploads.values()) == pytest.approx(arrived)
+    assert len(set(np.round(list(uploads.values())))) > 1
+    most = max(uploads.values())
+    assert float(read_rows(tmp_path)[-1]["privacy/epsilon"]) == pytest.approx(local_epsilon(most / 400, 1e-4))
+    assert trainer.privacy_in_words.endswith("(all data of a client replaced, the client with most uploads, exact)")
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [(FedNova(), "send 'scalars/normaliser', no vector of the model"), (FedAvg(), "clients send buffers such as")],
+)
+def test_what_noise_would_not_cover_is_refused(algorithm: Algorithm, sentence: str, make_trainer: MakeTrainer) -> None:
+    module = Normalised if sentence.startswith("clients send") else Perceptron
+    with pytest.raises(UserError, match=sentence):
+        fitted(make_trainer, algorithm, module, privacy=LocalPrivacy())
+
+
+@pytest.mark.parametrize("privacy", [ClientPrivacy, LocalPrivacy])
+def test_buffers_stay_the_servers_or_enter_the_sum(privacy: Any, make_trainer: MakeTrainer) -> None:
+    flags = {"max_rounds": 1, "clients_per_round": 6}
+    torch.default_generator.manual_seed(0)
+    before = Normalised().state_dict()
+    kept, trainer = fitted(
+        make_trainer, module=Normalised, privacy=privacy(clip=1e6, noise_multiplier=0, buffers="keep"), **flags
+    )
+    moved, plain = fitted(
+        make_trainer, module=Normalised, privacy=privacy(clip=1e6, noise_multiplier=0, buffers="clip"), **flags
+    )
+    names = [name for name in before if "running_" in name]
+    assert names
+    for name in names:
+        assert torch.equal(kept.state_dict()[name], before[name])
+        assert not torch.equal(moved.state_dict()[name], before[name])
+    assert not torch.equal(kept.state_dict()["hidden.weight"], before["hidden.weight"])
+    assert trainer.run.ledger.round_bits["up"]["buffers"] == 0 < plain.run.ledger.round_bits["up"]["buffers"]
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize("privacy", [ClientPrivacy, LocalPrivacy])
+def test_noisy_variances_stay_positive(privacy: Any, make_trainer: MakeTrainer) -> None:
+    noisy = privacy(clip=10.0, noise_multiplier=5, delta=0.01, buffers="clip")
+    module = fitted(make_trainer, module=Normalised, privacy=noisy, clients_per_round=6)[0]
+    variances = [entry for name, entry in module.state_dict().items() if name.endswith("running_var")]
+    assert variances
+    assert min(float(entry.min()) for entry in variances) >= float(torch.tensor(1e-5))
+
+
+def test_bad_settings_are_refused() -> None:
+    for settings, sentence in (
+        ({"clip": 0}, "privacy.clip must be positive"),
+        ({"noise_multiplier": -1}, "privacy.noise_multiplier must be at least 0"),
+        ({"delta": 1}, r"privacy.delta must lie in \(0, 1\)"),
+        ({"buffers": "drop"}, "privacy.buffers 'drop' is unknown"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            LocalPrivacy(**settings)

@@ -1,0 +1,170 @@
+"""Test what a private run refuses, and that nothing else is refused."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from roster import ROSTER
+
+from lightning_fl import UserError
+from lightning_fl.aggregators import CoordinateMedian, WeightedMean
+from lightning_fl.algorithms import IMC, Algorithm, FedAP, FedAvg, FedBuff, FedDP, FedProx, FedRep, HybridFL
+from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning, TargetReached
+from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.exchanges import OneShot
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.privacy import ClientPrivacy
+from lightning_fl.privacy.mechanism import Privacy
+from lightning_fl.privacy.refusals import check_privacy
+from lightning_fl.slots import ServerTurn, State, Step
+from lightning_fl.steps import Apply
+
+ALIKE = ClientPrivacy(noise_multiplier=0)
+SILENT = ClientPrivacy(noise_multiplier=0, side_channels="drop")
+TREE = ClientPrivacy(noise_multiplier=0, sampling="passes", mechanism="tree")
+BY_SAMPLES = ClientPrivacy(noise_multiplier=0, weights="samples", cap=100)
+REASONS = {
+    "Centralised": "Centralised has all samples in one place",
+    "LocalOnly": "NoUploads chooses what single clients send: use OneShot",
+    "DeviceM-mime": "clients of CorrectedMomentum send their gradient on all samples",
+    "SCAFFOLD": "clients of ControlVariates keep a copy of what they sent",
+    "FedNova": "NormalisedMean needs more than a sum of uploads: use WeightedMean",
+    "FedDU": "DynamicServerUpdate weighs the labels of single clients",
+    "FedDF": "Distillation looks at single clients",
+    "FedKT": "clients of FedKT send something before the first round",
+    "FedLDF": "LayerDivergence chooses what single clients send",
+    "RandomLayers": "DrawnLayers chooses what single clients send",
+    "HDFL": "DrawnClients chooses what single clients send",
+    "FedADP": "PrunedUnits chooses what single clients send",
+    "PruneFL": "send 'scalars/importance', no vector of the model",
+    "OneBitAdam": "WarmedUpAdam sends other entries in some rounds than in others",
+}
+"""Methods of the roster that are refused, each with one of the reasons."""
+ALSO_REFUSED = {"FedDUDA": "FedDU", "FedDUM": "FedDU", "FedDUSM": "FedDU", "FedDUDM": "FedDU"}
+
+
+class Curious(Step):
+    """A user's step that does not say what it reads."""
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        turn.proposal = turn.proposal * len(turn.clients)
+        return state
+
+
+def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: bool = True, **given: Any) -> str:
+    """Return the sentence with which a run is refused; empty if it is not."""
+    trainer: Any = SimpleNamespace(
+        **{
+            "privacy": privacy,
+            "callbacks": [*algorithm.configure_callbacks()],
+            "loss_guard": LossGuard(),
+            "over_selection": None,
+            "deadline": None,
+            "availability": None,
+            "clock": SimulatedClock(),
+            "secure_aggregation": None,
+            **given,
+        }
+    )
+    buffers, schedulers = given.pop("buffers", ()), given.pop("schedulers", ())
+    try:
+        check_privacy(trainer, algorithm, schedulers, buffers, has_server_samples)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> None:
+    wrong = []
+    for name, entry in ROSTER.items():
+        method = name.partition("-")[0]
+        expected = REASONS.get(name) or REASONS.get(ALSO_REFUSED.get(method, method))
+        privacy = BY_SAMPLES if method == "HybridFL" else ALIKE
+        found = refusal(entry.algorithm(), privacy)
+        if (expected is None) != (found == "") or (expected or "") not in found:
+            wrong.append((name, expected, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "sentence"),
+    [
+        (
+            FedAvg(aggregator=CoordinateMedian()),
+            {},
+            "CoordinateMedian needs more than a sum of uploads: use WeightedMean",
+        ),
+        (FedBuff(), {}, "FedBuff does not wait for the clients of a round"),
+        (
+            HybridFL(),
+            {},
+            "ServerAsClient weighs the server's samples against the clients': use privacy.weights samples",
+        ),
+        (Algorithm(steps=[Apply(), Curious()]), {}, "Curious looks at single clients"),
+        (
+            FedAvg(aggregator=WeightedMean("uniform")),
+            {"privacy": BY_SAMPLES},
+            "its aggregator counts clients alike, and privacy.weights is samples: use uniform",
+        ),
+        (FedAP(), {}, "AdaptivePruning asks clients, who answer without noise"),
+        (
+            FedAvg(),
+            {"callbacks": [AdaptivePruning(rate_mode="fixed", rate=0.5)], "has_server_samples": False},
+            "AdaptivePruning asks clients",
+        ),
+        (
+            FedAvg(),
+            {"loss_guard": LossGuard(clients=3)},
+            "loss_guard.clients compares clients' losses: use loss_guard.rounds",
+        ),
+        (FedAvg(), {"callbacks": [EarlyStopping("train/loss")]}, "EarlyStopping acts on train/loss, which clients log"),
+        (
+            FedAvg(),
+            {"callbacks": [ModelCheckpoint(monitor="val/loss_local")]},
+            "ModelCheckpoint acts on val/loss_local",
+        ),
+        (
+            FedAvg(),
+            {"callbacks": [MagnitudePruning(rate=0.5)], "privacy": TREE},
+            "MagnitudePruning prunes the model, and privacy.mechanism tree takes back noise of a model of another size",
+        ),
+        (IMC(), {"privacy": TREE}, "prunes the model, and privacy.mechanism tree"),
+        (FedAvg(), {"clock": ClientClock(), "privacy": SILENT}, "drop has no expected time with a clock of clients"),
+        (IMC(), {"privacy": SILENT}, "drop has no expected bits with .*, whose mask goes to clients as they come"),
+        (
+            FedAvg(),
+            {"callbacks": [ClientEvaluation()], "privacy": SILENT},
+            "what ClientEvaluation writes of each client",
+        ),
+        (FedAvg(), {"over_selection": 1.5}, "trainer.over_selection decides who takes part"),
+        (FedAvg(), {"deadline": 60.0}, "trainer.deadline decides who takes part"),
+        (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
+        (FedAvg(), {"buffers": ["norm.running_mean"]}, "clients send buffers such as norm.running_mean, .* GroupNorm"),
+        (
+            FedAvg(),
+            {"schedulers": [SimpleNamespace(scheduler=object(), monitor="train/loss")]},
+            "object acts on train/loss",
+        ),
+    ],
+)
+def test_what_would_make_the_claim_false_is_refused(algorithm: Algorithm, given: dict[str, Any], sentence: str) -> None:
+    assert re.search(sentence, refusal(algorithm, **given)), refusal(algorithm, **given)
+
+
+def test_what_changes_no_claim_is_allowed() -> None:
+    callbacks = [
+        AdaptivePruning(rate_mode="fixed", rate=0.5),
+        FilterPruning(rate=0.5),
+        MagnitudePruning(rate=0.5),
+        EarlyStopping("val/loss"),
+        TargetReached(0.9),
+    ]
+    allowed = [FedAvg(), FedProx(), FedRep(), FedDP(base=FedAvg()), FedAvg(exchange=OneShot())]
+    assert [refusal(method, callbacks=callbacks, over_selection=1.0) for method in allowed] == [""] * len(allowed)
+    assert refusal(FedAvg(), loss_guard=LossGuard(rounds=3, server_steps=2)) == ""
+
+
+def test_without_privacy_nothing_is_refused() -> None:
+    assert {refusal(entry.algorithm(), privacy=None) for entry in ROSTER.values()} == {""}  # type: ignore[arg-type]

@@ -1,0 +1,72 @@
+"""Test that a run can tell nothing of its clients beside the models, and what its costs are then."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from toys import Perceptron, federation, read_rows, vector
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import Ditto, FedAdam
+from lightning_fl.outputs.communication_json import read_communication
+from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+def fitted(make_trainer: MakeTrainer, algorithm: Any, folder: Path, keeps_files: dict[str, Any], **given: Any) -> Any:
+    torch.default_generator.manual_seed(0)
+    module = Perceptron()
+    settings = {"clip": AdaptiveClip(), "noise_multiplier": 0, **given.pop("settings", {})}
+    flags = {**keeps_files, "default_root_dir": folder, "max_rounds": 4, **given}
+    trainer = make_trainer(privacy=ClientPrivacy(**settings), **flags)
+    trainer.fit(module, federation(), algorithm)
+    return module, trainer, read_rows(folder)
+
+
+def test_nothing_of_clients_is_logged_and_the_models_stay(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    loud, _, shown = fitted(make_trainer, Ditto(), tmp_path / "loud", keeps_files)
+    silent, trainer, hidden = fitted(
+        make_trainer, Ditto(), tmp_path / "silent", keeps_files, settings={"side_channels": "drop"}
+    )
+    assert (vector(loud) == vector(silent)).all()
+    gone = shown[0].keys() - hidden[0].keys()
+    assert {"train/loss", "clients/selected", "clients/accepted", "clients/samples"} <= gone
+    assert "time/round_seconds" not in (tmp_path / "silent" / "metrics.csv").read_text()
+    assert all(name.startswith(("train/", "clients/")) or "_local" in name for name in gone), gone
+    assert hidden[0].keys() <= shown[0].keys()
+    assert trainer.run.num_uploads == 0
+    assert len({row["comm/uplink_bits"] for row in hidden}) == 1 < len({row["comm/uplink_bits"] for row in shown})
+    assert "train/loss" not in trainer.callback_metrics
+
+
+def test_a_plan_is_that_of_a_run_that_tells_all(make_trainer: MakeTrainer) -> None:
+    plans = [
+        make_trainer(privacy=ClientPrivacy(noise_multiplier=0, side_channels=channels)).plan(Perceptron(), federation())
+        for channels in ("keep", "drop")
+    ]
+    assert plans[0].uplink_bytes == plans[1].uplink_bytes > 0
+
+
+def test_costs_are_those_of_a_fixed_cohort_with_drop_outs_on_average(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    given = {"clients_per_round": 4}
+    fixed = {"sampling": "fixed"}
+    _, _, whole = fitted(make_trainer, FedAdam(), tmp_path / "fixed", keeps_files, settings=fixed, **given)
+    drop = {"side_channels": "drop"}
+    _, _, hidden = fitted(make_trainer, FedAdam(), tmp_path / "drop", keeps_files, settings=drop, **given)
+    for name in ("comm/uplink_bits", "comm/downlink_bits", "comm/total_uplink_bytes", "comm/total_downlink_bytes"):
+        assert [row[name] for row in hidden] == [row[name] for row in whole]
+    assert read_communication(tmp_path / "drop") == read_communication(tmp_path / "fixed")
+    _, _, lossy = fitted(
+        make_trainer, FedAdam(), tmp_path / "lossy", keeps_files, settings=drop, dropout_rate=0.25, **given
+    )
+    assert float(lossy[0]["comm/uplink_bits"]) == 0.75 * float(hidden[0]["comm/uplink_bits"])
+    assert lossy[0]["comm/downlink_bits"] == hidden[0]["comm/downlink_bits"]
+    seconds = [float(row["time/simulated_seconds"]) for row in hidden]
+    assert seconds[0] > 0
+    assert abs(seconds[3] - 4 * seconds[0]) < 1e-9

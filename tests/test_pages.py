@@ -1,0 +1,105 @@
+"""Test the programs that make pages of the site, without building it; tests/test_site.py looks at the built one."""
+
+import doctest
+import re
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))
+
+from equations import equations, read_line, scripts  # noqa: E402
+from help_tables import help_blocks  # noqa: E402
+from narrow import whole_words, with_cards  # noqa: E402
+
+from lightning_fl.cli import catalogue  # noqa: E402
+
+METHODS = [entry for entry in catalogue.entries() if entry.section == "algorithms"]
+
+
+def test_what_docstrings_of_the_pages_programs_show_is_true() -> None:
+    import equations
+
+    assert doctest.testmod(equations) == (0, 4)
+
+
+def test_equations_of_all_methods_keep_their_words_and_get_columns() -> None:
+    """Check that what the terminal prints is on the page, in order, and that every part stands in the last column."""
+    blocks = [text for method in METHODS for text in catalogue.description_of(method) if catalogue.is_aligned(text)]
+    assert len(blocks) > 30
+    for text in blocks:
+        shown = equations(text)
+        assert "\n\n" not in shown  # Markdown would end the block there
+        words = re.sub(r"[\s`_^{}:;]+", "", text)
+        assert re.sub(r"[\s_:;]+", "", unescape(re.sub(r"<[^>]*>", "", shown))) == words, text
+        for line in text.splitlines():
+            if named := re.search(r" {3,}((?:rule|codec|exchange|aggregator|steps?|personal|callback): .*)$", line):
+                assert read_line(line).part == named[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "typeset"),
+    [
+        ("n_k Δ_k / Σ_k n_k", "n<sub>k</sub> Δ<sub>k</sub> / Σ<sub>k</sub> n<sub>k</sub>"),
+        ("c_k⁺ + Q'_k", "c<sub>k</sub>⁺ + Q'<sub>k</sub>"),
+        ("r_j = rank(map_j)", "map<sub>j</sub>"),
+        ("(1 + s)^−½, decay^t, w^(l)", "(1 + s)<sup>−½</sup>, decay<sup>t</sup>, w<sup>(l)</sup>"),
+        ("clients_per_round, val_acc, WORLD_SIZE", "clients_per_round, val_acc, WORLD_SIZE"),
+    ],
+)
+def test_scripts_are_those_of_symbols_and_not_of_names(text: str, typeset: str) -> None:
+    assert typeset in scripts(text)
+
+
+HEAD = '<table class="docutils align-default"><thead><tr class="row-odd">{}</tr></thead><tbody>{}</tbody></table>'
+
+
+def made_table(names: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f'<th class="head"><p>{name}</p></th>' for name in names)
+    body = "".join(f"<tr>{''.join(f'<td><p>{cell}</p></td>' for cell in row)}</tr>" for row in rows)
+    return HEAD.format(head, body)
+
+
+def test_wide_tables_become_cards_whose_cells_name_their_columns() -> None:
+    wide = made_table(
+        ["claim", "the paper's &amp; ours", "verdict"],
+        [["a_very_long_name_of_a_claim", "0.123", "not_reproduced_here"]],
+    )
+    shown = with_cards(f"<p>before</p>{wide}<p>after</p>")
+    assert shown.count('<table class="cards docutils') == 1
+    assert re.findall(r'data-column="([^"]*)"', shown) == ["claim", "the paper's & ours", "verdict"]
+    assert re.sub(r' data-column="[^"]*"|cards ', "", shown) == f"<p>before</p>{wide}<p>after</p>"
+
+
+def test_narrow_tables_stay_as_they_are() -> None:
+    narrow = made_table(["method", "idea"], [["FedAvg", "the mean of all models"]])
+    assert with_cards(narrow) == narrow
+
+
+def test_flags_get_a_class_and_long_code_none() -> None:
+    short, long = '<span class="pre">--data.num_clients</span>', f'<span class="pre">{"a-" * 30}</span>'
+    assert whole_words(short + long) == short.replace('"pre"', '"pre whole"') + long
+
+
+def test_flags_in_blocks_of_code_get_a_class_too() -> None:
+    block = '<pre><span></span>lightning-fl<span class="w"> </span>fit --data.num_clients=20 \\\n--x</pre>'
+    shown = whole_words(block)
+    assert re.findall(r'<span class="whole">([^<]*)</span>', shown) == ["lightning-fl", "--data.num_clients", "--x"]
+    assert re.sub(r"<[^>]*>", "", shown) == re.sub(r"<[^>]*>", "", block)
+
+
+def test_help_becomes_tables_with_every_argument() -> None:
+    from lightning_fl.report.flags import build_parser
+
+    parser = build_parser()
+    usage, *blocks = help_blocks(parser.format_help())
+    assert usage.startswith("```text\nusage: lightning-fl report")
+    rows = [line for block in blocks for line in block.splitlines() if line.startswith("| `")]
+    assert len(rows) == len(parser._actions)
+    shown = " ".join(rows)
+    for action in parser._actions:
+        assert all(f"{name}" in shown for name in action.option_strings)
+    assert "its trainer.default\\_root\\_dir), or a folder with runs below it" in shown
