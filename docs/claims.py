@@ -30,7 +30,11 @@ from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 
 ROOT = Path(__file__).parents[1]
 RUNS, IMAGES = ROOT / "docs" / "results" / "runs", ROOT / "docs" / "images"
-PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PAGES = [
+    ROOT / "docs" / "results.md",
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
+    ROOT / "docs" / "tutorials" / "when-clients-differ.md",
+]
 PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {

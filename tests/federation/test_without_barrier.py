@@ -160,6 +160,16 @@ def _seeded() -> Perceptron:
     return Perceptron()
 
 
+def halving() -> Perceptron:
+    """Return a perceptron whose learning rate is halved after every round, from 1 on."""
+
+    def configure(module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    return Perceptron(configure=configure)
+
+
 @pytest.mark.parametrize("module", [Perceptron, Normalised])
 @pytest.mark.parametrize(("weighting", "sizes"), [("samples", SIZES), ("uniform", (6,) * len(SIZES))])
 def test_with_equal_clients_and_a_full_buffer_it_is_fedavg(
@@ -244,11 +254,12 @@ def test_stale_uploads_are_rejected_and_count(fit: Fit, caplog: pytest.LogCaptur
         (FedBuff(5, rule=LocalAdam()), Normalised),
         (FedAsync(decay="hinge", downlink=Cast("bfloat16")), Normalised),
         (Ditto(base=FedBuff(4)), Perceptron),
+        (FedBuff(2), halving),
     ],
-    ids=["error feedback", "two uploads of a client", "lossy downlink", "personal"],
+    ids=["error feedback", "two uploads of a client", "lossy downlink", "personal", "schedule"],
 )
 def test_a_run_that_was_killed_goes_on_identically(
-    algorithm: Algorithm, module: type, fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
+    algorithm: Algorithm, module: Callable[[], Any], fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
     files = {**keeps_files, "straggler_rate": 0.5, "dropout_rate": 0.2}
     torch.manual_seed(0)
@@ -284,13 +295,7 @@ def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -
             if batch_idx == 0:
                 rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    def halved(module: Any) -> Any:
-        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
-
-    module = Perceptron()
-    module.configure = halved
-    history = fit(FedBuff(1), module, callbacks=[Seen()])[1].history
+    history = fit(FedBuff(1), halving(), callbacks=[Seen()])[1].history
     expected = [0.5 ** (round - stale) for round, stale in enumerate(history["async/staleness_max"])]
     assert rates == expected
 
