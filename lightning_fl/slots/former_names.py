@@ -8,9 +8,14 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 
+from lightning_fl.errors import require
+
 UNTIL = "the former name works until version 0.4"
 CALLER = 6
 """Level of the stack that a warning of a name shows: the line that has the name."""
+
+REPLACED = {"companion": "PersonalModel", "in_phases": "HeadThenBody"}
+"""Parts of the slot `personal` in place of what a method or a rule of version 0.2 declares, and nothing reads any more."""
 
 
 def former_names(package: str, **present: str) -> Callable[[str], Any]:
@@ -28,6 +33,16 @@ def former_names(package: str, **present: str) -> Callable[[str], Any]:
         return getattr(sys.modules[package], present[name])
 
     return find
+
+
+def require_present_names(part: Any) -> None:
+    """Raise `UserError` if a method or a rule declares what has been replaced, and would train otherwise than it says."""
+    for name, present in REPLACED.items():
+        require(
+            not getattr(part, name, None),
+            f"{type(part).__name__}.{name} was of version 0.2: use lightning_fl.personal.{present}, or a part of your own, in "
+            "the slot personal.",
+        )
 
 
 class FormerSetting:
