@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
-from toys import SIZES, Normalised, Perceptron, federation, read_rows, vector
+from toys import SIZES, Drifting, Halves, Normalised, Perceptron, Recorded, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAsync, FedAvg, FedBuff
@@ -276,6 +276,19 @@ def test_a_run_that_was_killed_goes_on_identically(
         assert {k: v for k, v in row.items() if "round_seconds" not in k} == {
             k: v for k, v in other.items() if "round_seconds" not in k
         }
+
+
+def test_second_upload_of_an_update_goes_on_from_the_first(fit: Fit) -> None:
+    recorded = Recorded()
+    method = FedBuff(2, rule=Drifting(), uplink=Halves())
+    trainer = fit(method, sizes=(9,), clients_per_round=1, max_rounds=3, callbacks=[recorded])[1]
+    messages = [message for of_round in recorded.rounds.values() for message in of_round]
+    sent, arrived = (sum(getattr(message, name)["model"] for message in messages) for name in ("sent", "decoded"))
+    assert len(messages) == 6
+    state, memory = trainer.run.clients[0], trainer.run.client_memory[0]
+    assert state["turns"] == 6
+    torch.testing.assert_close(state["sum"], sent)
+    torch.testing.assert_close(arrived + memory["model"], sent)
 
 
 @pytest.mark.parametrize("change", [{"buffer_size": 3}, {"max_staleness": 4}, {"decay": 1.0}], ids=str)
