@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fl.clients.local_schedule import Selection
@@ -73,14 +74,15 @@ def count_flops(
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Do without the fused kernels of recurrent layers and transformers, for which torch's counter counts nothing."""
+    """Do without fused kernels of recurrent layers and attention, for which torch's counter, depending on the version, counts nothing."""
     cpu: Any = torch.backends.mkldnn  # whose types are those of the descriptors
     gpu, attention = torch.backends.cudnn, torch.backends.mha
     before = cpu.enabled, gpu.enabled, attention.get_fastpath_enabled()
     try:
         cpu.enabled = gpu.enabled = False
         attention.set_fastpath_enabled(False)
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         cpu.enabled, gpu.enabled = before[:2]
         attention.set_fastpath_enabled(before[2])

@@ -17,6 +17,7 @@ from torch import nn
 from lightning_fl import UserError
 from lightning_fl.aggregators import MaskedMean, WeightedMean
 from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
+from lightning_fl.attacks import SignFlip
 from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import Cast, Dense, TopK
 from lightning_fl.data import ByGroup, Dirichlet, LogNormalSizes, Partition, Rotation, Shards, Shift, Sizes
@@ -44,6 +45,7 @@ PARTS: dict[type, Sequence[Any]] = {
 """Values of arguments that are parts."""
 VALUES: dict[str, Sequence[Any]] = {
     "angles": [(0, 90), (0, 180)],
+    "attack": [SignFlip(), SignFlip(2.0)],
     "assign": ["merge", "one"],
     "broadcast": ["selected", "all"],
     "choose": ["most", "least"],
@@ -74,6 +76,8 @@ WITH: dict[str, dict[str, Any]] = {
     "network_options": {"network": "vgg11", "in_channels": 3, "image_size": 32},
     "pruning_threshold": {"variant": "threshold"},
     "rate": {"rate_mode": "fixed"},
+    "source": {"target": 7},
+    "target": {"source": 7},
 }
 """Arguments with which alone another one has a meaning."""
 
