@@ -6,6 +6,7 @@
     python benchmarks/round_time.py --network wide --samples 20 --epochs 1  # copies of the model decide
     python benchmarks/round_time.py --network wide --samples 20 --epochs 1 --algorithm SCAFFOLD
     python benchmarks/round_time.py --ranks 2             # our round in two processes, the bare loops in one
+    python benchmarks/round_time.py --ranks 2 --devices-per-client 2 --clients 1  # both train the one client together
     python benchmarks/round_time.py --epochs 1 --samples 2 --outputs  # one small step, with metrics.csv, bar and checkpoints
     python benchmarks/round_time.py --peer pfl --peer flower  # also other simulators, if they are installed
 
@@ -206,6 +207,7 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
             precision=options.precision,
             accelerator=options.device,
             devices=options.ranks,
+            devices_per_client=options.devices_per_client,
             callbacks=[alternate],
             **QUIET | (OUTPUTS if options.outputs else {}),
         )
@@ -284,6 +286,7 @@ def arguments() -> argparse.Namespace:
         "--outputs", action="store_true", help="with metrics.csv, progress bar and a checkpoint each round"
     )
     parser.add_argument("--ranks", type=int, default=1, help="processes of our round")
+    parser.add_argument("--devices-per-client", type=int, default=1, help="processes that train each client together")
     parser.add_argument("--precision", choices=("32-true", "bf16-mixed", *TRUE_DTYPES), default="32-true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: computing time of this process")

@@ -30,7 +30,11 @@ from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 
 ROOT = Path(__file__).parents[1]
 RUNS, IMAGES = ROOT / "docs" / "results" / "runs", ROOT / "docs" / "images"
-PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PAGES = [
+    ROOT / "docs" / "results.md",
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
+    ROOT / "docs" / "tutorials" / "when-clients-differ.md",
+]
 PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
@@ -194,7 +198,7 @@ def grid_of(name: str) -> str:
 
 
 def success_of(name: str) -> str:
-    """Return the last share of other classes' samples that a trigger turns into the target, with a backdoor and without one."""
+    """Return the final share of other classes that a trigger turns into the target, with a backdoor and without attack."""
     flag = "--trainer.adversary.attack="
     shown = [cell for cell in read_kept(name)[0].cells if not any(flag in word for word in cell.arguments)]
     shown += [cell for cell in read_kept(name)[0].cells if f"{flag}Backdoor" in cell.arguments]

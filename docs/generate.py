@@ -17,6 +17,7 @@ from typing import Any
 
 import curves
 from diagrams import floors_diagram
+from help_tables import help_blocks
 from markup import fenced, index_page, markdown, paragraph, rst, table, toctree
 from sphinx.pycode import ModuleAnalyzer
 
@@ -220,7 +221,7 @@ def commands_page() -> str:
     """Return the page of all commands and flags."""
     blocks = ["# Commands and flags", COMMANDS]
     help_text = (catalogue.FILE.parent / "help.txt").read_text(encoding="utf-8")
-    blocks += ["## lightning-fl", fenced(help_text.rstrip()), "## fit, validate, test, predict", FIT]
+    blocks += ["## lightning-fl", *help_blocks(help_text), "## fit, validate, test, predict", FIT]
     for section in kept_help.sections_of("fit"):
         rows = [[f"`{flag}`", markdown(text)] for flag, text in section.flags]
         blocks += [f"### {section.heading}", table(["flag", "meaning"], rows)]
@@ -232,7 +233,7 @@ def commands_page() -> str:
         "list": lambda: catalogue.HELP,
     }
     for command, text_of in others.items():
-        blocks += [f"## {command}", fenced(text_of().rstrip())]
+        blocks += [f"## {command}", *help_blocks(text_of())]
     return "\n\n".join(blocks)
 
 

@@ -13,6 +13,8 @@ HEAD = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 ROW = re.compile(r"<tr\b[^>]*>.*?</tr>", re.DOTALL)
 CELL = re.compile(r"<td\b([^>]*)>(.*?)</td>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
+BLOCK = re.compile(r"<pre>.*?</pre>", re.DOTALL)
+FLAG = re.compile(r"(?<![\w-])(?:--[a-z][\w.]{0,34}(?![\w.])|lightning-fl\b)")
 NARROW = 40
 """Characters that fit side by side on a phone, in the size of tables there."""
 PADDING = 2
@@ -23,7 +25,8 @@ MOST_LINES = 9
 
 def whole_words(html: str) -> str:
     """Give flags and other short code with hyphens a class, as browsers would break it behind them."""
-    return re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', html)
+    html = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', html)
+    return BLOCK.sub(lambda block: FLAG.sub(r'<span class="whole">\g<0></span>', block[0]), html)
 
 
 def with_cards(html: str) -> str:

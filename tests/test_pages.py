@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))
 
 from equations import equations, read_line, scripts  # noqa: E402
+from help_tables import help_blocks  # noqa: E402
 from narrow import whole_words, with_cards  # noqa: E402
 
 from lightning_fl.cli import catalogue  # noqa: E402
@@ -81,3 +82,24 @@ def test_narrow_tables_stay_as_they_are() -> None:
 def test_flags_get_a_class_and_long_code_none() -> None:
     short, long = '<span class="pre">--data.num_clients</span>', f'<span class="pre">{"a-" * 30}</span>'
     assert whole_words(short + long) == short.replace('"pre"', '"pre whole"') + long
+
+
+def test_flags_in_blocks_of_code_get_a_class_too() -> None:
+    block = '<pre><span></span>lightning-fl<span class="w"> </span>fit --data.num_clients=20 \\\n--x</pre>'
+    shown = whole_words(block)
+    assert re.findall(r'<span class="whole">([^<]*)</span>', shown) == ["lightning-fl", "--data.num_clients", "--x"]
+    assert re.sub(r"<[^>]*>", "", shown) == re.sub(r"<[^>]*>", "", block)
+
+
+def test_help_becomes_tables_with_every_argument() -> None:
+    from lightning_fl.report.flags import build_parser
+
+    parser = build_parser()
+    usage, *blocks = help_blocks(parser.format_help())
+    assert usage.startswith("```text\nusage: lightning-fl report")
+    rows = [line for block in blocks for line in block.splitlines() if line.startswith("| `")]
+    assert len(rows) == len(parser._actions)
+    shown = " ".join(rows)
+    for action in parser._actions:
+        assert all(f"{name}" in shown for name in action.option_strings)
+    assert "its trainer.default\\_root\\_dir), or a folder with runs below it" in shown

@@ -47,6 +47,7 @@ from lightning_fl.slots import (
     model_keeper,
     owned_by,
 )
+from lightning_fl.slots.former_names import require_present_names
 from lightning_fl.steps import Apply
 
 
@@ -99,7 +100,8 @@ class Algorithm(Remembering):
         self.personal = made_personal(personal)
         if isinstance(self.rule, EarlierHeadThenBody):
             rank_zero_deprecation(
-                "HeadThenBody is no rule any more: give it in the slot personal, from lightning_fl.personal."
+                "HeadThenBody is no rule any more: give it in the slot personal, from lightning_fl.personal; as a rule it works "
+                "until version 0.4."
             )
             self.personal += (HeadThenBody(self.rule.head_epochs, self.rule.body_epochs),)
             self.rule = LocalOptimizer()
@@ -144,7 +146,16 @@ class Algorithm(Remembering):
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""
-        return owned_by(self.personal, module)
+        owned = owned_by(self.personal, module)
+        former = [getattr(self, name, None) for name in ("personal_parameters", "personal_buffers")]  # of version 0.2
+        if not any(former):
+            return owned
+        rank_zero_deprecation(
+            f"{self.name}.personal_parameters and personal_buffers are now the slot personal: give it PersonalLayers or a part "
+            "of your own; the methods work until version 0.4."
+        )
+        parameters, buffers = ({*names(module)} if names else set() for names in former)
+        return Owned(owned.parameters | parameters, owned.buffers | buffers)
 
     def step_names(self) -> list[str]:
         """Return the key of each step's state in the run: its position in the chain and its class."""
@@ -175,6 +186,8 @@ class Algorithm(Remembering):
             cohort_size: clients of a round, K.
         """
         self._check_pace()
+        for declaring in (self, *self.rules()):
+            require_present_names(declaring)
         self.rule.check(context)
         for part in self.personal:
             part.check(context)

@@ -5,7 +5,8 @@ client k:  Δ_i = y − w_u, with w_u the model after u updates, which it has re
 server:    after K uploads  w ← w + η_g (1/K) Σ_i ρ(s_i) Δ_i,  ρ(s) = 1/√(1 + s)                           StaleMean, Apply
            s_i: updates since the client received w_u
 
-It divides by K and not by Σ ρ, as the paper does; the authors' FLSim divides by the ρ of the mean staleness too.
+It divides by K, less the uploads that it rejects, and not by Σ ρ, as the paper does; the authors' FLSim divides by the ρ of the
+mean staleness too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class FedBuff(Asynchronous):
                 hinge (1 for up to four updates, then 1/(10 (s − 4) + 1)).
             learning_rate: Server learning rate η_g.
             weighting: Uploads count the same (uniform), or by their clients' numbers of samples.
-            max_staleness: Reject uploads that are staler; they still count as one of the K. None for none.
+            max_staleness: Reject uploads that are staler: each is one of the K, but not in the mean. None for none.
         """
         super().__init__(
             Pace(buffer_size, max_staleness),

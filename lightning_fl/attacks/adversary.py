@@ -9,7 +9,7 @@ from math import floor
 import numpy as np
 
 from lightning_fl.attacks.attack import Attack
-from lightning_fl.checks import check_between, check_choice, check_whole, is_whole
+from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.errors import require
 
 
@@ -81,5 +81,4 @@ class Adversary:
         """
         if isinstance(self.attackers, list | tuple):
             return len(self.attackers)
-        assert not is_whole(self.attackers) or self.attackers == 0
         return floor(self.attackers * num_clients + 1e-9)  # 0.29 · 100 is below 29 in floats

@@ -43,7 +43,7 @@ class Scene:
     Attributes:
         draw: source of its random draws.
         received: model and buffers that it received in this round.
-        earlier: those of the round before; {} in the first round.
+        earlier: those of the round before, if the attack `remembers` them; {} in the first round.
         replacement: for each name the factor by which attackers' uploads are to be multiplied to outweigh the others in the mean.
         num_uploads: uploads of the round, n.
         num_attackers: those of attackers, m.
@@ -72,9 +72,14 @@ class Attack(ABC):
     """True if `poisoned` changes samples."""
 
     @property
+    def remembers(self) -> bool:
+        """True if attackers compare what they receive with what they received in the round before."""
+        return False
+
+    @property
     def needs_rounds(self) -> bool:
         """True if it needs rounds that wait for their clients."""
-        return self.knows != "nothing"
+        return self.remembers or self.knows != "nothing"
 
     def check(self, num_uploads: int, num_attackers: int) -> None:  # noqa: B027 -- most mean something with any numbers
         """Warn, or raise `UserError`, if the attack means nothing with so many uploads of a round and attackers among them."""

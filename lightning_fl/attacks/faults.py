@@ -76,7 +76,7 @@ class FreeRider(Attack):
         check_at_least("noise", self.noise, 0)
 
     @property
-    def needs_rounds(self) -> bool:
+    def remembers(self) -> bool:
         """True for the change from round to round."""
         return self.sends == "last_change"
 

@@ -49,11 +49,6 @@ class Attackers:
     fabric: Fabric
     weighs_equally: Callable[[str], bool]
 
-    @property
-    def remembers(self) -> bool:
-        """True if they compare the model with that of the round before."""
-        return self.adversary.attack.needs_rounds and self.adversary.attack.knows == "nothing"
-
     def among(self, run: Run, cohort: Sequence[int]) -> frozenset[int]:
         """Return the clients that attack in the run's present round, of which `cohort` are selected."""
         if run.round < self.adversary.start:

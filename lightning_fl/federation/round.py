@@ -9,7 +9,6 @@ from itertools import count
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
@@ -33,11 +32,11 @@ from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.federation.planned_bits import planned_bits, planned_link
 from lightning_fl.federation.population import Cohort, Population
+from lightning_fl.federation.round_notes import RoundNotes
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
-from lightning_fl.outputs.losses import rejection_reasons, say_lost
 from lightning_fl.privacy.mechanism import Mechanism
 from lightning_fl.privacy.side_channels import times as times_clients
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
@@ -117,10 +116,10 @@ class Federation:
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
-    _warned: bool = field(default=False, init=False, repr=False)
-    _warned_of_lost_sum: bool = field(default=False, init=False, repr=False)
-    _warned_of_deadline: bool = field(default=False, init=False, repr=False)
-    _warned_without_loss: bool = field(default=False, init=False, repr=False)
+    _notes: RoundNotes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._notes = RoundNotes(self.flat_module, self.deadline, self.guard.clients is not None)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -137,15 +136,16 @@ class Federation:
         intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
-        self._say_if_none_accepted(outcome)
-        self._say_if_lost(outcome, link)
-        self._say_if_all_late(cohort)
-        self._warn_without_loss(outcome, work)
+        number, notes, trained_samples = run.round + 1, self._notes, work.num_samples(cohort.answering)
+        notes.none_accepted(number, outcome)
+        notes.lost_sum(number, outcome, link.secure_sum)
+        notes.all_late(number, cohort, self._planned_seconds)
+        notes.without_loss(number, outcome, trained_samples)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
-        num_samples = work.num_samples(cohort.answering) * method.num_models
+        num_samples = trained_samples * method.num_models
         times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
         if self.privacy.hides_costs:
             cohort = self._expect(cohort, link, outcome)
@@ -156,7 +156,7 @@ class Federation:
             turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
             proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
-        self._warn_if_nothing_changes(proposal, outcome)
+        notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own)
         spent = self.privacy.spend(run, cohort.answering, intake.metrics)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
@@ -298,7 +298,7 @@ class Federation:
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}
         self.flat_module.release_gradient()
-        if self.attackers is not None and self.attackers.remembers:
+        if self.attackers is not None and self.attackers.adversary.attack.remembers:
             self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
         return {name: job.received[name] for name in exchange.provides if name in job.received}
 
@@ -342,68 +342,12 @@ class Federation:
             mask=run.mask,
         )
 
-    def _say_if_none_accepted(self, outcome: Outcome) -> None:
-        """Say so in the first round that rejects every upload, not only stale ones; the run's last table counts them all."""
-        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale or self._warned:
-            return
-        self._warned = True
-        why = rejection_reasons(self.guard.clients is not None, outcome.num_stale > 0)
-        say_lost(
-            f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
-            "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
-        )
-
-    def _say_if_lost(self, outcome: Outcome, link: Link) -> None:
-        """Say so in the first round whose secure sum is lost; the table at the end of the run counts them all."""
-        if link.secure_sum is None or not outcome.num_lost or self._warned_of_lost_sum:
-            return
-        self._warned_of_lost_sum = True
-        n = link.secure_sum.num_clients
-        say_lost(
-            f"Round {self.run.round + 1}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
-            f"{link.secure_sum.protocol.threshold(n)}, so it is lost and the model did not change."
-        )
-
-    def _say_if_all_late(self, cohort: Cohort) -> None:
-        """Say so in the first round in which nobody answers before the deadline, so that it trains nothing."""
-        if cohort.answering or not cohort.late or self._warned_of_deadline:
-            return
-        self._warned_of_deadline = True
-        fastest = min(self._planned_seconds[client] for client in cohort.late)
-        say_lost(
-            f"Round {self.run.round + 1}: none of the {len(cohort.late)} clients that answer does so before the deadline of "
-            f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
-        )
-
-    def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
-        """Warn in the first round in which clients have batches, but no loss to train on."""
-        had_steps = outcome.num_steps or outcome.num_lost  # a sum may be lost before the training
-        if had_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
-            return
-        self._warned_without_loss = True
-        name = type(self.flat_module.module).__name__
-        what, remedy = "returned None for every batch of all clients", "end it with `return loss`"
-        if self.flat_module.is_manual:
-            what, remedy = "made no step of an optimizer", "call step() of what self.optimizers() returns"
-        rank_zero_warn(f"Round {self.run.round + 1}: training_step of {name} {what}, so nothing was trained: {remedy}.")
-
-    def _warn_if_nothing_changes(self, proposal: Proposal | None, outcome: Outcome) -> None:
-        """Warn in the first round if the clients' steps leave the server's model as it was."""
-        run = self.run
-        if run.round or proposal is None or proposal.is_undone or not outcome.num_steps:
-            return
-        trains_own = run.personal_layout.names or any(part.continues for part in self.algorithm.personal)
-        if torch.equal(proposal.params, run.params) and not trains_own:
-            rate = self.flat_module.optimizer.largest_rate
-            why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
-            rank_zero_warn(
-                f"Round 1: {outcome.num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
-            )
-
     def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
         """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
         run, fabric = self.run, self.flat_module.fabric
-        self._say_if_drifted(intake)
+        if intake.has_drifted:
+            self._has_drifted = True
+            self._notes.drifted(run.round + 1)
         if proposal is None or proposal.is_undone:
             run.end_round()
             return
@@ -425,14 +369,10 @@ class Federation:
         if proposal.mask is not None and proposal.mask is not run.mask:
             self.set_mask(proposal.mask)
 
-    def _say_if_drifted(self, intake: Intake) -> None:
-        """Say so in the first round that the processes have begun with different models."""
-        if intake.has_drifted and not self._has_drifted:
-            self._has_drifted = True
-            rank_zero_warn(
-                f"Round {self.run.round + 1}: the processes have begun with models that differ, most likely because they "
-                "compute on accelerators of different kinds; from now on all take the model of process 0 after each round."
-            )
+    @property
+    def _trains_own(self) -> bool:
+        """True if clients train something of their own."""
+        return bool(self.run.personal_layout.names) or any(part.continues for part in self.algorithm.personal)
 
     def _model_message(self) -> Message:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}

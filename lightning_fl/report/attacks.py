@@ -32,7 +32,7 @@ def attack_parts(groups: Sequence[Group], metric: Metric, look: Look) -> list[Pa
     parts: list[Part] = [ABOUT, attacks_table(attacked, metric)]
     if figure := draw_shares(groups, metric, look):
         caption = f"Final {metric.short} against the share of attackers"
-        parts.append(Picture(f"{metric.short.replace(' ', '_')}_by_attackers", caption, figure, look.formats))
+        parts.append(Picture(f"{metric.short.replace(' ', '_')}_by_attackers", caption, figure, look))
     return parts
 
 

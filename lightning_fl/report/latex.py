@@ -97,7 +97,7 @@ def _compete(groups: Sequence[Group]) -> list[bool]:
 
 
 def _best(
-    means: Sequence[float | None], shown: Sequence[str], compete: Sequence[bool], better: Callable[..., float]
+    means: Sequence[float | None], shown: Sequence[str], compete: Sequence[bool], better: Callable[..., int]
 ) -> list[bool]:
     """Return which of the competing cells read as their best mean does; none if there is one, or if all read so."""
     texts = [text.partition(" ± ")[0] for text in shown]

@@ -18,7 +18,7 @@ class Pace:
 
     Attributes:
         buffer_size: uploads of an update, K.
-        max_staleness: uploads that are staler are rejected, but count as uploads of the update; None for none.
+        max_staleness: uploads that are staler are rejected: they count as uploads of the update, not in its mean; None for none.
         counts_from: an upload's change is that from the model that the client has `received`, or from the server's `present` one.
     """
 

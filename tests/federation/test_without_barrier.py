@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
-from toys import SIZES, Normalised, Perceptron, federation, read_rows, vector
+from toys import SIZES, Drifting, Halves, Normalised, Perceptron, Recorded, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAsync, FedAvg, FedBuff
@@ -160,6 +160,16 @@ def _seeded() -> Perceptron:
     return Perceptron()
 
 
+def halving() -> Perceptron:
+    """Return a perceptron whose learning rate is halved after every round, from 1 on."""
+
+    def configure(module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    return Perceptron(configure=configure)
+
+
 @pytest.mark.parametrize("module", [Perceptron, Normalised])
 @pytest.mark.parametrize(("weighting", "sizes"), [("samples", SIZES), ("uniform", (6,) * len(SIZES))])
 def test_with_equal_clients_and_a_full_buffer_it_is_fedavg(
@@ -244,11 +254,12 @@ def test_stale_uploads_are_rejected_and_count(fit: Fit, caplog: pytest.LogCaptur
         (FedBuff(5, rule=LocalAdam()), Normalised),
         (FedAsync(decay="hinge", downlink=Cast("bfloat16")), Normalised),
         (Ditto(base=FedBuff(4)), Perceptron),
+        (FedBuff(2), halving),
     ],
-    ids=["error feedback", "two uploads of a client", "lossy downlink", "personal"],
+    ids=["error feedback", "two uploads of a client", "lossy downlink", "personal", "schedule"],
 )
 def test_a_run_that_was_killed_goes_on_identically(
-    algorithm: Algorithm, module: type, fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
+    algorithm: Algorithm, module: Callable[[], Any], fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
     files = {**keeps_files, "straggler_rate": 0.5, "dropout_rate": 0.2}
     torch.manual_seed(0)
@@ -265,6 +276,19 @@ def test_a_run_that_was_killed_goes_on_identically(
         assert {k: v for k, v in row.items() if "round_seconds" not in k} == {
             k: v for k, v in other.items() if "round_seconds" not in k
         }
+
+
+def test_second_upload_of_an_update_goes_on_from_the_first(fit: Fit) -> None:
+    recorded = Recorded()
+    method = FedBuff(2, rule=Drifting(), uplink=Halves())
+    trainer = fit(method, sizes=(9,), clients_per_round=1, max_rounds=3, callbacks=[recorded])[1]
+    messages = [message for of_round in recorded.rounds.values() for message in of_round]
+    sent, arrived = (sum(getattr(message, name)["model"] for message in messages) for name in ("sent", "decoded"))
+    assert len(messages) == 6
+    state, memory = trainer.run.clients[0], trainer.run.client_memory[0]
+    assert state["turns"] == 6
+    torch.testing.assert_close(state["sum"], sent)
+    torch.testing.assert_close(arrived + memory["model"], sent)
 
 
 @pytest.mark.parametrize("change", [{"buffer_size": 3}, {"max_staleness": 4}, {"decay": 1.0}], ids=str)
@@ -284,13 +308,7 @@ def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -
             if batch_idx == 0:
                 rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    def halved(module: Any) -> Any:
-        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
-
-    module = Perceptron()
-    module.configure = halved
-    history = fit(FedBuff(1), module, callbacks=[Seen()])[1].history
+    history = fit(FedBuff(1), halving(), callbacks=[Seen()])[1].history
     expected = [0.5 ** (round - stale) for round, stale in enumerate(history["async/staleness_max"])]
     assert rates == expected
 

@@ -171,6 +171,7 @@ def test_at_best_validation_has_its_name_in_the_table_of_a_fit_in_reports_and_in
     rows = rows_of(validated, "val/accuracy", {"test/accuracy": tested})
     ledger = SimpleNamespace(total_bytes=lambda way: 300)
     trainer = trainer_of("val/accuracy")
+    trainer.adversary = None
     trainer.run = SimpleNamespace(round=3, ledger=ledger, num_rejected=0)
     trainer.callback_metrics, trainer.loggers, trainer.enable_checkpointing = {"val/accuracy": 0.4}, [], False
     trainer.default_root_dir, trainer.stop = str(tmp_path), None
