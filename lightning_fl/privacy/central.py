@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -288,7 +288,8 @@ class CentralMechanism(Mechanism):
         columns = {"privacy/clip": run.spent.clip} if run.spent.clip < inf else {}
         scale = (self.settings.scales or {}).get("model", 1.0)
         if self.hides_clients:
-            columns["privacy/noise"] = self._noise(run.spent) / (self.denominator(False) * scale)
+            num_draws = len(self._draws(run))
+            columns["privacy/noise"] = self._noise(run.spent) * sqrt(num_draws) / (self.denominator(False) * scale)
         run.spent.events[self._event(run.spent.noise_multiplier)] += 1
         if isinstance(self.settings.clip, AdaptiveClip):
             run.spent.clip = self.settings.clip.next(run.spent.clip, metrics[WITHIN])

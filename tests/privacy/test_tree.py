@@ -107,6 +107,9 @@ def test_a_resumed_run_equals_a_whole_one_and_keeps_its_passes(
         return vector(module), trainer
 
     whole, trainer = fit("whole", 5, 2)
+    noises = [row["privacy/noise"] for row in trainer.fit_loop.rows]
+    # A round of this pass of three adds and takes back 1, 2 and 1 nodes.
+    assert noises == [pytest.approx(sqrt(nodes) * 2 / 2) for nodes in (1, 2, 1, 1, 2)]
     assert trainer.privacy_in_words.endswith("(one client replaced by nothing, passes, RDP)")
     fit("resumed", 3, 2)
     resumed, again = fit("resumed", 5, 2, "last")
