@@ -6,13 +6,17 @@ nothing there.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from html import escape
 from importlib import import_module
 from inspect import getdoc, getsource
 from pathlib import Path
+from textwrap import dedent
+from types import FunctionType
 from typing import NamedTuple
 
 from messages import messages_diagram
@@ -37,7 +41,7 @@ class Box(NamedTuple):
 
     Attributes:
         title: name of a slot of `Algorithm`, whose text is the docstring's; or the server's own work.
-        code: call shown in the box; one of `Federation.train_round` or of a method of `INLINED`, except that of the uplink.
+        code: call shown in the box; one of `Federation.train_round` or of a method that it calls, except that of the uplink.
         text: text of the server's own work.
     """
 
@@ -65,8 +69,6 @@ UP = [
     Box("steps", "take_steps"),
     Box("commit", "self._commit", "Store the model and all states. The next round begins."),
 ]
-INLINED = Federation._broadcast, Federation._uploads
-"""Methods that `Federation.train_round` calls, with calls of boxes."""
 BROADCAST = "<b>Down:</b> model, buffers, and what the steps share", "Bits are counted for each client of the cohort."
 UPLOADS = "<b>Up:</b> deltas, buffers, and what the rule adds", "Bits are counted for each upload."
 CLASSES = {
@@ -98,18 +100,34 @@ def round_diagram() -> str:
     Raises:
         ValueError: `Federation.train_round` does not make the calls of the boxes in this order.
     """
-    source = getsource(Federation.train_round)
-    for method in INLINED:
-        source = source.replace(f"self.{method.__name__}(", getsource(method).partition('"""')[2])
     calls = [box.code for box in (*DOWN, *CLIENTS, *UP) if box.title != "uplink"]
-    positions = [source.find(call) for call in calls]
-    if -1 in positions or positions != sorted(positions):
+    names = iter(names_in(Federation.train_round, ()))
+    if not all(any(name == call or name.endswith(f".{call}") for name in names) for call in calls):
         raise ValueError(
             f"Federation.train_round does not have {', '.join(calls)} in this order: correct docs/diagrams.py."
         )
     parts = [side("Server", DOWN), wire(*BROADCAST), side("Each client", CLIENTS), wire(*UPLOADS), side("Server", UP)]
     caption = "A round: the slots of a method in colour, with FedAvg's parts; in grey, the same for every method."
     return figure("round", parts, caption)
+
+
+def names_in(function: FunctionType, callers: Sequence[str]) -> Iterator[str]:
+    """Yield what a function names, such as `link.broadcast`, in the order in which it runs, its own class's methods included."""
+
+    def walk(node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.Name | ast.Attribute):
+            yield ast.unparse(node)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            return
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            inner = vars(Federation).get(node.func.attr) if ast.unparse(node.func.value) == "self" else None
+            if isinstance(inner, FunctionType) and inner.__name__ not in callers:
+                yield from names_in(inner, (*callers, inner.__name__))
+
+    for statement in ast.parse(dedent(getsource(function))).body[0].body:
+        yield from walk(statement)
 
 
 def side(name: str, boxes: list[Box]) -> str:

@@ -31,19 +31,10 @@ TOPICS = {
     "Your module": ("flat_module", "evaluation", "server", "vectors", "modules"),
     "Data and partitions": ("data",),
     "Methods and their parts": (
-        *(
-            "algorithms",
-            "rules",
-            "codecs",
-            "coding",
-            "exchanges",
-            "aggregators",
-            "steps",
-            "personal",
-            "slots",
-            "groups",
-        ),
+        *("algorithms", "rules", "codecs", "coding", "exchanges", "aggregators", "steps", "personal", "slots"),
+        "groups",
     ),
+    "Attacks and privacy": ("attacks", "privacy"),
     "Pruning, gates and callbacks": ("callbacks", "pruning", "gates"),
     "Files and checkpoints of a run": ("outputs", "state", "settings"),
     "Studies and reports": ("study", "report"),
@@ -124,7 +115,9 @@ def topic_of(sentence: Sentence) -> str:
     for topic, places in TOPICS.items():
         if any(sentence.file == place or sentence.file.startswith(f"{place}/") for place in places):
             return topic
-    raise ValueError(f"docs/sentences.py has no topic for {sentence.file}.")
+    raise ValueError(
+        f"{sentence.file} has sentences of errors, but no topic: add its room to TOPICS in docs/sentences.py."
+    )
 
 
 def listed() -> str:

@@ -103,3 +103,36 @@ def test_help_becomes_tables_with_every_argument() -> None:
     for action in parser._actions:
         assert all(f"{name}" in shown for name in action.option_strings)
     assert "its trainer.default\\_root\\_dir), or a folder with runs below it" in shown
+
+
+def test_the_diagram_of_the_round_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
+    import diagrams
+
+    assert "take_steps" in diagrams.round_diagram()
+    monkeypatch.setattr(diagrams, "UP", diagrams.UP[::-1])
+    with pytest.raises(ValueError, match="in this order"):
+        diagrams.round_diagram()
+
+
+def test_the_page_of_errors_quotes_sentences_of_the_code() -> None:
+    pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
+    import sentences
+
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert page.count("\n> ") > 15
+    assert len(sentences.with_sentences(page)) > 10 * len(page)
+    assert {sentences.topic_of(sentence) for sentence in sentences.sentences()} == {*sentences.TOPICS}
+    with pytest.raises(ValueError, match="no error or warning says 'all is well' any more"):
+        sentences.with_sentences("> all is well\n")
+
+
+def test_a_sentence_has_dots_for_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
+    import sentences
+
+    monkeypatch.setattr(sentences, "ROOT", tmp_path)
+    path = tmp_path / "lightning_fl" / "data" / "made.py"
+    path.parent.mkdir(parents=True)
+    path.write_text('require(x > 0, f"x must be {a}{b} in " + "[0, 1].")\nraise UserError(text)\nprint("nothing")\n')
+    assert list(sentences.of_file(path)) == [("x must be … in [0, 1].", "data/made"), ("…", "data/made")]
