@@ -74,7 +74,7 @@ def count_flops(
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Do without fused kernels of recurrent layers and attention, for which the counters of some versions of torch count nothing."""
+    """Do without fused kernels of recurrent layers and attention, which some versions of torch cannot count."""
     cpu: Any = torch.backends.mkldnn  # whose types are those of the descriptors
     gpu, attention = torch.backends.cudnn, torch.backends.mha
     before = cpu.enabled, gpu.enabled, attention.get_fastpath_enabled()
