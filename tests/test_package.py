@@ -52,7 +52,8 @@ def test_reports_need_neither_torch_nor_the_engine() -> None:
         name for name in loaded if name.partition(".")[0] in ("torch", "lightning", "torchmetrics", "matplotlib")
     }
     rooms = {name.split(".")[1] for name in loaded if name.startswith("lightning_fl.")}
-    assert rooms == {"checks", "errors", "outputs", "report"}
+    assert rooms == {"checks", "errors", "outputs", "report", "vectors"}
+    assert {name for name in loaded if name.startswith("lightning_fl.vectors.")} == {"lightning_fl.vectors.kinds"}
 
 
 @pytest.mark.process
