@@ -322,8 +322,8 @@ class _ShortTraining:
         """Train the clients, and yield their results."""
         short = replace(job, schedule=_shortened(job.schedule))
         whole = clients[: self.num_whole]
-        if self.whole_clients and list(whole) != list(self.whole_clients):  # others have been timed in this round
-            whole = []
+        if self.whole_clients and (job.run.again or list(whole) != list(self.whole_clients)):
+            whole = []  # others have been timed in this round, or, where the server does not wait, the same already
         others = clients[len(whole) :]
         if whole:
             for _ in self._timed(flat_module, short, whole, data):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L  # noqa: N812
 import pytest
@@ -93,6 +93,18 @@ def test_simulated_seconds_and_starts_are_those_of_the_run(method: Algorithm, ma
     assert plan.simulated_seconds == pytest.approx(trainer.run.simulated_seconds)
     assert plan.round_simulated_seconds == pytest.approx(trainer.history["time/simulated_seconds"].iloc[0])
     assert (plan.uplink_bytes, plan.downlink_bytes, plan.steps) == costs(trainer)
+
+
+def test_client_of_several_uploads_is_timed_once(make_trainer: MakeTrainer) -> None:
+    class Counting(Perceptron):
+        sizes: ClassVar[list[int]] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.sizes.append(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    make_trainer(max_rounds=1, clients_per_round=1).plan(Counting(), federation((8,)), FedBuff(5))
+    assert Counting.sizes.count(4) == 2, "the batches of one whole training"
 
 
 def test_nothing_is_changed_or_written(make_trainer: MakeTrainer, tmp_path: Path) -> None:
