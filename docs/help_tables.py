@@ -8,6 +8,7 @@ from markup import fenced, markdown, paragraph, table
 
 ENTRY = re.compile(r" {2,4}(\S.*?)(?: {2,}(\S.*))?")
 """An argument, and the begin of its text, if that stands on the same line."""
+CHOICES = re.compile(r" \{([^}]{30,})\}")
 TEXT_COLUMN = 10
 """Spaces from which a line goes on with the text of an argument."""
 
@@ -39,4 +40,12 @@ def arguments(text: str) -> list[list[str]]:
             found[-1][1] += f" {line.strip()}"
         elif entry is not None:
             found.append([entry[1], entry[2] or ""])
-    return [[f"`{name}`", markdown(about.strip())] for name, about in found]
+    return [row(name, about.strip()) for name, about in found]
+
+
+def row(name: str, about: str) -> list[str]:
+    """Return the row of an argument; a long list of its choices stands behind the text."""
+    choices = CHOICES.search(name)
+    if choices is None:
+        return [f"`{name}`", markdown(about)]
+    return [f"`{name.replace(choices[0], '')}`", f"{markdown(about)} Choices: `{choices[1].replace(',', '`, `')}`."]

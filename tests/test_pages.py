@@ -102,6 +102,10 @@ def test_help_becomes_tables_with_every_argument() -> None:
     shown = " ".join(rows)
     for action in parser._actions:
         assert all(f"{name}" in shown for name in action.option_strings)
+    help_text = (ROOT / "lightning_fl" / "cli" / "help.txt").read_text(encoding="utf-8")
+    (row,) = [line for block in help_blocks(help_text) for line in block.splitlines() if "print_completion" in line]
+    assert row.startswith("| `--print_completion` | Print the script")
+    assert "`shtab-bash`, `shtab-zsh`" in row
     assert "its trainer.default\\_root\\_dir), or a folder with runs below it" in shown
 
 
