@@ -19,6 +19,8 @@ LONG = 2**20
 """Numbers from which a vector is long."""
 PIECE = 2**16
 """Numbers of a piece; in float64 they take half a MiB."""
+KEPT_AT_MOST = 2**28
+"""Bytes of the largest block that is kept: a client that trains a larger vector takes seconds, and needs the memory meanwhile."""
 ALIGNMENT = 64
 """Bytes to which torch aligns its own memory."""
 
@@ -32,6 +34,8 @@ class Blocks:
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
         """Return a vector (count,) of any numbers."""
         size = count * dtype.itemsize
+        if size > KEPT_AT_MOST:
+            return torch.empty(count, dtype=dtype)
         free = self._free.setdefault(size, [])
         block = free.pop() if free else np.empty(size + ALIGNMENT, np.uint8)
         start = -block.ctypes.data % ALIGNMENT

@@ -112,6 +112,14 @@ def test_only_vectors_of_the_same_length_share_memory_until_it_is_released() -> 
     assert blocks.free_bytes == [], "memory that was in use at the release is given back, too"
 
 
+def test_memory_of_the_largest_vectors_is_given_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "KEPT_AT_MOST", 80)
+    blocks = Blocks()
+    for count, kept in ((21, []), (20, [80])):
+        assert blocks.empty(count, torch.float32).shape == (count,)
+        assert blocks.free_bytes == kept
+
+
 @pytest.mark.parametrize("name", COVERING)
 def test_methods_train_to_the_bits_of_whole_vectors(
     name: str, make_trainer: Callable[..., FederatedTrainer], monkeypatch: pytest.MonkeyPatch
