@@ -248,7 +248,7 @@ def test_a_configuration_of_the_package_is_found_by_name_from_any_folder(lightni
     assert [line.split()[0] for line in names] == shipped_configs.names()
     about = dict(line.split(None, 1) for line in names)
     assert about["feddp/methods/scaffold"] == "SCAFFOLD: Without gates"
-    assert "50 clients with 1,000 samples" in about["fedldf/iid"]
+    assert "50 clients with 1,000 images each" in about["fedldf/iid"]
     assert not [name for name in names if "sweeps" in name]
     for form in ("feddumap/cnn_cifar10", "feddumap/cnn_cifar10.yaml", "configs/feddumap/cnn_cifar10.yaml"):
         laid = lightning_fl("fit", "-c", form, "--config=feddumap/methods/feddu", "--print_config")
