@@ -108,6 +108,8 @@ def index_words(app: Sphinx, name: str, source: list[str]) -> None:
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:
     """Replace the lines of a docstring."""
     lines[:] = plain("\n".join(lines)).split("\n")
+    if kind in ("attribute", "property") and ":" in lines[0]:
+        lines[0] = f": {lines[0]}"  # or napoleon takes what is before the colon for the type
 
 
 def fit_narrow_screens(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:

@@ -230,7 +230,7 @@ def commands_page() -> str:
         "init": lambda: first_config.build_parser().format_help(),
         "study": lambda: study_parser().format_help(),
         "report": lambda: report_parser().format_help(),
-        "list": lambda: catalogue.HELP,
+        "list": catalogue.help_text,
     }
     for command, text_of in others.items():
         blocks += [f"## {command}", *help_blocks(text_of())]

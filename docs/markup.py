@@ -62,7 +62,8 @@ def escaped_words(text: str) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    cells = ([re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line] for line in lines)  # `int|float` is one cell
+    one_line = ([" ".join(cell.split("\n")) for cell in line] for line in lines)  # a text of several lines is one cell
+    cells = ([re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line] for line in one_line)  # `int|float` is one cell
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 

@@ -13,6 +13,7 @@ HEAD = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 ROW = re.compile(r"<tr\b[^>]*>.*?</tr>", re.DOTALL)
 CELL = re.compile(r"<td\b([^>]*)>(.*?)</td>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
+CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
 BLOCK = re.compile(r"<pre>.*?</pre>", re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])(?:--[a-z][\w.]{0,34}(?![\w.])|lightning-fl\b)")
 NARROW = 40
@@ -36,10 +37,8 @@ def with_cards(html: str) -> str:
 
 def is_wide(table: str) -> bool:
     """True if the columns of a table do not fit side by side on a phone, or only with cells of many lines."""
-    rows = [
-        [plain(cell) for cell in HEAD.findall(row) or [cell for _, cell in CELL.findall(row)]]
-        for row in ROW.findall(table)
-    ]
+    cells = [HEAD.findall(row) or [cell for _, cell in CELL.findall(row)] for row in ROW.findall(table)]
+    rows = [[plain(unbroken(cell)) for cell in row[:1]] + [plain(cell) for cell in row[1:]] for row in cells]
     columns = [[cell for cell in column if cell] for column in zip(*rows, strict=True)] if rows else []
     widest = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
     longest = sum(max(map(len, column), default=0) for column in columns)
@@ -47,9 +46,19 @@ def is_wide(table: str) -> bool:
     return sum(widest) > room or (len(columns) > 2 and longest > MOST_LINES * room)
 
 
+def unbroken(html: str) -> str:
+    """Return a cell of the first column, whose code stays on one line, with a character that breaks no line for its blanks."""
+    return CODE.sub(lambda code: TAG.sub("", code[0]).strip().replace(" ", "_"), html)
+
+
 def plain(html: str) -> str:
     """Return the text of a cell."""
     return unescape(TAG.sub("", html.replace("<wbr>", " "))).strip()
+
+
+def filled(cell: str) -> str:
+    """Return the content of a cell; nothing in place of an empty paragraph, so that cards leave the cell out."""
+    return cell if plain(cell) or "<img" in cell else ""
 
 
 def labelled(table: str) -> str:
@@ -58,6 +67,6 @@ def labelled(table: str) -> str:
 
     def with_names(row: re.Match[str]) -> str:
         columns = iter(names)
-        return CELL.sub(lambda cell: f'<td{cell[1]} data-column="{next(columns)}">{cell[2]}</td>', row[0])
+        return CELL.sub(lambda cell: f'<td{cell[1]} data-column="{next(columns)}">{filled(cell[2])}</td>', row[0])
 
     return ROW.sub(with_names, table).replace('class="docutils', 'class="cards docutils', 1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+import textwrap
+from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MOST_CHARACTERS = 2000
 """Longest sentence."""
@@ -84,8 +85,21 @@ def collecting(sentences: list[str]) -> Iterator[None]:
         sentences.append(str(error))
 
 
+class WholeWords(HelpFormatter):
+    """Formatter of a command's help that breaks no flag and no path at its hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in self._split_lines(text, width - len(indent)))
+
+
 class CommandParser(ArgumentParser):
-    """Parser of a command's flags that raises a `UserError`, so that the command ends with one sentence."""
+    """Parser of a command's whole flags that raises a `UserError`, so that the command ends with one sentence."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=WholeWords, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise the sentence about a mistake."""

@@ -141,6 +141,9 @@ ANSWERS = {
     "early stopping": "faq",
     "EarlyStopping": "faq",
     "OneCycleLR": "faq",
+    "attack": "how-to/attacks",
+    "secure aggregation": "how-to/secure-aggregation",
+    "ε": "how-to/privacy",
 }
 """Words that newcomers have looked for, and the pages that answer."""
 
@@ -237,6 +240,12 @@ def test_every_public_name_has_a_place(package: str, pages: dict[Path, Page]) ->
     assert [name for name in public if f"lightning_fl.{package}.{name}" not in ids] == []
 
 
+def test_colons_in_the_docstrings_of_attributes_make_no_types(site: Path) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (site / "reference").rglob("*.html")]
+    assert [page for page in pages if 'class="py property"' in page]
+    assert not [page for page in pages if 'Type<span class="colon">' in page]
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_a_methods_page_says_what_the_terminal_prints(method: catalogue.Entry, site: Path) -> None:
     shown = (site / "reference" / "methods" / f"{method.name}.html").read_text(encoding="utf-8").replace("<wbr>", "")
@@ -268,6 +277,8 @@ def test_every_flag_of_fit_and_every_configuration_is_there(site: Path, pages: d
     shown = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     flags = set(re.findall(r"--trainer\.(\w+)", shown))
     assert set(parameters_of(FederatedTrainer)) - flags == set()
+    firsts = re.findall(r"<tr[^>]*><td[^>]*>(.*?)</td>", shown)
+    assert [cell for cell in firsts if "<code" not in cell] == []  # a text of several lines stays in its row
     for flag in ("--config", "--ckpt_path", "--algorithm", "--data", "--model", "--trainer.clock.macs_per_second"):
         assert flag in shown
     texts = [path.read_text(encoding="utf-8") for path in (site / "reference" / "configurations").glob("*.html")]

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ FLAGS = {
     "attacks": "--trainer.adversary.attack",
     "callbacks": "--trainer.callbacks",
     "privacy": "--trainer.privacy",
+    "rules": "--algorithm.rule",
+    "codecs": "--algorithm.uplink",
+    "exchanges": "--algorithm.exchange",
+    "aggregators": "--algorithm.aggregator",
+    "steps": "--algorithm.steps",
+    "personal": "--algorithm.personal",
     "trainer": "--trainer",
 }
 """Flag for the names of each section."""
@@ -46,13 +53,11 @@ SUM_ONLY = (
 INDENT = 13
 """Columns in front of the rest of an equation that is wider than the terminal."""
 HELP = (
-    "usage: lightning-fl list [NAME] [--source]\n\n"
-    "List every algorithm by the problem that it is for, and every network, data set,\n"
-    "partition and callback, with one line each. With a NAME such as Digits: its parameters; such as FedDU: also the paper,\n"
-    "equations, parts and configurations of the method; such as algorithms or data:\n"
-    "the names of one kind; configs: the configurations that come with the package;\n"
-    "trainer: the trainer's flags. With --source: the code of a method and of its\n"
-    "parts, in the order of a round."
+    "List every algorithm by the problem that it is for, and every network, data set, partition, attack, callback and part of a "
+    "method, with one line each. With a NAME such as Digits or TopK: its parameters; such as FedDU: also the paper, equations, "
+    "parts and configurations of the method; such as algorithms or codecs: the names of one kind; configs: the configurations "
+    "that come with the package; trainer: the trainer's flags. With --source: the code of a method and of its parts, in the "
+    "order of a round."
 )
 
 
@@ -124,6 +129,11 @@ def configurations_of(method: Entry) -> list[str]:
     return [name for name in shipped_configs.names() if shipped_configs.method_of(name) == method.name]
 
 
+def help_text() -> str:
+    """Return the text of `lightning-fl list --help`."""
+    return "\n".join(["usage: lightning-fl list [NAME] [--source]", "", *_wrapped("", HELP)])
+
+
 def listing(words: Sequence[str]) -> str:
     """Return the text of `lightning-fl list` with the words after it.
 
@@ -177,11 +187,12 @@ def _explained(parameter: dict[str, Any]) -> str:
 
 
 def _first_line(name: str) -> str:
-    """Return the first sentence of the comment at the head of a configuration, or else its method."""
+    """Return the method of a configuration, if it is about one, and the first sentence of the comment at its head."""
     text = (shipped_configs.folder() / f"{name}{shipped_configs.SUFFIX}").read_text(encoding="utf-8")
-    if text.startswith("# "):
-        return text.partition("\n")[0].removeprefix("# ").partition(". ")[0].rstrip(".:")
-    return shipped_configs.method_of(name)
+    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    sentence = re.split(r"\.(?: |$)", " ".join(line.removeprefix("#").strip() for line in lines))[0].rstrip(":")
+    method = shipped_configs.method_of(name) if "methods/" in name else ""
+    return ": ".join(filter(None, [method, sentence]))
 
 
 def _section(section: str, all_entries: Sequence[Entry]) -> str:
@@ -242,7 +253,7 @@ def _wrapped(start: str, text: str) -> list[str]:
     """Return a text after its start, wrapped to the width of a terminal; one line if it goes elsewhere."""
     width = terminal.width()
     start = f"{start} " if start else ""
-    indent = " " * len(start) if len(start) < width // 2 else "      "
+    indent = " " * len(start) if len(start) < 0.6 * width else "      "
     wrapped = textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
     return wrapped or [start.rstrip()]
 

@@ -101,7 +101,7 @@ def _answer_at_once(words: list[str]) -> str | None:
         return help_text.rstrip("\n")
     if first == "list":
         if words[1:] in (["-h"], ["--help"]):
-            return catalogue.HELP
+            return catalogue.help_text()
         names = [word for word in words[1:] if word != "--source"]
         return catalogue.listing(names) if names == words[1:] else method_source.listing(names)
     if first == "init":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,6 @@ def build_parser() -> ArgumentParser:
     parser = CommandParser(
         prog="lightning-fl init",
         description=f"Write {NAME}, a first configuration in which a comment explains every value.",
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("folder", nargs="?", default=".", metavar="DIR", help="folder for it (default: this one)")
     for flag, section, default, thing in (

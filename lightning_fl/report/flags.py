@@ -21,7 +21,6 @@ def build_parser() -> ArgumentParser:
         prog="lightning-fl report",
         usage="%(prog)s RUN [RUN ...] [options]\n       %(prog)s STUDY [DIR] [options]",
         description="Compare runs, or the present runs of a study file: tables, curves and pictures.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "runs",

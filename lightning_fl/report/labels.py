@@ -19,8 +19,11 @@ OF_TRAINER = (
 INCIDENTAL = (*SEEDS, "ckpt_path", "data.download", *(f"trainer.{flag}" for flag in OF_TRAINER.split()))
 # Data sets that are the same wherever their files lie.
 WELL_KNOWN = ("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "SVHN")
-# Slots of a method whose parts are shown as a whole.
+# Slots of a method whose parts are shown as a whole, and the parts that fill them if nobody chooses others.
 SLOTS = ("rule", "uplink", "downlink", "exchange", "aggregator")
+USUAL = ("LocalOptimizer", "Dense", "OneShot", "WeightedMean")
+SECURE_AGGREGATION = "trainer.secure_aggregation"
+OF_PARTS = (*(f"algorithm.{slot}" for slot in SLOTS), SECURE_AGGREGATION)
 LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
 # Order in which distinguishing settings are preferred.
 PARTS = ("algorithm", "model", "data", "trainer")
@@ -61,12 +64,15 @@ def differing(records: Sequence[Record]) -> list[str]:
 def labels(firsts: Sequence[Record]) -> list[str]:
     """Return a short, unique label for each run: its method and the settings that distinguish the method's runs.
 
-    If a label is too long or no settings distinguish a method's runs, their folders replace the settings.
+    Parts that a run has in place of the usual ones, and that not all runs of the report have, are shown in any case. If a label
+    is too long or no settings distinguish a method's runs, their folders replace the settings.
     """
     chosen = {name: distinguishing_settings(name, firsts) for name in {record.algorithm for record in firsts}}
+    varied = dict.fromkeys(".".join(key.split(".")[:2]) for key in differing(firsts))
     texts = []
     for record in firsts:
-        keys = chosen[record.algorithm]
+        own = [key for key in varied if _has_unusual_part(record, key)]
+        keys = list(dict.fromkeys([*chosen[record.algorithm], *own]))
         settings = [text for key in keys if (text := _part_label(record, key, keys) or setting(record, key))]
         texts.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *dict.fromkeys(settings)]))
     is_allowed = [texts.count(label) == 1 and len(label) <= LONGEST_LABEL for label in texts]
@@ -97,6 +103,12 @@ def _weight(key: str) -> tuple[int, int]:
     return PARTS.index(part) if part in PARTS else len(PARTS), key.count(".")
 
 
+def _has_unusual_part(record: Record, key: str) -> bool:
+    """True if a setting is a slot, or secure aggregation, and the run has a part there that nobody has without choosing it."""
+    part = record.settings.get(key)
+    return key in OF_PARTS and isinstance(part, str) and part not in (*USUAL, UNKNOWN)
+
+
 def _part_label(record: Record, key: str, keys: Sequence[str]) -> str:
     """Return the part of the method to which a setting belongs, such as `TopK(0.1)`; empty if it belongs to none.
 
@@ -105,6 +117,8 @@ def _part_label(record: Record, key: str, keys: Sequence[str]) -> str:
         key: the setting.
         keys: settings to show.
     """
+    if key == SECURE_AGGREGATION:
+        return "secure aggregation" if record.settings.get(key) else ""
     section, slot, *_ = [*key.split("."), ""]
     part = record.settings.get(f"{section}.{slot}")
     if section != "algorithm" or slot not in SLOTS or not isinstance(part, str):
@@ -137,8 +151,7 @@ def is_of_method(key: str) -> bool:
 
 def setting(record: Record, key: str) -> str:
     """Return a setting in a few characters, such as `mu=0.1`; empty if the run does not have it, or leaves the slot empty."""
-    is_slot = key.removeprefix("algorithm.") in SLOTS
-    if key not in record.settings or (is_slot and record.settings[key] is None):
+    if key not in record.settings or (key in OF_PARTS and record.settings[key] is None):
         return ""
     name, value = key.rpartition(".")[2], shown(record.settings[key])
     return value if name.isdigit() else f"{name}={value}"

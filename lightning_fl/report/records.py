@@ -276,6 +276,8 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 continue
             if "trainer.local_epochs" in flat and not (flat["trainer.local_epochs"] or flat.get("trainer.local_steps")):
                 flat["trainer.local_epochs"] = 1  # the trainer's default
+            if any(key.startswith("trainer.secure_aggregation.") for key in flat):
+                flat["trainer.secure_aggregation"] = "SecureAggregation"  # the command line writes no class
             settings.append(flat)
     return settings, problems
 

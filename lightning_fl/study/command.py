@@ -35,7 +35,6 @@ def build_parser() -> ArgumentParser:
         description="Train methods, settings and seeds as a study file lists them, several at once, and report on them. The "
         "same command again resumes what was stopped, skips what is done, and renews the report.",
         epilog=f"Keys of the file: {', '.join(KEYS)}; docs/how-to/studies.md explains them.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "file", metavar="FILE", help="study file in YAML, or the name of one of the package's, such as fedldf_small"

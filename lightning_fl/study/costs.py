@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
+from tqdm import tqdm
+
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.plan import Plan, duration
 from lightning_fl.outputs.units import in_bytes
@@ -54,7 +56,7 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
     if not left:
         return ["# All runs are done."]
     rows, unknown, said, total = [["", "runs", "uplink", "downlink", "time", "disk"]], [], [], _Costs()
-    for cell, cell_runs in left.items():
+    for cell, cell_runs in tqdm(left.items(), desc="Planning", unit="cell", leave=False, disable=None):
         try:
             planned = plan(cell_runs[0].arguments)
         except UserError as error:

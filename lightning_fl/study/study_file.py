@@ -33,6 +33,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from lightning_fl.checks import LARGEST_SEED, check_whole, is_real, is_whole
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY
@@ -150,7 +152,8 @@ class StudyFile:
             UserError: some cells do not fit, two are the same, or they cannot be compared; the message names them.
         """
         resolved, misfits = dict[str, Mapping[str, Any]](), dict[str, list[str]]()
-        for cell in self.cells:  # the digest and the rounds are the same for all seeds
+        # The digest and the rounds are the same for all seeds. The bar shows on a terminal.
+        for cell in tqdm(self.cells, desc="Checking", unit="cell", leave=False, disable=None):
             try:
                 config = resolve((*cell.arguments, *_seeded(self.seeds[0])))
                 self._check_metric(config)

@@ -196,6 +196,7 @@ def test_list_explains_one_name(lightning_fl: Command) -> None:
     assert "--model.network lenet5" in lightning_fl("list", "lenet5").out
     assert "--trainer.callbacks.target" in lightning_fl("list", "TargetReached").out
     assert "--trainer.clock.macs_per_second" in lightning_fl("list", "trainer").out
+    assert "--algorithm.uplink.alpha" in lightning_fl("list", "TopK").out
     assert [line.split()[0] for line in lightning_fl("list", "partitions").out.splitlines()] == [
         "partitions",
         "ByGroup",
@@ -245,6 +246,9 @@ def test_list_has_every_method_in_one_group() -> None:
 def test_a_configuration_of_the_package_is_found_by_name_from_any_folder(lightning_fl: Command, tmp_path: Path) -> None:
     names = lightning_fl("list", "configs").out.splitlines()[1:]
     assert [line.split()[0] for line in names] == shipped_configs.names()
+    about = dict(line.split(None, 1) for line in names)
+    assert about["feddp/methods/scaffold"] == "SCAFFOLD: Without gates"
+    assert "50 clients with 1,000 images each" in about["fedldf/iid"]
     assert not [name for name in names if "sweeps" in name]
     for form in ("feddumap/cnn_cifar10", "feddumap/cnn_cifar10.yaml", "configs/feddumap/cnn_cifar10.yaml"):
         laid = lightning_fl("fit", "-c", form, "--config=feddumap/methods/feddu", "--print_config")

@@ -24,7 +24,21 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lightning_fl import algorithms, attacks, callbacks, cli, data, modules, privacy
+from lightning_fl import (
+    aggregators,
+    algorithms,
+    attacks,
+    callbacks,
+    cli,
+    codecs,
+    data,
+    exchanges,
+    modules,
+    personal,
+    privacy,
+    rules,
+    steps,
+)
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
@@ -36,6 +50,7 @@ from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
 from lightning_fl.personal.personal_gates import ClientGates
 from lightning_fl.privacy.mechanism import Privacy
+from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
@@ -54,6 +69,12 @@ def contents() -> list[dict[str, Any]]:
         "attacks": classes(attacks, attacks.Attack),
         "callbacks": classes(callbacks),
         "privacy": classes(privacy, Privacy),
+        "rules": classes(rules, Rule),
+        "codecs": classes(codecs, Codec),
+        "exchanges": classes(exchanges, Exchange),
+        "aggregators": classes(aggregators, Aggregator),
+        "steps": classes(steps, Step),
+        "personal": classes(personal, Personal),
         "trainer": {"FederatedTrainer": FederatedTrainer},
     }
     return [

@@ -46,7 +46,7 @@ def test_composed_methods_have_short_names(tmp_path: Path) -> None:
         {"rule": part("Proximal", mu=0.1), "steps": steps[:1], "uplink": part("Dense")},
     ]
     found = labelled(tmp_path / "a", *({"algorithm": "Algorithm", **one} for one in composed))
-    assert found == ["Algorithm, rule=LocalOptimizer", "Algorithm, rule=Proximal(0.1)"]
+    assert found == ["Algorithm, rule=LocalOptimizer, TopK(0.05)", "Algorithm, rule=Proximal(0.1)"]
     betas = [[steps[0], part("Momentum", beta=beta)] for beta in (0.5, 0.9)]
     found = labelled(tmp_path / "b", *({"algorithm": "Algorithm", "steps": of} for of in betas))
     assert found == ["Algorithm, beta=0.5", "Algorithm, beta=0.9"]
@@ -61,6 +61,31 @@ def test_slots_that_a_user_fills_are_shown_as_parts(tmp_path: Path) -> None:
     found = labelled(tmp_path / "b", prox | {"uplink": top}, prox | {"uplink": exact})
     assert found == ["FedProx, TopK(0.1, index_bits=ceil)", "FedProx, TopK(0.1, index_bits=exact)"]
     assert labelled(tmp_path / "c", prox, prox | {"downlink": top}) == ["FedProx", "FedProx, downlink=TopK(0.1)"]
+
+
+def test_parts_are_shown_of_all_runs_that_have_them_if_others_have_none(tmp_path: Path) -> None:
+    top, avg, prox = part("TopK", alpha=0.1), {"uplink": None}, {"algorithm": "FedProx", "mu": 0.1, "uplink": None}
+    smaller = {"uplink": part("TopK", alpha=0.05)}
+    found = labelled(tmp_path / "a", avg, prox | {"uplink": top})
+    assert found == ["FedAvg", "FedProx, TopK(0.1)"]
+    found = labelled(tmp_path / "b", prox, prox | {"mu": 0.01, "uplink": top})  # which mu alone tells apart, too
+    assert found == ["FedProx, mu=0.1", "FedProx, mu=0.01, TopK(0.1)"]
+    assert labelled(tmp_path / "c", smaller, prox | {"uplink": top}) == ["FedAvg, TopK(0.05)", "FedProx, TopK(0.1)"]
+    assert labelled(tmp_path / "d", {"uplink": top}, prox | {"uplink": top}) == ["FedAvg", "FedProx"]
+    usual = {"rule": part("LocalOptimizer"), "uplink": part("Dense"), "aggregator": part("WeightedMean")}
+    assert labelled(tmp_path / "e", {"algorithm": "Algorithm"} | usual, prox) == ["Algorithm", "FedProx"]
+
+
+def test_secure_aggregation_has_its_name(tmp_path: Path) -> None:
+    off, sizes = {"secure_aggregation": None}, {"key_bits": 256, "share_bits": 256, "value_bits": 16}
+    runs = [{"trainer": off}, {"trainer": {"secure_aggregation": sizes}}]
+    found = labelled(tmp_path / "a", *runs, {"algorithm": "FedProx", "trainer": {"secure_aggregation": sizes}})
+    assert found == ["FedAvg", "FedAvg, secure aggregation", "FedProx, secure aggregation"]
+    wider = {"trainer": {"secure_aggregation": sizes | {"value_bits": 32}}}
+    found = labelled(tmp_path / "b", *runs, wider)
+    assert found == ["FedAvg", *(f"FedAvg, value_bits={bits}, secure aggregation" for bits in (16, 32))]
+    of_python = {"secure_aggregation": {"class_path": "lightning_fl.SecureAggregation", "init_args": sizes}}
+    assert labelled(tmp_path / "c", runs[0], {"trainer": of_python}) == ["FedAvg", "FedAvg, secure aggregation"]
 
 
 def test_folders_stand_for_what_would_be_too_long(tmp_path: Path) -> None:

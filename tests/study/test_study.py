@@ -195,6 +195,19 @@ def test_a_dry_run_prints_commands_that_can_be_run(capsys: pytest.CaptureFixture
     assert not Path("here").exists()
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_dry_run_shows_on_a_terminal_how_far_it_is(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(seeds=[3], grid={"method": {"avg": [], "prox": ["--algorithm=FedProx"]}})
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    main(["study", "study.yaml", "--dry_run"])
+    shown = capsys.readouterr()
+    for word in ("Checking", "Planning"):
+        assert (f"{word}:   0%|" in shown.err and "0/2" in shown.err) == is_terminal
+        assert word not in shown.out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
