@@ -26,6 +26,7 @@ from lightning_fl.aggregators import (
     MultiKrum,
     NormalisedMean,
     NormBound,
+    StaleMean,
     TrimmedMean,
     WeightedMean,
 )
@@ -258,6 +259,8 @@ def test_a_share_is_that_count_of_uploads(share: float, num: int, count: int) ->
         (GeometricMedian(weighting="samples"), False),
         (MaskedMean(), False),
         (NormalisedMean(), False),
+        (StaleMean(), True),
+        (StaleMean(weighting="samples"), False),
     ],
     ids=repr,
 )
@@ -321,6 +324,8 @@ def test_bounds_are_checked_before_the_run(aggregator: Aggregator, said: str, ma
     [
         (Bucketing(Krum(1), 2), 9),
         (MultiKrum(1, 5), 6),
+        (MultiKrum(0, 9), 9),
+        (MultiKrum(1), 5),
         (TrimmedMean(2), 5),
         (GeometricMedian(iterations=1), 1),
         (Bulyan(1), 7),
@@ -435,6 +440,16 @@ def test_trust_depends_on_the_direction_alone(seed: int) -> None:
     shares = cosines / rows.norm(dim=1) * delta.norm() / cosines.sum()
     torch.testing.assert_close(turns[0].proposed_buffers, turns[0].buffers + shares @ unit[:, :3])
     assert turns[0].metrics["robust/trusted"] == int((cosines > 0).sum())
+
+
+def test_trust_in_one_alone_takes_its_direction_whatever_it_is() -> None:
+    delta, row = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([[0.0, 2.0], [-1.0, 0.0]]).double()
+    turn, too_short = turn_of(row, delta), turn_of(1e-200 * row, delta)
+    for given_turn in (turn, too_short):
+        TrustScores()(given_turn, {})
+    torch.testing.assert_close(turn.proposal, torch.tensor([0.0, 5.0], dtype=torch.float64))
+    assert turn.metrics["robust/trusted"] == 1
+    assert torch.equal(too_short.proposal, torch.zeros(2, dtype=torch.float64)), "it has no direction that is a number"
 
 
 def test_trust_in_nobody_leaves_the_model() -> None:

@@ -109,3 +109,10 @@ def test_the_servers_codec_memory_moves_with_every_broadcast() -> None:
     for expected in (0.5, 0.75, 0.875):
         assert link.broadcast([1, 2, 3], {"model": torch.ones(2)})["model"].tolist() == [expected] * 2
     assert link.ledger.bits("down") == 3 * 3 * 2
+
+
+def test_bits_beside_the_messages_are_charged_to_each_client() -> None:
+    link = Link(CONTEXT, Dense(), Dense(), timed=[1])
+    link.charge("up", [0, 1, 2], {"scalars": 32, "keys": 8})
+    assert link.ledger.bits("up") == 3 * 40
+    assert link.bits_by_client[1] == (40, 0)
