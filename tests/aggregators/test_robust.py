@@ -273,6 +273,32 @@ def test_kept_uploads_weigh_as_the_part_says(part: Aggregator, is_equal: bool) -
     assert keeper.finish(accumulator)["uploads/weight"].tolist() == ([1.0, 1.0, 1.0] if is_equal else [5.0, 6.0, 7.0])
 
 
+@pytest.mark.parametrize(
+    ("decay", "factors"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("polynomial", [1, 0.5, 6**-0.5, 0.1]),
+        ("hinge", [1, 1, 1 / 11, 1 / 951]),
+        (2.0, [1, 1 / 16, 1 / 36, 1 / 100**2]),
+    ],
+)
+def test_stale_uploads_count_less(decay: Any, factors: list[float]) -> None:
+    part = StaleMean(decay, alpha=0.5)
+    assert [part.factor(staleness) for staleness in (0, 3, 5, 99)] == pytest.approx([0.5 * x for x in factors])
+
+
+def test_models_are_divided_by_their_normalisers_and_buffers_are_not() -> None:
+    accumulator: dict[str, Any] = {}
+    part = NormalisedMean("steps")
+    for weight, normaliser, steps, value in ((1.0, 2.0, 4, 8.0), (3.0, 5.0, 8, 10.0)):
+        message = {"model": torch.tensor([value]), "buffers": torch.tensor([value])}
+        message["scalars/normaliser"] = torch.tensor([normaliser])
+        part.add(accumulator, Upload(Result(0, {}, weight, {}, {}, {}, num_steps=steps), message))
+    found = part.finish(accumulator)
+    assert float(found["model"]) == pytest.approx((1 * 8 / 2 + 3 * 10 / 5) / 4 * (1 * 4 + 3 * 8) / 4)
+    assert float(found["buffers"]) == pytest.approx((1 * 8 + 3 * 10) / 4)
+
+
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
