@@ -66,18 +66,19 @@ def documented_range(found: type, name: str) -> str:
     return ""
 
 
-INTERVAL = re.compile(r"in ([\[(])(\d[\d.]*), (\d[\d.]*)([\])])")
-LEAST, ABOVE = re.compile(r"(?:at least (\d+)|[A-Za-zτημλ_']+ ≥ (\d+))(?![.\d])"), re.compile(r"(?:above|>) 0(?![.\d])")
+INTERVAL = re.compile(r"in ([\[(])(\d[\d.]*), (\d[\d.]*)([\])])|, from (?P<low>\d+) to (?P<high>\d+)")
+LEAST = re.compile(r"(?:(?:at least|, from) (\d+)|[A-Za-zτημλ_']+ ≥ (\d+))(?!\.?\d)")
+ABOVE = re.compile(r"(?:above|>) 0(?!\.?\d)")
 
 
 def ends(text: str, is_whole: bool) -> tuple[list[float], list[float]]:
     """Return values that a text allows, and values that it does not."""
     step = 1 if is_whole else 0.25
     if interval := INTERVAL.search(text):
-        low, high = float(interval[2]), float(interval[3])
+        low, high = float(interval[2] or interval["low"]), float(interval[3] or interval["high"])
         allowed, refused = [(low + high) / 2] * (not is_whole), [low - step, high + step]
-        (allowed if interval[1] == "[" else refused).append(low)
-        (allowed if interval[4] == "]" else refused).append(high)
+        (refused if interval[1] == "(" else allowed).append(low)
+        (refused if interval[4] == ")" else allowed).append(high)
         return allowed, refused
     if least := LEAST.search(text):
         lowest = float(least[1] or least[2])

@@ -26,7 +26,7 @@ class Bucketing(Aggregator):
 
     Attributes:
         inner: aggregator of the means, for instance `CoordinateMedian()`.
-        s: uploads in a bucket; the last one may have fewer. 1 leaves the uploads as they are.
+        s: uploads in a bucket, at least 1; the last one may have fewer. 1 leaves the uploads as they are.
     """
 
     keeps_uploads = True

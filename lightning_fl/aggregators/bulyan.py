@@ -25,7 +25,7 @@ class Bulyan(Robust):
     Needs K ≥ 4f + 3 uploads, of which f may be attackers'.
 
     Attributes:
-        f: number of attackers to tolerate.
+        f: number of attackers to tolerate, at least 0.
         by: Krum's distances between the models, or between `all` that clients send, side by side.
     """
 

@@ -24,8 +24,8 @@ class GeometricMedian(Robust):
     """Vector with nearly the least sum of distances to the uploads. Tolerates attackers of less than half the weight.
 
     Attributes:
-        iterations: passes of the Weiszfeld algorithm.
-        smoothing: ν, the least distance that counts.
+        iterations: passes of the Weiszfeld algorithm, at least 1.
+        smoothing: ν > 0, the least distance that counts.
         weighting: α_k = 1 (`uniform`), or the client's number of `samples`, as in the paper, which a client only claims.
         by: distances between the models, or between `all` that clients send; the weights β_k hold for every vector.
     """

@@ -26,8 +26,8 @@ class MultiKrum(Robust):
     Needs K ≥ 2f + 3 uploads, of which f may be attackers'.
 
     Attributes:
-        f: number of attackers to tolerate.
-        m: number of uploads to average; None for all but f, K − f.
+        f: number of attackers to tolerate, at least 0.
+        m: number of uploads to average, at least 1; None for all but f, K − f.
         by: distances between the models, or between `all` that clients send, side by side.
     """
 

@@ -26,7 +26,7 @@ class StaleMean(Aggregator):
     In rounds that wait for their clients no upload is stale, and it is the mean.
 
     Attributes:
-        decay: exponent of 1/(1 + s), or `constant`, `polynomial` (0.5) or `hinge`, which waits for four updates.
+        decay: exponent of 1/(1 + s), at least 0, or `constant`, `polynomial` (0.5) or `hinge`, which waits for four updates.
         weighting: a_i = 1 (`uniform`), or the client's number of `samples`.
         alpha: α in (0, 1], the factor of an upload that is not stale.
     """

@@ -42,7 +42,7 @@ class Blockwise(Codec):
         levels: `linear` are the 2^b − 1 levels q/(2^(b−1) − 1) for whole q, with an error of at most half a step,
             a/(2^b − 2); `nf4` are the 16 of NormalFloat4, dense where normal numbers are, for b = 4.
         bits: b, bits per number, from 2 to 8.
-        block_size: numbers of a block.
+        block_size: numbers of a block, at least 1.
         nested: send the scales in 8 bits too, and the largest of each 256 scales in 32: 8⌈d/block_size⌉ bits and 32 for each 256
             of them, instead of 32⌈d/block_size⌉.
     """

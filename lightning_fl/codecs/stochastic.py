@@ -118,7 +118,7 @@ class QSGD(Stochastic):
 
     Attributes:
         levels: s, from 1.
-        bucket: consecutive numbers that share a norm; the last bucket may have fewer.
+        bucket: consecutive numbers that share a norm, at least 1; the last bucket may have fewer.
         norm: `l2`, the paper's, or `max`, the largest magnitude, with a smaller error and more levels above 0.
         coding: `fixed`, as many bits for every number; or `elias`, the paper's code of the levels above 0 and their distances,
             or the fixed one if that is shorter, with one bit to tell which. It is slow to decode where few levels are 0: 0.1 µs a

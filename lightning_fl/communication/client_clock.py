@@ -90,10 +90,10 @@ class ClientClock(SimulatedClock):
 
     Attributes:
         devices: `phones` or `silos`, for the spreads above; a spread that is given besides goes over it.
-        computation_sigma: spread σ of the clients' speeds of computation, which are exp(σ z) times the clock's.
-        uplink_sigma: spread of the speeds of their uplinks.
-        downlink_sigma: spread of the speeds of their downlinks.
-        jitter_sigma: spread of the factor exp(σ z) by which a client is faster in one round than usual, drawn in every round.
+        computation_sigma: spread σ of the clients' speeds of computation, in [0, 10]; they are exp(σ z) times the clock's.
+        uplink_sigma: spread of the speeds of their uplinks, in [0, 10].
+        downlink_sigma: spread of the speeds of their downlinks, in [0, 10].
+        jitter_sigma: spread in [0, 10] of the factor exp(σ z) by which a client is faster in one round than usual, drawn in each.
         trace: CSV file of speeds, with the columns macs_per_second, uplink_mebibytes_per_second and
             downlink_mebibytes_per_second, or FedScale's computation (ms for the forward pass of a sample) and communication
             (kbit/s). A column client names the row of each client by its index, from 0. Without it clients get the rows in an

@@ -25,8 +25,8 @@ class SimulatedClock:
     """Compute the seconds of a round from its bits and its computation.
 
     Attributes:
-        computation_seconds: seconds of local training in a round, with the network as the run begins and the clients' own
-            samples; None: estimate from the multiply-accumulates. The authors measured 2.3 (CNN), 8.0 (VGG-11), 10.1
+        computation_seconds: seconds of local training in a round, at least 0, with the network as the run begins and the clients'
+            own samples; None: estimate from the multiply-accumulates. The authors measured 2.3 (CNN), 8.0 (VGG-11), 10.1
             (ResNet-18) and 1.3 (LeNet-5) for 400 CIFAR images and 5 epochs.
         macs_per_second: speed of a client for the estimate, in which a training step costs three forward passes.
         uplink_mebibytes_per_second: MiB/s towards the server; 6.25 is 50 Mbit/s.
@@ -35,9 +35,9 @@ class SimulatedClock:
             `ClientClock`: clients are parallel, and the speeds above are those of the median client.
         computation_sigma: spread of the clients' speeds of computation, in [0, 10]: each has exp(sigma z) times the clock's, z
             normal.
-        uplink_sigma: spread of the speeds of their uplinks.
-        downlink_sigma: spread of the speeds of their downlinks.
-        jitter_sigma: spread of each client's own times from round to round.
+        uplink_sigma: spread of the speeds of their uplinks, in [0, 10].
+        downlink_sigma: spread of the speeds of their downlinks, in [0, 10].
+        jitter_sigma: spread of each client's own times from round to round, in [0, 10].
         trace: CSV file with the speeds of every client, instead of the spreads: its columns macs_per_second,
             uplink_mebibytes_per_second and downlink_mebibytes_per_second, or FedScale's computation and communication.
     """

@@ -34,7 +34,7 @@ class Distillation(Step):
         clip_norm: bound of the gradient's norm, above 0.
         val_fraction: share of the server's samples held out for validation, in [0, 1).
         val_every_n_steps: steps from one validation to the next, at least 1.
-        patience: steps without improvement after which it stops, at least 1.
+        patience: steps without improvement after which it stops, at least 1; they count from the first validation.
         freeze_batch_norm: keep the student in evaluation mode.
     """
 
@@ -120,7 +120,7 @@ class Distillation(Step):
                     accuracy = server.accuracy(student.detach(), buffers, slice(len(rows), None))
                     if accuracy > best[0]:
                         best, best_step = (accuracy, student.detach().clone(), buffers.clone()), step
-                if step == self.max_steps or (num_held_out and step - best_step >= self.patience):
+                if step == self.max_steps or (best_step and step - best_step >= self.patience):
                     break
             else:
                 continue

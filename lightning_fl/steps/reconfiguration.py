@@ -47,7 +47,7 @@ class Reconfiguration(Step):
             the forward pass alone; at least 0.
         bandwidth: bandwidth of a client in bits per second, above 0.
         fixed_share: time of everything else as a share of the time of all weights, at least 0.
-        initial_passes: largest number of passes before the first round; 0: none, the network starts whole.
+        initial_passes: largest number of passes before the first round, at least 0; with 0 the network starts whole.
         initial_batches: batches of the server in each pass, at least 1.
         initial_interval: passes from one reconfiguration to the next, at least 1.
         start_accuracy: accuracy at which pruning starts, as a multiple of that of guessing, at least 0.

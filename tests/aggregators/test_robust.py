@@ -26,6 +26,7 @@ from lightning_fl.aggregators import (
     MultiKrum,
     NormalisedMean,
     NormBound,
+    StaleMean,
     TrimmedMean,
     WeightedMean,
 )
@@ -258,6 +259,8 @@ def test_a_share_is_that_count_of_uploads(share: float, num: int, count: int) ->
         (GeometricMedian(weighting="samples"), False),
         (MaskedMean(), False),
         (NormalisedMean(), False),
+        (StaleMean(), True),
+        (StaleMean(weighting="samples"), False),
     ],
     ids=repr,
 )
@@ -268,6 +271,32 @@ def test_kept_uploads_weigh_as_the_part_says(part: Aggregator, is_equal: bool) -
         result = Result(client, {}, 5.0 + client, {}, {}, {}, num_steps=1)
         keeper.add(accumulator, Upload(result, {"model": row, "scalars/normaliser": torch.ones(1)}))
     assert keeper.finish(accumulator)["uploads/weight"].tolist() == ([1.0, 1.0, 1.0] if is_equal else [5.0, 6.0, 7.0])
+
+
+@pytest.mark.parametrize(
+    ("decay", "factors"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("polynomial", [1, 0.5, 6**-0.5, 0.1]),
+        ("hinge", [1, 1, 1 / 11, 1 / 951]),
+        (2.0, [1, 1 / 16, 1 / 36, 1 / 100**2]),
+    ],
+)
+def test_stale_uploads_count_less(decay: Any, factors: list[float]) -> None:
+    part = StaleMean(decay, alpha=0.5)
+    assert [part.factor(staleness) for staleness in (0, 3, 5, 99)] == pytest.approx([0.5 * x for x in factors])
+
+
+def test_models_are_divided_by_their_normalisers_and_buffers_are_not() -> None:
+    accumulator: dict[str, Any] = {}
+    part = NormalisedMean("steps")
+    for weight, normaliser, steps, value in ((1.0, 2.0, 4, 8.0), (3.0, 5.0, 8, 10.0)):
+        message = {"model": torch.tensor([value]), "buffers": torch.tensor([value])}
+        message["scalars/normaliser"] = torch.tensor([normaliser])
+        part.add(accumulator, Upload(Result(0, {}, weight, {}, {}, {}, num_steps=steps), message))
+    found = part.finish(accumulator)
+    assert float(found["model"]) == pytest.approx((1 * 8 / 2 + 3 * 10 / 5) / 4 * (1 * 4 + 3 * 8) / 4)
+    assert float(found["buffers"]) == pytest.approx((1 * 8 + 3 * 10) / 4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -321,6 +350,8 @@ def test_bounds_are_checked_before_the_run(aggregator: Aggregator, said: str, ma
     [
         (Bucketing(Krum(1), 2), 9),
         (MultiKrum(1, 5), 6),
+        (MultiKrum(0, 9), 9),
+        (MultiKrum(1), 5),
         (TrimmedMean(2), 5),
         (GeometricMedian(iterations=1), 1),
         (Bulyan(1), 7),
@@ -435,6 +466,16 @@ def test_trust_depends_on_the_direction_alone(seed: int) -> None:
     shares = cosines / rows.norm(dim=1) * delta.norm() / cosines.sum()
     torch.testing.assert_close(turns[0].proposed_buffers, turns[0].buffers + shares @ unit[:, :3])
     assert turns[0].metrics["robust/trusted"] == int((cosines > 0).sum())
+
+
+def test_trust_in_one_alone_takes_its_direction_whatever_it_is() -> None:
+    delta, row = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([[0.0, 2.0], [-1.0, 0.0]]).double()
+    turn, too_short = turn_of(row, delta), turn_of(1e-200 * row, delta)
+    for given_turn in (turn, too_short):
+        TrustScores()(given_turn, {})
+    torch.testing.assert_close(turn.proposal, torch.tensor([0.0, 5.0], dtype=torch.float64))
+    assert turn.metrics["robust/trusted"] == 1
+    assert torch.equal(too_short.proposal, torch.zeros(2, dtype=torch.float64)), "it has no direction that is a number"
 
 
 def test_trust_in_nobody_leaves_the_model() -> None:

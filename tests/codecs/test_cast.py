@@ -119,8 +119,9 @@ def test_numbers_that_are_too_large_become_the_largest_with_one_warning(codec: A
     largest = torch.finfo(getattr(torch, codec.dtype)).max
     x = torch.tensor([1.0, 1e5, -1e5, -3.4e38, torch.inf]).double()
     x[3] *= 1 + 2e-3  # beyond bfloat16's range, too
-    with pytest.warns(UserWarning, match=f"Cast to {codec.dtype} sends numbers beyond"):
+    with pytest.warns(UserWarning, match=f"Cast to {codec.dtype} sends numbers beyond") as said:
         arrived = through(codec, x)
+    assert ("has the range of float32" in str(said[0].message)) == (codec.dtype == "float16")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         through(codec, x)

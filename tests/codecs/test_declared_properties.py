@@ -143,6 +143,100 @@ def test_what_a_codec_declares_of_single_messages(codec: Codec) -> None:
     assert failures == []
 
 
+@each_codec
+def test_entries_beside_the_model_cross_as_they_are_in_any_order(codec: Codec) -> None:
+    x = spiky(1).float()
+    names = ["model", CARRIER] if isinstance(codec, Followed) else ["model"]
+    message: Message = {"buffers": torch.arange(3.0), **dict.fromkeys(names, x), "scalars/steps": torch.tensor([7.0])}
+    found = [
+        codec.decode(codec.encode(entries, {}, setting_of(x))[0], setting_of(x))
+        for entries in (message, dict(reversed(message.items())))
+    ]
+    for name in names:
+        assert torch.equal(found[0][name], found[1][name])
+    for name in ("buffers", "scalars/steps"):
+        assert torch.equal(found[0][name], message[name])
+
+
+NESTED: list[Codec] = [
+    TopK(0.5, values=TopK(0.5, values=QSGD(1))),
+    RandomK(0.5, values=RandomK(0.5, values=TernGrad())),
+]
+
+
+@pytest.mark.parametrize("codec", [*CODECS, *NESTED], ids=str)
+def test_whole_numbers_positions_and_bits_are_those_of_the_content(codec: Codec) -> None:
+    x, context = spiky(1).float(), setting_of(spiky(1).float())
+    arrived, payload, _ = sent(codec, x)
+    for name, packed in payload.items():
+        if (coded := codec.symbols(name, payload, context)) is not None:
+            symbols, num_values = coded
+            assert 0 <= int(symbols.min()) <= int(symbols.max()) < num_values
+            if not isinstance(codec, EntropyCoded):
+                assert torch.equal(codec.from_symbols(name, symbols, num_values), packed.content)
+        if (positions := codec.positions(name, payload, context)) is not None:
+            assert set(arrived.nonzero().flatten().tolist()) <= set(positions.tolist()), name
+        shares = codec.bits_by_tensor(name, payload, context)
+        assert sum((shares or {}).values()) <= packed.bits
+
+
+def test_positions_of_values_are_among_those_of_the_vector() -> None:
+    x, context = spiky(1).float(), setting_of(spiky(1).float())
+    for codec in (TopK(0.5, values=TopK(0.5)), RandomK(0.5, "none", values=TopK(0.5))):
+        arrived, payload, _ = sent(codec, x)
+        outer, inner = (codec.positions(name, payload, context) for name in ("model", next(iter(payload))))
+        assert outer is not None
+        assert inner is not None
+        assert len(outer) == D // 2
+        assert inner.tolist() == arrived.nonzero().flatten().tolist()
+        assert len(inner) == D // 4
+
+
+def test_numbers_of_whole_numbers_that_are_counted() -> None:
+    """They are those that a codec may send, and above 65,537 they are too many to be counted."""
+    x, context = spiky(1).float(), setting_of(spiky(1).float())
+    expected = {
+        TernGrad(): 3,
+        OneBit(): 2,
+        QSGD(1): 3,
+        QSGD(4): 9,
+        QSGD(2**15): 2**16 + 1,
+        QSGD(2**15 + 1): None,
+        Quantiser("uniform", 3): 8,
+        Quantiser("uniform", 16): 2**16,
+        Quantiser("uniform", 17): None,
+        EDEN(3): 8,
+    }
+    for codec, count in expected.items():
+        coded = codec.symbols("model", sent(codec, x)[1], context)
+        assert (None if coded is None else coded[1]) == count, codec
+
+
+def test_values_of_drawn_positions_have_their_codecs_bits() -> None:
+    codec, x = RandomK(0.5, values=EDEN(2)), spiky(1).float()
+    payload = sent(codec, x)[1]
+    shares = codec.bits_by_tensor(next(iter(payload)), payload, setting_of(x))
+    assert shares is not None
+    assert sum(shares.values()) == 2 * D // 2
+
+
+def test_large_numbers_of_wide_matrices_have_factors() -> None:
+    """Sums of them are beyond float64's range."""
+    layout = Layout(("a",), ((4, 256),), (False,))
+    context = RoundContext(layout, NO_LAYOUT, num_clients=3, dtype=torch.float64, draw=Draw((0, 0, 11), 0, "up"))
+    x = torch.full((layout.numel,), torch.finfo(torch.float64).max / 8, dtype=torch.float64)
+    payload, _ = LowRank(1).encode({"model": x}, {}, context)
+    torch.testing.assert_close(LowRank(1).decode(payload, context)["model"] / x, torch.ones_like(x))
+
+
+def test_fair_coordinates_are_taken_in_turns_or_by_the_largest() -> None:
+    context = RoundContext(Layout(("a",), ((5,),), (False,)), NO_LAYOUT, num_clients=3)
+    message = {"model": torch.tensor([10.0, 9, 0, 0, 0]), "moments/first": torch.tensor([0.0, 0, 1, 0, 0])}
+    for union, model in (("interleaved", [10, 0, 0, 0, 0]), ("max", [10, 9, 0, 0, 0])):
+        codec = FairTopK(0.4, union)
+        assert codec.decode(codec.encode(message, {}, context)[0], context)["model"].tolist() == model
+
+
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec.contracts and is_random(codec)], ids=str)
 def test_mean_errors_are_smaller_than_the_vector_if_it_is_declared(codec: Codec) -> None:
     vectors = hard_vectors(torch.float32)

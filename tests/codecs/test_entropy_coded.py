@@ -223,3 +223,16 @@ def test_a_codec_of_ones_own_must_give_back_its_content() -> None:
 
     with pytest.raises(ValueError, match=r"Backwards\.from_symbols does not give back the content of 'model'"):
         EntropyCoded(Backwards()).encode({"model": normal(90)}, {}, setting_of(90))
+
+
+def test_vectors_without_whole_numbers_leave_others_coded(recwarn: pytest.WarningsRecorder) -> None:
+    context = setting_of(3000)
+    x = torch.zeros(3000)
+    x[::3] = 1
+    payload, _ = EntropyCoded(STC(1.0)).encode({"moments/first": torch.zeros(3000), "model": x}, {}, context)
+    assert payload["mask/coded/model"].content.tolist() == [1]
+    codec = EntropyCoded(OneBit())
+    payload, _ = codec.encode({"model": x - 0.5}, {}, context)
+    assert payload["mask/coded/model"].content.tolist() == [1]
+    assert codec.bits_by_tensor("model", payload, context) == {}
+    assert [str(warning.message) for warning in recwarn] == []

@@ -277,3 +277,23 @@ def test_fedpaq_with_many_levels_is_fedavg_with_equal_weights(make_trainer: Make
     make_trainer(max_rounds=3).fit(one, federation((5,) * 6), FedPAQ(levels=2**20))
     make_trainer(max_rounds=3).fit(other, federation((5,) * 6), FedAvg())
     np.testing.assert_allclose(vector(one), vector(other), atol=1e-4)
+
+
+def test_equal_magnitudes_are_not_cut_off() -> None:
+    """They are two and a half deviations away from no other number; whether they are positive is kept."""
+    x = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    assert torch.equal(sent(TernGrad(clip=2.5), x, setting_of((6,)))[0], x)
+    outlier = torch.tensor([-1.0, 1.0] * 50 + [-90.0])
+    clipped = sent(TernGrad(clip=2.5), outlier, setting_of((101,)))[0]
+    assert clipped[-1] == pytest.approx(-2.5 * float(outlier.std(correction=0)))
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("count", [1, 8, 24, 37])
+def test_both_codes_of_levels_give_the_same_numbers(levels: int, count: int) -> None:
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    found = [
+        sent(QSGD(levels, norm="max", coding=coding), x, setting_of((count,)))[0]  # type: ignore[arg-type]
+        for coding in ("fixed", "elias")
+    ]
+    assert torch.equal(*found)

@@ -71,6 +71,7 @@ def test_a_file_may_be_in_any_order_and_ends_are_not_included(read: Callable[...
         (["4,0,2"], None, "line 2: client 4 is unknown: the federation has the clients 0 to 3"),
         (["0,5,9", "1,0,9", "0,2,6"], None, "line 4: the interval of client 0 overlaps with that of line 2"),
         (["0,5,9", "0,5,9"], None, "line 3: the interval of client 0 overlaps with that of line 2"),
+        (["0,0,9", "1,0,5", "1,4,9"], None, "line 4: the interval of client 1 overlaps with that of line 3"),
         (["0,1,2", "0,3,20"], 10, "line 3: end_seconds must be at most availability_period, 10, got 20"),
         (["0,1,soon"], None, "line 2: end_seconds must be a number, got 'soon'"),
     ],

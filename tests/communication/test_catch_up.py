@@ -183,3 +183,10 @@ def test_two_processes_charge_the_same(tmp_path: Path) -> None:
     down = [float(row["comm/downlink_bits"]) for row in one[0]]
     assert down[0] > down[1] > 0
     assert torch.tensor(down).isfinite().all()
+
+
+def test_updates_as_large_as_the_model_keep_their_kinds() -> None:
+    catch_up = CatchUp()
+    catch_up.add({"model": 60, "mask": 4}, [0])
+    assert catch_up.bits([1], {"model": 28, "mask": 4}, whole=96)["mask"] == 8
+    assert catch_up.bits([1], {"model": 29, "mask": 4}, whole=96) == {"model": 96}

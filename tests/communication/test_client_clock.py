@@ -154,3 +154,19 @@ def test_a_trace_that_is_no_text_file_is_refused(content: bytes | None, tmp_path
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"trace.csv (is not a file|cannot be read as text)"):
         ClientClock(trace=path).read_trace(2, in_order)
+
+
+def test_jitter_has_its_spread() -> None:
+    clock, random = ClientClock(jitter_sigma=0.2), np.random.default_rng(0)
+    assert np.std([np.log(clock.jitter(random)) for _ in range(1000)]) == pytest.approx(0.2, rel=0.1)
+
+
+def test_the_first_of_several_missing_clients_is_named(trace: Callable[..., ClientClock]) -> None:
+    with pytest.raises(UserError, match="no row for 2 of the 4 clients, the first of which is 1:"):
+        trace(f"client,{SPEEDS}", "0,1,1,1", "3,1,1,1").read_trace(4, in_order)
+
+
+def test_a_trace_goes_with_jitter_and_with_spreads_of_nothing(tmp_path: Path) -> None:
+    assert ClientClock(trace=tmp_path / "trace.csv", jitter_sigma=0.2, uplink_sigma=0.0).sigmas == (0, 0, 0, 0.2)
+    with pytest.raises(UserError, match="uplink_sigma would draw them"):
+        ClientClock(trace=tmp_path / "trace.csv", uplink_sigma=1.0)

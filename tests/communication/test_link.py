@@ -14,7 +14,7 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.population import Population
-from lightning_fl.slots import Packed, RoundContext, State, kind_of
+from lightning_fl.slots import KINDS, Packed, RoundContext, State, kind_of
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import Layout
 
@@ -109,3 +109,26 @@ def test_the_servers_codec_memory_moves_with_every_broadcast() -> None:
     for expected in (0.5, 0.75, 0.875):
         assert link.broadcast([1, 2, 3], {"model": torch.ones(2)})["model"].tolist() == [expected] * 2
     assert link.ledger.bits("down") == 3 * 3 * 2
+
+
+def test_bits_beside_the_messages_are_charged_to_each_client() -> None:
+    link = Link(CONTEXT, Dense(), Dense(), timed=[1])
+    link.charge("up", [0, 1, 2], {"scalars": 32, "keys": 8})
+    assert link.ledger.bits("up") == 3 * 40
+    assert link.bits_by_client[1] == (40, 0)
+
+
+def test_a_ledger_counts_whole_bytes_exactly_and_its_copy_goes_on_alone() -> None:
+    ledger = Ledger()
+    ledger.add({"up": {"model": 2**60}})
+    before = ledger.state_dict()
+    ledger.add({"up": {"model": 8, "mask": 16}, "down": {"model": 9}})
+    assert (ledger.total_bytes("up"), ledger.total_bytes("down")) == (2**57 + 3, 1.125)
+    assert ledger.since(before["round_bits"])["up"] == dict.fromkeys(KINDS, 0) | {"model": 8, "mask": 16}
+    copy = Ledger()
+    copy.load_state_dict(before)
+    assert copy == Ledger(before["round_bits"], before["total_bits"])
+    assert (copy.bits("up"), copy.bits("down")) == (2**60, 0)
+    ledger.catch_up.add({"model": 5}, [1])
+    copy.load_state_dict(ledger.state_dict())
+    assert copy == ledger

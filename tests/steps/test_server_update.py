@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Callable
 from math import ceil
+from typing import Any
 
 import pytest
 from toys import BATCH_SIZE, Perceptron, Served
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedDU, FedDUS
-from lightning_fl.steps import StaticServerUpdate
+from lightning_fl.steps import DynamicServerUpdate, StaticServerUpdate
 
 MakeTrainer = Callable[..., FederatedTrainer]
 STEPS = 2 * ceil(9 / BATCH_SIZE)
@@ -51,3 +52,20 @@ def test_a_negative_number_of_steps_is_refused() -> None:
     assert StaticServerUpdate(tau_eff=0).tau_eff == 0
     with pytest.raises(UserError, match="got -1"):
         StaticServerUpdate(tau_eff=-1)
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "alpha"),
+    [
+        (DynamicServerUpdate(), (0.6, 0.3, 0.1, 1000, 3000, 0), 0.4 * 1 / 2),
+        (DynamicServerUpdate(), (0.6, 0.3, 0.3, 1000, 3000, 0), 0.4 * 1 / 4),
+        (DynamicServerUpdate(), (0.6, 0.0, 0.0, 1000, 3000, 0), 0.4 * 1 / 4),
+        (DynamicServerUpdate(C=20.0, decay=0.5), (0.6, 0.3, 0.3, 1000, 3000, 1), 0.4 * 20 / 8),
+        (DynamicServerUpdate(alpha_max=0.05), (0.6, 0.3, 0.3, 1000, 3000, 0), 0.05),
+        (DynamicServerUpdate(f="inverse", epsilon=0.2), (0.3, 0.3, 0.3, 1000, 3000, 0), 2 / 4),
+        (DynamicServerUpdate(f="inverse", epsilon=0.05), (0.05, 0.3, 0.3, 1000, 3000, 0), 1.0),
+        (DynamicServerUpdate(f="inverse", epsilon=0.05, alpha_max=2.0), (0.05, 0.3, 0.3, 1000, 3000, 0), 2.0),
+    ],
+)
+def test_alpha_is_that_of_the_formula_by_hand(step: DynamicServerUpdate, given: Any, alpha: float) -> None:
+    assert step.alpha(*given) == pytest.approx(alpha)
