@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import Command, Outcome, forget_types, run_command
+from hypothesis import HealthCheck, settings
 from quiet import QUIET
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 # Tests run in parallel and start programs of their own, so each uses one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No example fails because the machine is busy; without this each, and drawing it, has a limit of time.
+settings.register_profile("any machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 TIERS = ("process", "slow", "thirdparty")
 """Marks of tests that `pytest` alone leaves out."""

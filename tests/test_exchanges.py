@@ -15,6 +15,7 @@ from typing import Any
 import processes
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from torch import Tensor
 from torchmetrics import MeanMetric
@@ -24,7 +25,6 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import SCAFFOLD, FedAvg
 from lightning_fl.processes import checksum
 
-MakeTrainer = Callable[..., FederatedTrainer]
 MOST_BYTES = 64_000
 COLLECTIVES = ("all_gather_object", "broadcast_object_list", "all_reduce", "broadcast", "barrier")
 

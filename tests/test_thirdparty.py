@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from projects import BATCH_SIZE, PROJECTS, Loaders, Project
 from quiet import QUIET
 from torch import Tensor
@@ -26,7 +27,6 @@ from lightning_fl.groups import layer_groups
 
 pytestmark = pytest.mark.thirdparty
 
-MakeTrainer = Callable[..., FederatedTrainer]
 ROUNDS, NUM_CLIENTS, COHORT, SENDERS, ALPHA = 2, 4, 3, 2, 0.05
 ON_STEP = {"kl_weight", "train_loss", "train_loss_step", "train_loss_ssl"}
 """Values that modules log on step."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from toys import Normalised, Perceptron, Served, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import (
     Bucketing,
     Bulyan,
@@ -47,7 +48,6 @@ from lightning_fl.slots import (
 from lightning_fl.steps import CentredClipping, TrustScores
 from lightning_fl.vectors.layout import Layout
 
-MakeTrainer = Callable[..., FederatedTrainer]
 WHOLE: tuple[Aggregator, ...] = (
     CoordinateMedian(),
     TrimmedMean(2),
@@ -114,7 +114,7 @@ def test_is_the_uniform_mean_in_the_limit(aggregator: Aggregator) -> None:
 
 @pytest.mark.parametrize("sign", [1e9, -1e9])
 @given(seed=seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_attackers_up_to_the_bound_move_it_only_so_far(sign: float, seed: int) -> None:
     rows = points(11, 4, seed)
     attacked = torch.cat([rows[:9], torch.full((2, 4), sign, dtype=torch.float64)])
@@ -142,7 +142,7 @@ def krum_by_hand(rows: np.ndarray, f: int, left: list[int]) -> list[float]:
 
 
 @given(seed=seeds, num=st.integers(7, 11), f=st.integers(0, 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_krum_and_bulyan_are_those_of_a_brute_force(seed: int, num: int, f: int) -> None:
     rows = points(num, 3, seed)
     array = rows.numpy()
@@ -165,7 +165,7 @@ def test_krum_and_bulyan_are_those_of_a_brute_force(seed: int, num: int, f: int)
 
 
 @given(seed=seeds, num=st.integers(1, 8), trim=st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_coordinates_are_merged_over_those_that_sent_them(seed: int, num: int, trim: int) -> None:
     rows, sent = points(num, 6, seed), points(num, 6, seed + 1) > 0
     hidden = torch.where(sent, rows, 0.0)
@@ -414,7 +414,7 @@ def turn_of(rows: Tensor, delta: Tensor | None = None, **more: Tensor) -> Server
 
 
 @given(seed=seeds, radius=st.floats(0.1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_centred_clipping_from_zero_is_the_norm_bound_and_moves_so_far(seed: int, radius: float) -> None:
     rows, step = points(9, 4, seed), CentredClipping(radius)
     turn = turn_of(rows, buffers=points(9, 3, seed + 1))
@@ -448,7 +448,7 @@ def test_centred_clipping_without_a_radius_is_the_mean() -> None:
 
 
 @given(seed=seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_trust_depends_on_the_direction_alone(seed: int) -> None:
     rows, delta = points(6, 4, seed), points(1, 4, seed + 1)[0]
     rows[0] = delta  # so that one is trusted
@@ -521,7 +521,7 @@ def told(aggregator: Aggregator, rows: Tensor, attackers: Sequence[int]) -> dict
 
 
 @given(seed=seeds, num=st.integers(7, 11))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_shares_are_those_of_plain_loops(seed: int, num: int) -> None:
     rows, attackers = points(num, 6, seed), [1, 4]
     array = rows.numpy()

@@ -10,6 +10,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
 from toys import Perceptron, federation, vector
@@ -21,7 +22,6 @@ from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.rules import Proximal, SharedAdam
 from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, WarmedUpMoments
 
-MakeTrainer = Callable[..., FederatedTrainer]
 EPSILON = 0.01
 QUANTISER = Quantiser(bits=4)
 

@@ -1,22 +1,20 @@
 """Test every algorithm of the roster: oracle, bits, resuming; and every part: order of clients, drop-outs, broken uploads."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compared_runs import bits_of, equal_states
+from compared_runs import MakeTrainer, bits_of, equal_states, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import COVERING, EVERY_OPTION, ROSTER, Entry, Turn, problem, properties_of
-from toys import Normalised, Perceptron, Poisoned, federation, read_rows, samples, vector
+from toys import Normalised, Perceptron, Poisoned, federation, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.federation.population import Population
 
-MakeTrainer = Callable[..., FederatedTrainer]
 each_algorithm = pytest.mark.parametrize("name", ROSTER)
 each_part = pytest.mark.parametrize("name", COVERING)
 FEDERATED = [name for name in COVERING if ROSTER[name].algorithm().exchange.uses_link]
@@ -132,23 +130,8 @@ def test_the_seed_decides_cohort_and_order(make_trainer: MakeTrainer, monkeypatc
 
 
 @each_algorithm
-def test_resumed_equals_uninterrupted_bit_for_bit(
-    name: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
-    module = Perceptron()
-    fits = {}
-    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
-        fitted, root = copy.deepcopy(module), tmp_path / part
-        for number, stop in enumerate(stops):
-            trainer = make_trainer(max_rounds=stop, default_root_dir=root, **keeps_files)
-            # A new module: everything must come from the checkpoint.
-            fitted = copy.deepcopy(module) if number == 0 else Perceptron()
-            trainer.fit(
-                fitted, ROSTER[name].federation(), ROSTER[name].algorithm(), ckpt_path="last" if number else None
-            )
-        fits[part] = fitted.state_dict(), trainer.run.state_dict(), read_rows(root)
-    for whole, resumed in zip(fits["whole"], fits["resumed"], strict=True):
-        assert equal_states(whole, resumed)
+def test_resumed_equals_uninterrupted_bit_for_bit(name: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    resumed_like_whole(make_trainer, tmp_path, Perceptron, ROSTER[name].federation, ROSTER[name].algorithm)
 
 
 @each_part

@@ -1,13 +1,13 @@
 """Test APFL: the paper's loop, its limits, what clients predict with, and their own models' norms."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from roster import problem
 from toys import Perceptron, federation, vector
 
@@ -15,7 +15,6 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAvg
 
-MakeTrainer = Callable[..., FederatedTrainer]
 OWN, SHARE = "own/model", "own/share/scalars"
 
 

@@ -9,17 +9,16 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from roster import problem
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Normalised, Perceptron, federation, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, Centralised, Ditto, FedAvg, FedBN, FedProx, LocalOnly, Method
 from lightning_fl.clients.own_models import PARAMS
 from lightning_fl.codecs import TopK
 from lightning_fl.exchanges import InPlace, NoUploads
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def test_centralised_is_the_stock_trainer_on_all_samples(make_trainer: MakeTrainer, make_stock_trainer: Any) -> None:

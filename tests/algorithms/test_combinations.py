@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from torch import Tensor
 from toys import SIZES, Convolved, Served
 
@@ -103,7 +104,6 @@ from lightning_fl.steps import (
     Yogi,
 )
 
-MakeTrainer = Callable[..., FederatedTrainer]
 NUM_SERVER = 9
 RULES = [
     ControlVariates(),

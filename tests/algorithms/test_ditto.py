@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
 from toys import Perceptron, federation, vector
@@ -13,7 +14,6 @@ from toys import Perceptron, federation, vector
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, Ditto
 
-MakeTrainer = Callable[..., FederatedTrainer]
 OWN = "own/model"
 
 

@@ -11,18 +11,16 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import equal_states, ran
+from compared_runs import MakeTrainer, ran, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import problem
 from toys import SIZES, Convolved, Perceptron, Served, federation, read_rows, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedAP, FedAvg, FedDU, FedDUAP, FedDUM, FedDUMAP
 from lightning_fl.callbacks import AdaptivePruning
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Case(NamedTuple):
@@ -82,21 +80,11 @@ def test_it_prunes_in_every_precision(precision: str, make_trainer: MakeTrainer)
 @pytest.mark.parametrize("name", ["FedAP-gap", "FedDUMAP"])
 @pytest.mark.parametrize("stop", [1, 3])
 def test_resumed_equals_uninterrupted_bit_for_bit(
-    name: str, stop: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    name: str, stop: int, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    case, fits = CASES[name], {}
-    start = case.module()
-    for part, stops in {"whole": (4,), "resumed": (stop, 4)}.items():
-        for number, rounds in enumerate(stops):
-            root = tmp_path / part
-            trainer = make_trainer(max_rounds=rounds, default_root_dir=root, **keeps_files)
-            # A new module: everything must come from the checkpoint.
-            module = case.module() if number else copy.deepcopy(start)
-            trainer.fit(module, case.data(), case.algorithm(), ckpt_path="last" if number else None)
-        fits[part] = module.state_dict(), trainer.run.state_dict(), read_rows(root)
+    case = CASES[name]
+    module, _ = resumed_like_whole(make_trainer, tmp_path, case.module, case.data, case.algorithm, stop=stop)
     assert len(vector(module)) < 26
-    for whole, resumed in zip(fits["whole"], fits["resumed"], strict=True):
-        assert equal_states(whole, resumed)
 
 
 @pytest.mark.parametrize(

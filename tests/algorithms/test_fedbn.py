@@ -11,7 +11,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import equal_states, fits
+from compared_runs import RUNNERS, MakeTrainer, equal_states, fits, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import problem
 from toys import SIZES, Normalised, Perceptron, Served, federation, read_rows, samples, vector
@@ -22,8 +22,6 @@ from lightning_fl.callbacks import FilterPruning, MagnitudePruning
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 
-MakeTrainer = Callable[..., FederatedTrainer]
-RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 SHARED = slice(0, 26)
 COUNTER = "personal/counters/norm.num_batches_tracked"
 
@@ -150,28 +148,22 @@ def test_bits_of_vgg11_bn(make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_resumed_equals_uninterrupted(
-    where: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_resumed_equals_uninterrupted(where: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Check bit for bit, with a new module whose norm begins elsewhere; afterwards `validate` gives the last round's values."""
-    module, runs = Normalised(), {}
-    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
-        for number, stop in enumerate(stops):
-            fitted = Normalised() if number else copy.deepcopy(module)
-            if number:
-                torch.nn.init.constant_(fitted.norm.running_var, 7.0)
-                torch.nn.init.constant_(fitted.norm.weight, 3.0)
-            trainer = make_trainer(
-                max_rounds=stop, default_root_dir=tmp_path / part, client_states=where, **keeps_files
-            )
-            trainer.fit(fitted, federation(), FedBN(), ckpt_path="last" if number else None)
-        runs[part] = fitted.state_dict(), trainer.run.personal, states_of(trainer), read_rows(tmp_path / part)
-    for whole, resumed in zip(runs["whole"], runs["resumed"], strict=True):
-        assert equal_states(whole, resumed)
-    assert torch.equal(runs["resumed"][0]["norm.running_var"], torch.ones(3))
+
+    def elsewhere() -> Normalised:
+        module = Normalised()
+        torch.nn.init.constant_(module.norm.running_var, 7.0)
+        torch.nn.init.constant_(module.norm.weight, 3.0)
+        return module
+
+    module, _ = resumed_like_whole(
+        make_trainer, tmp_path, Normalised, algorithm=FedBN, later=elsewhere, client_states=where
+    )
+    assert torch.equal(module.norm.running_var, torch.ones(3))
     checkpoint = tmp_path / "resumed" / "checkpoints" / "last.ckpt"
     (measured,) = make_trainer().validate(Normalised(), federation(), ckpt_path=checkpoint, algorithm=FedBN())
-    row = runs["resumed"][3][-1]
+    row = read_rows(tmp_path / "resumed")[-1]
     assert {name: float(row[name]) for name in measured} == pytest.approx(measured, abs=1e-7)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import RUNNERS, MakeTrainer, equal_states, resumed_like_whole
 from roster import problem
 from torch import Tensor, nn
 from toys import BATCH_SIZE, SIZES, Convolved, Perceptron, Sizes, federation, read_rows, samples, vector
@@ -25,7 +25,6 @@ from lightning_fl.gates import add_gates, gates_of
 from lightning_fl.rules import Thresholded
 from lightning_fl.slots import Message, Payload, RoundContext, Rule, State
 
-MakeTrainer = Callable[..., FederatedTrainer]
 BASES: dict[str, Callable[[], Algorithm]] = {
     "FedAvg": FedAvg,
     "FedProx": partial(FedProx, mu=0.5),
@@ -33,7 +32,6 @@ BASES: dict[str, Callable[[], Algorithm]] = {
     "SCAFFOLD": SCAFFOLD,
 }
 each_base = pytest.mark.parametrize("base", BASES)
-RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 
 class Convolutions(Perceptron):
@@ -170,20 +168,9 @@ def test_its_base_is_scaffold_if_none_is_given(make_trainer: MakeTrainer) -> Non
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_resumed_equals_uninterrupted(
-    where: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
-    module, fits = Convolutions(), {}
-    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
-        for number, stop in enumerate(stops):
-            folder = tmp_path / part
-            trainer = make_trainer(max_rounds=stop, default_root_dir=folder, client_states=where, **keeps_files)
-            fitted = Convolutions() if number else copy.deepcopy(module)
-            trainer.fit(fitted, federation(), FedDP(keep=0.5), ckpt_path="last" if number else None)
-        state = trainer.run.state_dict() | {"clients": dict(trainer.run.clients), "client_memory": {}}
-        fits[part] = fitted.state_dict(), state, read_rows(tmp_path / part)
-    for whole, resumed in zip(fits["whole"], fits["resumed"], strict=True):
-        assert equal_states(whole, resumed)
+def test_resumed_equals_uninterrupted(where: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    method = partial(FedDP, keep=0.5)
+    resumed_like_whole(make_trainer, tmp_path, Convolutions, algorithm=method, client_states=where)
 
 
 @each_base

@@ -9,17 +9,17 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
 from toys import Normalised, Perceptron, Served, Unlabelled, WithoutLogits, federation, read_rows, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, FedKT
 from lightning_fl.algorithms.fedkt import tally
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 
-MakeTrainer = Callable[..., FederatedTrainer]
 BRIEF: dict[str, Any] = {"t": 2, "epochs": 3, "learning_rate": 0.02, "batch_size": 4}
 
 

@@ -8,18 +8,17 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
 from torch import Tensor, nn
 from toys import SIZES, Perceptron, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import KeepUploads, NormalisedMean
 from lightning_fl.algorithms import Algorithm, FedAvg, FedNova, FedProx
 from lightning_fl.exchanges import WithSampleCount
 from lightning_fl.rules import Normalised
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def momentum(rho: float, **options: Any) -> Callable[[Any], Any]:

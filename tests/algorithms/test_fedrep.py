@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import equal_states, fits
+from compared_runs import RUNNERS, MakeTrainer, equal_states, fits, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import problem
-from toys import OWN, SHARED, Normalised, Perceptron, federation, personal_values, read_rows, vector
+from toys import OWN, SHARED, Normalised, Perceptron, federation, personal_values, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedAvg, FedBN, FedRep
-
-MakeTrainer = Callable[..., FederatedTrainer]
-RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 
 @RUNNERS
@@ -118,19 +116,9 @@ def test_statistics_of_norms_move_in_both_phases(make_trainer: MakeTrainer) -> N
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_resumed_equals_uninterrupted(
-    where: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
-    module, runs = Perceptron(), {}
-    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
-        for number, stop in enumerate(stops):
-            flags = {"max_rounds": stop, "local_epochs": 3, "default_root_dir": tmp_path / part, "client_states": where}
-            trainer = make_trainer(**flags, **keeps_files)
-            fitted = Perceptron() if number else copy.deepcopy(module)
-            algorithm = FedRep(["output"], head_epochs=2, body_epochs=1)
-            trainer.fit(fitted, federation(), algorithm, ckpt_path="last" if number else None)
-        runs[part] = dict(fitted.state_dict()), dict(trainer.run.clients.items()), read_rows(tmp_path / part)
-    assert all(equal_states(whole, resumed) for whole, resumed in zip(runs["whole"], runs["resumed"], strict=True))
+def test_resumed_equals_uninterrupted(where: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    method = partial(FedRep, ["output"], head_epochs=2, body_epochs=1)
+    resumed_like_whole(make_trainer, tmp_path, Perceptron, algorithm=method, local_epochs=3, client_states=where)
 
 
 class Poisoned(Perceptron):

@@ -11,17 +11,15 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from lightning.pytorch import Callback
 from roster import problem
 from toys import SIZES, Perceptron, Served, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedDA, FedDUDA
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.simulated_clock import SimulatedClock
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])

@@ -1,7 +1,6 @@
 """Test FedAvg with HRank against plain loops on a network of two convolutions."""
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from lightning.pytorch import Callback
 from oracle import Problem
 from roster import problem
 from torch import Tensor, nn
 from toys import Perceptron, Served, federation, read_rows
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, HRank
 
-MakeTrainer = Callable[..., FederatedTrainer]
 SERVER = 9
 
 

@@ -1,7 +1,6 @@
 """Test Mime: two turns in a round, and gradients corrected by those of the same batches at the received model."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import agree, assert_same, bits_of, fits, ran
+from compared_runs import RUNNERS, MakeTrainer, agree, assert_same, bits_of, fits, ran
 from lightning.pytorch import Callback
 from roster import problem
 from torch import Tensor, nn
 from toys import SIZES, Convolved, Normalised, Perceptron, Statistics, Tied, federation, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import NormalisedMean
 from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg
 from lightning_fl.callbacks import MagnitudePruning
@@ -24,9 +23,6 @@ from lightning_fl.codecs import ErrorFeedback, SharedTopK, TopK
 from lightning_fl.rules import CorrectedMomentum, Thresholded
 from lightning_fl.slots import LocalTraining, State
 from lightning_fl.steps import Apply, DynamicServerUpdate, GradientMomentum
-
-MakeTrainer = Callable[..., FederatedTrainer]
-RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 
 @RUNNERS

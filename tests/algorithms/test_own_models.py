@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states, resumed_like_whole
 from lightning.pytorch import Callback
 from torchmetrics import MeanMetric
 from toys import SIZES, Normalised, Perceptron, Pruning, federation, read_rows, samples, vector
@@ -19,7 +19,6 @@ from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, Fe
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.communication.simulated_clock import SimulatedClock
 
-MakeTrainer = Callable[..., FederatedTrainer]
 EACH = pytest.mark.parametrize("method", [Ditto, APFL])
 EACH_WITH_MODELS = pytest.mark.parametrize(
     "method", [Ditto, APFL, partial(PFedMe, strength=5.0)], ids=["Ditto", "APFL", "PFedMe"]
@@ -119,20 +118,12 @@ def test_without_models_of_clients_the_server_has_no_columns_of_its_own(make_tra
 @EACH_WITH_MODELS
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_resumed_equals_uninterrupted_and_validate_gives_the_same(
-    where: str, method: Callable[[], Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    where: str, method: Callable[[], Algorithm], make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    module, runs = Normalised(), {}
-    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
-        for number, stop in enumerate(stops):
-            flags = {"max_rounds": stop, "default_root_dir": tmp_path / part, "client_states": where}
-            fitted = Normalised() if number else copy.deepcopy(module)
-            trainer = make_trainer(**flags, **keeps_files)
-            trainer.fit(fitted, federation(), method(), ckpt_path="last" if number else None)
-        runs[part] = dict(fitted.state_dict()), dict(trainer.run.clients.items()), read_rows(tmp_path / part)
-    assert all(equal_states(whole, resumed) for whole, resumed in zip(runs["whole"], runs["resumed"], strict=True))
+    resumed_like_whole(make_trainer, tmp_path, Normalised, algorithm=method, client_states=where)
     checkpoint = tmp_path / "resumed" / "checkpoints" / "last.ckpt"
     (measured,) = make_trainer().validate(Normalised(), federation(), ckpt_path=checkpoint, algorithm=method())
-    row = runs["resumed"][2][-1]
+    row = read_rows(tmp_path / "resumed")[-1]
     assert {name: float(row[name]) for name in measured} == pytest.approx(measured, abs=1e-7)
 
 

@@ -1,13 +1,12 @@
 """Test FedRep and FedBN where the roster does not: FedRep needs two passes over the data or more, FedBN a norm."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from lightning.pytorch import Callback
 from toys import Normalised, Perceptron, federation
 
@@ -15,7 +14,6 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedBN, FedRep
 from lightning_fl.federation.population import Population
 
-MakeTrainer = Callable[..., FederatedTrainer]
 METHODS = {"FedRep": (Perceptron, partial(FedRep, ["output"], head_epochs=1)), "FedBN": (Normalised, FedBN)}
 EACH = pytest.mark.parametrize(("make", "method"), METHODS.values(), ids=METHODS)
 

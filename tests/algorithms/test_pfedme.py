@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
 from toys import SIZES, Normalised, Perceptron, federation, vector
@@ -20,7 +21,6 @@ from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.federation.loss_guard import LossGuard, RoundGuard
 from lightning_fl.slots import LocalTraining, Message, Rule
 
-MakeTrainer = Callable[..., FederatedTrainer]
 OWN = "own/model"
 OPTIONS = {"strength": 6.0, "inner_steps": 3, "inner_learning_rate": 0.05, "server_learning_rate": 0.7}
 

@@ -1,7 +1,6 @@
 """Test PruneFL beyond its oracle: the mask is optimal, clients keep dense gradients, and bits are counted."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, combinations, pairwise
 from typing import Any
@@ -10,18 +9,17 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
 from toys import Perceptron, Served, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, PruneFL
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 some_weights = st.lists(
     st.tuples(st.booleans(), st.integers(0, 20), st.integers(1, 6)), min_size=1, max_size=10

@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from lightning_fl.exchanges import DrawnLayers
 from lightning_fl.rules import ControlVariates
 from lightning_fl.steps import Apply, ControlUpdate
 
-MakeTrainer = Callable[..., FederatedTrainer]
 N = len(SIZES)
 
 

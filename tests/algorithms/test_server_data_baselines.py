@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from torch.utils.data import TensorDataset
 from toys import Normalised, Perceptron, Served, WithoutLogits, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import KeepUploads, WeightedMean
 from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, FedDU, HRank, HybridFL, PruneFL
 from lightning_fl.data import Arrays, Digits
@@ -19,7 +20,6 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Result, Upload
 
-MakeTrainer = Callable[..., FederatedTrainer]
 METHODS = [DataSharing(), FedDU(), HybridFL(), FedDF()]
 
 

@@ -8,11 +8,12 @@ from functools import partial
 import numpy as np
 import oracle
 import pytest
+from compared_runs import MakeTrainer
 from roster import problem
 from torch.optim import SGD, Adagrad
 from toys import Perceptron, Served, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import KeepUploads, MaskedMean, WeightedMean
 from lightning_fl.algorithms import (
     Algorithm,
@@ -36,8 +37,6 @@ from lightning_fl.codecs import TopK
 from lightning_fl.rules import LocalOptimizer, Proximal, RestartedMomentum
 from lightning_fl.slots import Gradients, Rule, ServerTurn, State, Step
 from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, ServerOptimizer, Yogi
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import agree, ran
+from compared_runs import MakeTrainer, agree, ran
 from toys import Normalised, Perceptron, Recorded, Served, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -60,7 +60,6 @@ from lightning_fl.state.run_state import ATTACK, Run
 from lightning_fl.steps import CentredClipping, TrustScores
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
-MakeTrainer = Callable[..., FederatedTrainer]
 ON_UPLOADS: tuple[Attack, ...] = (
     *(SignFlip(2), GaussianUpload(), FreeRider("last_change", 0.01), NotFinite()),
     *(ALIE(), IPM(3), FangTrim(), FangKrum(), MinMax()),

@@ -69,7 +69,7 @@ def sent(attack: Attack, rows: Tensor, num_attackers: int = 2, client: int = 0) 
 
 
 @given(seed=seeds, num=st.integers(1, 200), share=st.floats(0, 0.99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_share_is_rounded_down_and_a_larger_one_has_the_same_clients(seed: int, num: int, share: float) -> None:
     def drawn(part: float) -> frozenset[int]:
         return Adversary(SignFlip(), part).clients(num, np.random.default_rng(seed))
@@ -132,7 +132,7 @@ def test_bad_values_are_refused(build: Callable[[], object], said: str) -> None:
 
 
 @given(seed=seeds, scale=st.floats(0.1, 50))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_attacks_that_need_the_mean_are_their_formulas(seed: int, scale: float) -> None:
     rows = points(7, 5, seed)
     array = rows.numpy()
@@ -165,7 +165,7 @@ def test_little_attackers_are_warned_of() -> None:
 
 
 @given(seed=seeds, num_attackers=st.integers(1, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_mean_turns_round_just_beyond_the_threshold(seed: int, num_attackers: int) -> None:
     rows = points(6, 4, seed)
     threshold = 6 / num_attackers
@@ -176,7 +176,7 @@ def test_the_mean_turns_round_just_beyond_the_threshold(seed: int, num_attackers
 
 
 @given(seed=seeds, b=st.floats(1.01, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_fang_lies_just_outside_the_honest_range_against_the_mean(seed: int, b: float) -> None:
     rows = points(6, 40, seed)
     array, forged = rows.numpy(), sent(FangTrim(b), rows)
@@ -208,7 +208,7 @@ def krum_choice(rows: np.ndarray, f: int) -> int:
 
 
 @given(seed=seeds, num_attackers=st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_krum_takes_what_fang_sends_and_not_twice_of_it(seed: int, num_attackers: int) -> None:
     rows = points(8, 3, seed)
     scene = scene_of(num_attackers, model=rows)
@@ -236,7 +236,7 @@ def test_krum_takes_what_fang_sends_and_not_twice_of_it(seed: int, num_attackers
 
 
 @given(seed=seeds, num=st.integers(2, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_min_max_is_as_far_as_two_honest_uploads(seed: int, num: int) -> None:
     rows = points(num, 4, seed)
     array, forged = rows.numpy(), sent(MinMax(), rows)

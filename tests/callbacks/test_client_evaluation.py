@@ -14,7 +14,7 @@ import numpy as np
 import processes
 import pytest
 import torch
-from compared_runs import agree, equal_states, ran
+from compared_runs import MakeTrainer, agree, equal_states, ran
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -32,7 +32,6 @@ from lightning_fl.outputs.metric import find_metric
 from lightning_fl.state.run_state import EVALUATION
 from lightning_fl.vectors.personal import PERSONAL
 
-MakeTrainer = Callable[..., FederatedTrainer]
 Row = dict[str, str]
 COLUMNS = ("weighted", "mean", "std", "min", "max", "q10", "q50", "q90", "worst10", "best10", "jain", "gini")
 

@@ -2,18 +2,16 @@
 
 import copy
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from roster import problem
 from torch import Tensor, nn
 from toys import Normalised, Perceptron, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedDA, FedProx, ServerM
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 @pytest.mark.parametrize(

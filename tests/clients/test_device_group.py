@@ -1,7 +1,7 @@
 """Test clients that several processes train together: the answer is that of one process, up to rounding."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ import numpy as np
 import processes
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import given
 from hypothesis import strategies as st
 from roster import COVERING, ROSTER, problem
@@ -26,8 +27,6 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import Federated
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.trainer.build_federation import device_group
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 @given(st.integers(0, 40), st.integers(1, 7), st.integers(1, 2))

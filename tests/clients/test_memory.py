@@ -4,22 +4,21 @@ import copy
 import importlib
 import os
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from roster import ROSTER
 from toys import Perceptron, federation, samples
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.outputs import checkpoint_file
 
 stacked_module = importlib.import_module("lightning_fl.clients.stacked")
 local_training = importlib.import_module("lightning_fl.clients.local_training")
 runners = importlib.import_module("lightning_fl.clients.choose_runner")
-MakeTrainer = Callable[..., FederatedTrainer]
 MEMORY = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB of which 3 MiB is free. More."
 
 

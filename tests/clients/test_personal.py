@@ -1,7 +1,6 @@
 """Test parameters that clients own: trained, kept between rounds, never sent; with any rule, in every runner."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +8,18 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import RUNNERS, MakeTrainer, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import problem
-from toys import OWN, SHARED, SIZES, Perceptron, Remembering, federation, personal_values, read_rows, samples, vector
+from toys import OWN, SHARED, SIZES, Perceptron, Remembering, federation, personal_values, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.personal import PersonalLayers
 from lightning_fl.rules import ControlVariates, LocalOptimizer, Proximal
 from lightning_fl.slots import Rule
 from lightning_fl.steps import Apply, ControlUpdate
-
-MakeTrainer = Callable[..., FederatedTrainer]
-RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 
 @RUNNERS
@@ -112,29 +109,17 @@ def test_those_who_take_part_change_and_no_one_else(make_trainer: MakeTrainer) -
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_resumed_equals_uninterrupted(
-    where: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_resumed_equals_uninterrupted(where: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Test a rule and a codec that also keep states; the new module starts with another head."""
-    module, runs = Perceptron(), {}
-    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
-        for number, stop in enumerate(stops):
-            trainer = make_trainer(
-                max_rounds=stop, default_root_dir=tmp_path / part, client_states=where, **keeps_files
-            )
-            algorithm = Remembering()
-            algorithm.personal = (PersonalLayers(["output"]),)
-            fitted = Perceptron() if number else copy.deepcopy(module)
-            trainer.fit(fitted, federation(), algorithm, ckpt_path="last" if number else None)
-        runs[part] = trainer.run, fitted.state_dict(), read_rows(tmp_path / part)
-    (whole, *others), (resumed, *mine) = runs["whole"], runs["resumed"]
-    assert torch.equal(whole.params, resumed.params)
-    assert whole.clients.keys() == resumed.clients.keys()
-    for client in whole.clients:
-        assert whole.clients[client].keys() == {"sum", "turns", "personal"}
-        assert all(torch.equal(x, resumed.clients[client][name]) for name, x in whole.clients[client].items())
-    assert others[1] == mine[1]
-    assert all(torch.equal(x, mine[0][name]) for name, x in others[0].items())
+
+    def algorithm() -> Algorithm:
+        method = Remembering()
+        method.personal = (PersonalLayers(["output"]),)
+        return method
+
+    _, trainer = resumed_like_whole(make_trainer, tmp_path, Perceptron, algorithm=algorithm, client_states=where)
+    assert all(state.keys() == {"sum", "turns", "personal"} for state in trainer.run.clients.values())
+    assert trainer.run.clients
 
 
 class Poisoned(Perceptron):

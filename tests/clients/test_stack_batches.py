@@ -1,7 +1,7 @@
 """Test the batches of a stack: those that each client reads alone, but from one gather a pass; and the gathers of a client."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import Perceptron, federation, samples
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.clients.stack_batches import (
     GatheredBatches,
@@ -28,7 +28,6 @@ from lightning_fl.clients.stack_batches import (
 from lightning_fl.data.datasets.augment import crop_and_flip
 from lightning_fl.data.samples.tensor_samples import Normalize, TensorSamples, TensorSelection
 
-MakeTrainer = Callable[..., FederatedTrainer]
 IMAGES, LABELS = torch.randint(256, (40, 3, 4, 4), dtype=torch.uint8), torch.arange(40)
 NORMALIZE = Normalize(torch.full((3,), 0.5), torch.full((3,), 0.25))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import assert_same, fits
+from compared_runs import MakeTrainer, assert_same, fits, resumed_like_whole
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import TQDMProgressBar
 from roster import ROSTER
@@ -27,7 +27,6 @@ from lightning_fl.modules import ImageClassifier
 stacked_module = importlib.import_module("lightning_fl.clients.stacked")  # the package has a function of that name
 choose_runner = importlib.import_module("lightning_fl.clients.choose_runner")
 describe_runner = choose_runner.describe_runner
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 @pytest.mark.parametrize("name", [name for name, entry in ROSTER.items() if "stacked" in entry.runners])
@@ -514,16 +513,8 @@ def test_clients_at_once_must_be_positive(value: int, make_trainer: MakeTrainer)
         make_trainer(clients_at_once=value)
 
 
-def test_resumes_bit_for_bit(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
-    module = Perceptron()
-    weights = []
-    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
-        for number, stop in enumerate(stops):
-            fitted = copy.deepcopy(module) if number == 0 else Perceptron()
-            flags = {"max_rounds": stop, "default_root_dir": tmp_path / part, "runner": "stacked", **keeps_files}
-            make_trainer(**flags).fit(fitted, federation(), ckpt_path="last" if number else None)
-        weights.append(vector(fitted))
-    np.testing.assert_array_equal(*weights)
+def test_resumes_bit_for_bit(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    resumed_like_whole(make_trainer, tmp_path, Perceptron, runner="stacked")
 
 
 def test_an_optimiser_in_the_way_is_named_once(make_trainer: MakeTrainer) -> None:

@@ -1,21 +1,18 @@
 """Test stragglers, clients that are stopped early. `test_algorithms.py` tests that methods treat them as in their papers."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compared_runs import MakeTrainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from toys import BATCH_SIZE, Perceptron, federation, read_rows
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedNova
 from lightning_fl.clients.local_schedule import LocalSchedule
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Watch(Callback):

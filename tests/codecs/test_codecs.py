@@ -88,7 +88,7 @@ def length(x: Tensor) -> float:
     return float(x.double().norm())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 32), st.lists(st.integers(0, 2**32 - 1), max_size=40))
 def test_whole_numbers_survive_packing(width: int, values: list[int]) -> None:
     expected = torch.tensor([value % 2**width for value in values], dtype=torch.int64)
@@ -98,7 +98,7 @@ def test_whole_numbers_survive_packing(width: int, values: list[int]) -> None:
     assert unpack(packed, len(values), width).tolist() == expected.tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.booleans(), max_size=100))
 def test_positions_survive_packing_in_the_shorter_way(chosen: list[bool]) -> None:
     mask = torch.tensor(chosen, dtype=torch.bool)
@@ -121,7 +121,7 @@ with_nan = st.integers(1, 40).flatmap(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.one_of(with_nan, vectors), st.data())
 def test_top_k_is_exact_and_takes_the_first_of_equal_ones(x: np.ndarray, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(x)))
@@ -151,7 +151,7 @@ def test_top_k_of_many_numbers_is_exact(kind: str, k: int) -> None:
 
 
 @given(vectors, st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_masks_of_several_vectors_are_the_papers(x: np.ndarray, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(x)))
     several = [x, np.roll(x, 3) * np.float32(0.7), data.draw(arrays(np.float32, len(x), elements=numbers))]
@@ -164,7 +164,7 @@ def test_masks_of_several_vectors_are_the_papers(x: np.ndarray, data: st.DataObj
 
 @each_codec
 @given(vectors)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_what_is_booked_is_what_is_packed(codec: Codec, x: np.ndarray) -> None:
     payload, _ = codec.encode(message_of(x), {}, setting_of(len(x)))
     for name, packed in payload.items():
@@ -173,7 +173,7 @@ def test_what_is_booked_is_what_is_packed(codec: Codec, x: np.ndarray) -> None:
 
 @each_codec
 @given(vectors)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_encoding_twice_changes_nothing_and_other_entries_never_do(codec: Codec, x: np.ndarray) -> None:
     message = message_of(x)
     once = through(codec, message)
@@ -191,7 +191,7 @@ def test_encoding_twice_changes_nothing_and_other_entries_never_do(codec: Codec,
 
 @pytest.mark.parametrize("alpha", [1e-9, 0.1, 0.3, 0.9])
 @given(vectors)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_top_k_contracts(alpha: float, x: np.ndarray) -> None:
     message = message_of(x)
     k, d = num_kept(alpha, len(x)), len(x)
@@ -211,7 +211,7 @@ def test_top_k_contracts(alpha: float, x: np.ndarray) -> None:
     "codec", [OneBit("l1"), Quantiser("log", 2), Quantiser("log", 3), Quantiser("log", 8), Quantiser("uniform", 4)]
 )
 @given(vectors)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_few_bits_contract(codec: Codec, x: np.ndarray) -> None:
     model = torch.from_numpy(x)
     residual = length(model - through(codec, message_of(x))["model"])
@@ -230,7 +230,7 @@ def test_the_l2_scale_may_move_further_from_z_than_zero_is() -> None:
 
 
 @given(vectors)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_levels_are_the_nearest(x: np.ndarray) -> None:
     d = len(x)
     groups = (slice(0, d // 3), slice(d // 3, d)) if d >= 3 else (slice(0, d),)
@@ -258,7 +258,7 @@ def test_ties_between_levels_go_to_the_larger() -> None:
 
 @each_codec
 @given(st.lists(vectors, min_size=2, max_size=5))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_error_feedback_telescopes(codec: Codec, rounds: list[np.ndarray]) -> None:
     d = min(map(len, rounds))
     context, memory = setting_of(d), {}
@@ -378,7 +378,7 @@ def test_bits_of_a_quantised_vector(codec: Codec, bits: int) -> None:
 
 
 @given(vectors, st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_changes_bring_followers_to_the_new_values_exactly(x: np.ndarray, data: st.DataObject) -> None:
     d = len(x)
     context, codec = setting_of(d), Changes()

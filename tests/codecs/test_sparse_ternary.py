@@ -75,7 +75,7 @@ def code_of(chosen: list[int], k: int, d: int) -> str:
 
 
 @given(vectors, shares)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_it_is_the_paper_s(x: np.ndarray, alpha: float) -> None:
     codec, z = STC(alpha), torch.from_numpy(x.copy())
     sent, chosen, bits = by_the_paper(x, alpha)
@@ -88,7 +88,7 @@ def test_it_is_the_paper_s(x: np.ndarray, alpha: float) -> None:
 
 
 @given(st.integers(0, 200).flatmap(lambda d: st.lists(st.booleans(), min_size=d, max_size=d)), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_positions_survive_at_any_width(chosen: list[bool], width: int) -> None:
     positions, d = torch.tensor(chosen, dtype=torch.bool).nonzero().flatten(), len(chosen)
     packed, bits = pack_gaps(positions, d, width)
@@ -137,7 +137,7 @@ def test_positions_of_many_numbers(alpha: float, width: int, positions: int) -> 
 
 
 @given(vectors, shares, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_contracts_and_a_second_time_changes_nothing(x: np.ndarray, alpha: float, dtype: torch.dtype) -> None:
     z = torch.from_numpy(x.copy()).to(dtype)
     sent = through(STC(alpha), z)

@@ -104,7 +104,7 @@ numbers = st.one_of(st.floats(-1e6, 1e6, width=32), st.sampled_from([0.0, 1.0, -
 vectors = st.integers(1, 40).flatmap(lambda d: arrays(np.float32, d, elements=numbers))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(vectors, st.integers(1, 9), st.sampled_from(["l2", "max"]))
 def test_qsgd_is_that_of_the_paper(x: np.ndarray, s: int, norm: Any) -> None:
     context = of_seed(1, setting_of((len(x),)))

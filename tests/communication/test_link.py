@@ -1,15 +1,13 @@
 """Test that the ledger counts every bit sent, as exact integers; tests/algorithms/test_algorithms.py has those of each method."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compared_runs import bits_of
+from compared_runs import MakeTrainer, bits_of
 from toys import Halves, Normalised, Perceptron, federation, read_rows
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
@@ -18,7 +16,6 @@ from lightning_fl.slots import KINDS, Packed, RoundContext, State, kind_of
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import Layout
 
-MakeTrainer = Callable[..., FederatedTrainer]
 D, K = 26, 3
 CONTEXT = RoundContext(Layout((), (), ()), Layout((), (), ()), num_clients=6)
 

@@ -122,7 +122,7 @@ class Loaders(L.LightningDataModule):
     test_dataloader = predict_dataloader = val_dataloader
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dtypes=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3),
     num_samples=st.integers(1, 9),

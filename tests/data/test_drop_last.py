@@ -1,23 +1,21 @@
 """Test loaders that drop a last batch that is not full: kept for each client, or overridden by the user's word."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L  # noqa: N812
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 from toys import Perceptron, Sizes, samples
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg, HybridFL
 from lightning_fl.data import Federated
 from lightning_fl.errors import UserError
 
-MakeTrainer = Callable[..., FederatedTrainer]
 CLIENTS, SIZE = (3, 5, 4, 9), 4
 
 

@@ -67,7 +67,7 @@ def test_files_in_random_order_keep_their_order_others_are_shuffled() -> None:
     assert set(np.concatenate(mixed.client_indices)) != set(range(480))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @example(60, 0.1)  # 54.5 and 5.45 samples, which must not be rounded up both
 @given(st.integers(20, 200), st.floats(0.06, 0.99))
 def test_the_clients_get_all_that_the_server_s_share_leaves(num_train: int, server_fraction: float) -> None:

@@ -53,7 +53,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     partition=drawn_partitions(),
     num_clients=st.integers(1, 8),
@@ -242,7 +242,7 @@ def test_blocks_skip_full_clients() -> None:
         Dirichlet(1e-30, block=10, min_samples=1, max_tries=5)(np.arange(100) % 10, 10, rng())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(num_clients=st.integers(1, 12), num_classes=st.integers(1, 6), seed=st.integers(0, 99), data=st.data())
 def test_a_client_has_exactly_its_number_of_classes(
     num_clients: int, num_classes: int, seed: int, data: st.DataObject
@@ -320,7 +320,7 @@ def test_class_priors_keep_the_sizes_and_skew_the_labels() -> None:
     assert [len(part) for part in ClassPriors(0.5, LogNormalSizes(0.8))(labels, 50, rng())] == drawn.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     alpha=st.floats(1e-6, 1e9),
     sigma=st.floats(0, 1.5),
@@ -378,7 +378,7 @@ def test_sizes_that_are_never_large_enough_are_refused(sizes: Sizes) -> None:
         sizes.sizes(600, 50, rng())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-3),
     total=st.integers(0, 999),

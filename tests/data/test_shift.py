@@ -36,7 +36,7 @@ def original(indices) -> torch.Tensor:
     return torch.from_numpy(PIXELS[indices]).permute(0, 3, 1, 2).float() / 255
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(shift=st.sampled_from(SHIFTS), seed=st.integers(0, 99), num_clients=st.integers(1, 6))
 def test_the_split_the_test_set_and_the_server_stay(shift: Shift, seed: int, num_clients: int) -> None:
     options = {"seed": seed, "num_clients": num_clients, "val_fraction": 0.3, "server_fraction": 0.2}

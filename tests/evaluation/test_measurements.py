@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, MetricCollection, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
@@ -18,7 +19,6 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.rules import CorrectedMomentum, FrozenMomentum
 from lightning_fl.steps import Apply, GradientMomentum
 
-MakeTrainer = Callable[..., FederatedTrainer]
 NUM_VALIDATED = 8  # held out by the clients
 METHODS: dict[str, Callable[[], Any]] = {
     **{

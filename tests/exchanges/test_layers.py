@@ -11,7 +11,7 @@ import oracle
 import pytest
 import torch
 import yaml
-from compared_runs import agree, bits_of, ran
+from compared_runs import MakeTrainer, agree, bits_of, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
@@ -19,7 +19,7 @@ from roster import problem
 from torch import Tensor, nn
 from toys import SIZES, Normalised, Perceptron, Poisoned, federation, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import MaskedMean, WeightedMean
 from lightning_fl.algorithms import HDFL, Algorithm, FedADP, FedAvg, FedLDF, RandomLayers
 from lightning_fl.codecs import Dense
@@ -34,8 +34,6 @@ from lightning_fl.steps import Apply, Momentum
 from lightning_fl.vectors.layer_groups import Group, layer_groups, norms, resolve
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.submodel import Submodel
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def setting_of(module: nn.Module, num_clients: int = 6, channels_last: bool = False) -> RoundContext:
@@ -192,7 +190,7 @@ class Convolutional(nn.Module):
         self.register_buffer("mean", torch.zeros(2))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(bits=st.lists(st.booleans(), min_size=14, max_size=14), channels_last=st.booleans())
 def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels_last: bool) -> None:
     module = Convolutional()
@@ -318,7 +316,7 @@ def test_a_mask_crosses_a_lossy_codec_unharmed(make_trainer: MakeTrainer) -> Non
 # ------------------------------------------------------------------------------------------------- the choice
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 5),
     seed=st.integers(0, 10_000),

@@ -1,7 +1,6 @@
 """Test `FilterPruning` in a federation with momentum on both sides: against a plain loop, resumed, and loading its files."""
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,19 +10,17 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from lightning.pytorch import Callback
 from roster import problem
 from toys import Convolved, Served, read_rows, vector
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedDUM
 from lightning_fl.callbacks import FilterPruning
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.pruning import Prunable, load_pruned
 
-MakeTrainer = Callable[..., FederatedTrainer]
 method = partial(FedDUM, beta=0.6, local_beta=0.8)
 
 

@@ -1,7 +1,6 @@
 """Test a federation whose network is pruned in the middle of the run."""
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
@@ -10,21 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from lightning.pytorch import Callback
 from roster import COVERING, ROSTER
 from torch import nn
 from toys import Perceptron, Pruning, Remembering, federation, read_rows, vector, without_units
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.state.saved_states import KINDS, read_states
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.pruning_map import PruningMap
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 # In the vector of W₁ (4, 3), b₁ (4,), W₂ (2, 4), b₂ (2,), hidden unit 1 has row 3-5, bias 13 and column 17, 21.
 KEPT = [place for place in range(26) if place not in (3, 4, 5, 13, 17, 21)]

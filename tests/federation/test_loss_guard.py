@@ -11,12 +11,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import agree, equal_states, ran
+from compared_runs import RUNNERS, MakeTrainer, agree, equal_states, ran, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import ROSTER, Turn, problem
 from toys import SIZES, Normalised, Perceptron, Remembering, Served, federation, read_rows, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import (
     APFL,
     SCAFFOLD,
@@ -37,9 +37,6 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.rules import DecoupledMomentum
 from lightning_fl.slots import ServerTurn, State, Step
 from lightning_fl.steps import Apply, SharedMomentum
-
-MakeTrainer = Callable[..., FederatedTrainer]
-RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 
 def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
@@ -288,24 +285,14 @@ def test_without_a_guard_nothing_is_measured(make_trainer: MakeTrainer, monkeypa
 
 
 @pytest.mark.parametrize("num_server", [0, 9])
-def test_resumed_equals_uninterrupted(
-    num_server: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_resumed_equals_uninterrupted(num_server: int, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Check that the initial loss is saved and restored."""
-    start, fits = Perceptron(), {}
     guard = LossGuard(clients=1.05, rounds=1.01) if num_server else LossGuard(clients=1.05)
-    for part, stops in {"whole": (5,), "resumed": (2, 5)}.items():
-        for number, stop in enumerate(stops):
-            module = Perceptron() if number else copy.deepcopy(start)
-            root = {"default_root_dir": tmp_path / part}
-            trainer = make_trainer(max_rounds=stop, clients_per_round=5, loss_guard=guard, **root, **keeps_files)
-            data = Served(num_server) if num_server else federation()
-            trainer.fit(module, data, ServerM(beta=0.5), ckpt_path="last" if number else None)
-        fits[part] = module.state_dict(), trainer.run.state_dict(), read_rows(tmp_path / part)
-    assert fits["whole"][1]["initial_loss"] > 0
-    assert any(int(row["clients/rejected"]) for row in fits["whole"][2])
-    for whole, resumed in zip(fits["whole"], fits["resumed"], strict=True):
-        assert equal_states(whole, resumed)
+    data = partial(Served, num_server) if num_server else federation
+    method, flags = partial(ServerM, beta=0.5), {"clients_per_round": 5, "loss_guard": guard}
+    _, trainer = resumed_like_whole(make_trainer, tmp_path, Perceptron, data, method, end=5, **flags)
+    assert trainer.run.initial_loss > 0
+    assert any(int(row["clients/rejected"]) for row in read_rows(tmp_path / "whole"))
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Test unstructured pruning in a federation: masked numbers are 0 everywhere and never sent, with any method."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,16 +7,16 @@ import oracle
 import pytest
 import torch
 import toys
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import COVERING, ROSTER, problem
 from toys import Normalised, Perceptron, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import IMC, FedAvg, FedDUM
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 
-MakeTrainer = Callable[..., FederatedTrainer]
 each_dense_algorithm = pytest.mark.parametrize("name", [name for name in COVERING if not name.startswith("IMC")])
 
 

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
@@ -60,7 +60,7 @@ def test_order_of_events_by_hand() -> None:
     buffer_size=st.integers(1, 6),
     lost=st.integers(0, 1),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_client_trains_twice_at_once_and_no_place_is_lost(
     seconds: list[float], places: int, buffer_size: int, lost: int
 ) -> None:
@@ -195,9 +195,7 @@ def test_of_one_client_it_mixes_the_whole_model_of_fedavg(fit: Fit) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@given(factor=st.sampled_from([0.5, 4.0]))
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
-def test_faster_clients_need_less_time_for_the_same_models(factor: float, fit: Fit) -> None:
+def test_faster_clients_need_less_time_for_the_same_models(fit: Fit) -> None:
     def of(share: float) -> tuple[np.ndarray, Any]:
         clock = ClientClock(
             devices="phones",
@@ -208,9 +206,11 @@ def test_faster_clients_need_less_time_for_the_same_models(factor: float, fit: F
         found, trainer = fit(FedBuff(2), clock=clock)
         return found, np.array(trainer.history["time/simulated_seconds"])
 
-    (slow, seconds), (fast, fewer) = of(1.0), of(factor)
-    np.testing.assert_array_equal(slow, fast)
-    np.testing.assert_allclose(seconds, factor * fewer, rtol=1e-12)
+    models, seconds = of(1.0)
+    for factor in (0.5, 4.0):
+        same, others = of(factor)
+        np.testing.assert_array_equal(same, models)
+        np.testing.assert_allclose(factor * others, seconds, rtol=1e-12)
 
 
 def test_bits_are_those_of_what_starts_and_of_what_is_taken(fit: Fit) -> None:

@@ -1,19 +1,18 @@
 """Test what becomes of each kind of buffer: averaged, the largest value, kept by the client, or refused."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from toys import Perceptron, Served, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedAvg, FedDU
 
-MakeTrainer = Callable[..., FederatedTrainer]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 SIZES = (4, 8, 12)
@@ -69,7 +68,7 @@ def is_refused(kind: Kind) -> bool:
     return kind.dtype.is_complex or (several and kind.changes and kind.persistent and kind.dtype in INTEGERS)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(KINDS, min_size=1, max_size=8), clean=st.booleans())
 def test_each_buffer_is_averaged_counted_kept_or_refused(
     kinds: list[Kind], clean: bool, make_trainer: MakeTrainer

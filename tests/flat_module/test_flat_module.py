@@ -9,19 +9,17 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from toys import Convolved, Perceptron, Statistics, Tied, federation, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
 from lightning_fl.callbacks import FilterPruning
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.optimizers.module_optimizer import ELEMENTWISE
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Convolutions(L.LightningModule):

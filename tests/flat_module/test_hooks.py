@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
@@ -26,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You have overridden `:UserWarning"),
     pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning"),
 ]
-MakeTrainer = Callable[..., FederatedTrainer]
 MakeStock = Callable[..., L.Trainer]
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")

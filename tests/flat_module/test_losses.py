@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from toys import Perceptron, Served, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedDU
 from lightning_fl.rules import CorrectedMomentum
 from lightning_fl.steps import Apply, GradientMomentum
 
-MakeTrainer = Callable[..., FederatedTrainer]
 Loss = Callable[[Perceptron, Any], Any]
 RUNNERS = pytest.mark.parametrize("runner", ["serial", "auto", "stacked"])
 REFUSED: dict[str, tuple[Loss, str]] = {

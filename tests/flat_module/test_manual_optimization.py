@@ -11,6 +11,7 @@ import processes
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from compared_runs import MakeTrainer
 from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -24,7 +25,6 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
 from lightning_fl.slots import Gradients
 
-MakeTrainer = Callable[..., FederatedTrainer]
 SIZE = 4
 
 

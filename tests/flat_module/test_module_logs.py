@@ -8,6 +8,7 @@ from typing import Any
 import processes
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,8 +18,6 @@ from toys import Perceptron, Served, federation, read_rows, samples
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedDU
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Diary(Perceptron):

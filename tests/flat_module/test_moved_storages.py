@@ -1,22 +1,20 @@
 """Test modules whose parameters get other storage in `forward`, as cuDNN gives it to recurrent layers on a GPU."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from roster import ROSTER
 from torch import Tensor, nn
 from toys import Perceptron, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDF, FedProx
 from lightning_fl.data import Arrays
 from lightning_fl.flat_module.flat_module import FlatModule
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Wandering(Perceptron):

@@ -10,6 +10,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from roster import problem
 from torch.optim import lr_scheduler
 from toys import Perceptron, federation, vector
@@ -17,7 +18,6 @@ from toys import Perceptron, federation, vector
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx
 
-MakeTrainer = Callable[..., FederatedTrainer]
 Configure = Callable[[L.LightningModule], Any]
 
 

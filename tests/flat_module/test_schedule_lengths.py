@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from torch.optim import lr_scheduler as schedulers
 from toys import Perceptron, Served, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedDU
 from lightning_fl.flat_module.optimizers.schedule_lengths import most_steps, schedule_length
 
-MakeTrainer = Callable[..., FederatedTrainer]
 MAKE: dict[str, Callable[[Any, int], Any]] = {
     "OneCycleLR": lambda o, n: schedulers.OneCycleLR(o, max_lr=0.1, total_steps=n),
     "CosineAnnealingLR": lambda o, n: schedulers.CosineAnnealingLR(o, T_max=n),

@@ -33,7 +33,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @example(0.0, 0)
 @example(1.0, 7)
 @given(st.floats(0, 1), st.integers(0, 7))

@@ -1,22 +1,20 @@
 """Test values that callbacks log of single clients, in clients.csv."""
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from toys import Perceptron, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.outputs.clients.rows import add_rows, own_values
 from lightning_fl.outputs.metrics_csv import read_rows
 from lightning_fl.report.clients import read_clients
 from lightning_fl.report.records import read_run
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Uploads(Callback):

@@ -11,18 +11,18 @@ from unittest.mock import MagicMock
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch.loggers import WandbLogger
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Perceptron, Served, federation, samples
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, FedDU, PruneFL
 from lightning_fl.callbacks import TargetReached
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.metric import falls, find_metric
 from lightning_fl.report import report
 
-MakeTrainer = Callable[..., FederatedTrainer]
 LOGGER = "lightning.pytorch.utilities.rank_zero"
 
 

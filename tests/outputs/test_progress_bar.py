@@ -3,13 +3,13 @@
 import logging
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import processes
 import pytest
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from lightning_utilities.core import rank_zero as rank_zero_module
 from toys import Perceptron, federation
@@ -17,7 +17,6 @@ from toys import Perceptron, federation
 from lightning_fl import FederatedTrainer
 from lightning_fl.outputs import progress_bar
 
-MakeTrainer = Callable[..., FederatedTrainer]
 ROUNDS, CLIENTS, TRAINING_S, VALIDATION_S = 5, 6, 20.0, 40.0
 ROUND_S = CLIENTS * TRAINING_S + VALIDATION_S
 

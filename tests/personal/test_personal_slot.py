@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from toys import Normalised, federation
 
-from lightning_fl import FederatedTrainer, UserError, rules
+from lightning_fl import UserError, rules
 from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedBN, FedProx, FedRep, PFedMe
 from lightning_fl.personal import HeadThenBody, KeptModel, MixedModel, PersonalLayers, PersonalModel, PersonalNorms
 from lightning_fl.rules import MoreauEnvelope, Proximal, Pulled
 from lightning_fl.slots import Owned, OwnTraining, Personal, Phase
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 SAME: dict[str, tuple[Callable[[], Algorithm], Callable[[], Algorithm]]] = {
     "FedPer": (

@@ -1,6 +1,5 @@
 """Test the clip that follows a quantile of the uploads' lengths."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from math import inf, log, sqrt
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer, UserError
@@ -18,8 +18,6 @@ from lightning_fl.privacy.adaptive_clip import rest_of_noise
 from lightning_fl.privacy.central import CentralMechanism
 from lightning_fl.privacy.noisy_sum import Bits
 from lightning_fl.state.spent_privacy import SpentPrivacy
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def test_bits_and_uploads_cost_one_mechanism() -> None:

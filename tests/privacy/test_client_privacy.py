@@ -1,7 +1,7 @@
 """Test clipping and noise at the server: what one client can change, what noise is there, and what runs report."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf, sqrt
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import agree, equal_states, ran
+from compared_runs import MakeTrainer, agree, equal_states, ran
 from hypothesis import given
 from hypothesis import strategies as st
 from roster import ROSTER
 from torch import Tensor
 from toys import SIZES, Perceptron, federation, read_rows, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import FedAdam, FedAvg, FedDA
 from lightning_fl.codecs import ErrorFeedback, OneBit
@@ -32,7 +32,6 @@ from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.submodel import Submodel
 
-MakeTrainer = Callable[..., FederatedTrainer]
 NEEDS_LIBRARY = pytest.mark.skipif(
     not __import__("importlib.util").util.find_spec("dp_accounting"), reason="needs the extra privacy"
 )

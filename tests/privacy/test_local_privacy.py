@@ -1,6 +1,5 @@
 """Test noise that clients add themselves, and the buffers of private runs."""
 
-from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from toys import Normalised, Perceptron, federation, read_rows
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian
 from lightning_fl.algorithms import Algorithm, FedAdam, FedAvg, FedLDF, FedNova
 from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
@@ -22,7 +21,6 @@ from lightning_fl.slots import Result
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import NO_LAYOUT
 
-MakeTrainer = Callable[..., FederatedTrainer]
 NEEDS_LIBRARY = pytest.mark.skipif(
     not __import__("importlib.util").util.find_spec("dp_accounting"), reason="needs the extra privacy"
 )

@@ -1,18 +1,15 @@
 """Test that a run can tell nothing of its clients beside the models, and what its costs are then."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from compared_runs import MakeTrainer
 from toys import Perceptron, federation, read_rows, vector
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import Ditto, FedAdam
 from lightning_fl.outputs.communication_json import read_communication
 from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def fitted(make_trainer: MakeTrainer, algorithm: Any, folder: Path, keeps_files: dict[str, Any], **given: Any) -> Any:

@@ -1,16 +1,15 @@
 """Test noise by a tree, and passes over the clients."""
 
-from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from toys import Perceptron, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg
 from lightning_fl.federation.population import Population
 from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
@@ -22,7 +21,6 @@ from lightning_fl.state.run_state import Run
 from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.vectors.layout import NO_LAYOUT
 
-MakeTrainer = Callable[..., FederatedTrainer]
 TREE: dict[str, Any] = {"sampling": "passes", "mechanism": "tree"}
 
 

@@ -125,7 +125,7 @@ def test_parameters_and_macs_of_a_pruned_cnn() -> None:
     assert (net.conv2.in_channels, net.conv2.out_channels, net.fc1.in_features) == (20, 30, 160)  # type: ignore[union-attr]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data(), name=st.sampled_from(["cnn", "lenet5"]))
 def test_any_filters_may_stay(data: st.DataObject, name: str) -> None:
     net = random_network(name)

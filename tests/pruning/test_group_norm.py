@@ -84,7 +84,7 @@ def test_a_resnet_with_group_normalisation_loses_whole_groups() -> None:
     assert (norm.num_groups, norm.num_channels) == (10, 80)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(groups=st.sampled_from([(2, 3), (4, 2), (8, 1)]), seed=st.integers(0, 99))
 def test_any_groups_may_go(groups: tuple[int, int], seed: int) -> None:
     """Also of two layers one after the other, and behind a depthwise convolution."""

@@ -23,7 +23,7 @@ from lightning_fl.report.document import plain, to_html, to_markdown
 from lightning_fl.report.plots import draw_bits, draw_curves
 from lightning_fl.report.records import read_run
 
-CHEAP = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+CHEAP = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 LAUGHS = "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))])
 
 

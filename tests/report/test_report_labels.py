@@ -101,7 +101,7 @@ def test_folders_stand_for_what_would_be_too_long(tmp_path: Path) -> None:
     assert [group.label for group in groups_of(*same)] == ["FedAvg (a/run)", "FedAvg (b/run)"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -1,23 +1,21 @@
 """Test that labels and images which a module cannot compute with are named before training, and its own errors by client."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L  # noqa: N812
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from compared_runs import MakeTrainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import Ditto, FedDUS
 from lightning_fl.data import Arrays, Federated, FederatedDataModule, TensorSamples
 from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier
 
-MakeTrainer = Callable[..., FederatedTrainer]
 X, Y = torch.rand(40, 1, 8, 8), torch.arange(40) % 4
 STRAY = torch.where(torch.arange(40) == 17, 77, Y)
 

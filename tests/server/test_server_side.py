@@ -1,7 +1,6 @@
 """Test training and accuracy on the server's own samples, and bits sent before the first round."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
@@ -17,13 +17,11 @@ from roster import problem
 from torchmetrics import MeanMetric
 from toys import BATCH_SIZE, Normalised, Perceptron, Served, Unlabelled, federation, read_rows, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedAvg, FedDU, FedDUDA, FedDUS
 from lightning_fl.server.server_side import accuracy_in
 from lightning_fl.slots import ServerTurn, State
 from lightning_fl.steps import Apply, DynamicServerUpdate
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def test_the_whole_server_update_is_a_clients_training_from_the_average(make_trainer: MakeTrainer) -> None:

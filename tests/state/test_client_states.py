@@ -2,7 +2,6 @@
 
 import copy
 import gc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
@@ -21,7 +21,6 @@ from lightning_fl.outputs import checkpoint_file
 from lightning_fl.slots import State
 from lightning_fl.state.client_states import ClientStatesOnDisk
 
-MakeTrainer = Callable[..., FederatedTrainer]
 PLACES = ("memory", "disk")
 
 
@@ -66,7 +65,7 @@ def test_a_state_written_ahead_is_set_without_being_written_again(tmp_path: Path
     assert len(lost) == len(state_of(16))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @example([("set", 0, 0), ("round", 0, 0), ("set", 0, 4), ("set", 1, 8)])
 @given(
     st.lists(st.tuples(st.sampled_from(["set", "delete", "round"]), st.integers(0, 4), st.integers(0, 40)), max_size=25)

@@ -1,24 +1,22 @@
 """Test clients' states in files beside checkpoints: only changed ones are written, and the last two checkpoints are whole."""
 
 import copy
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from toys import Perceptron, Remembering, federation, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.slots import State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, Column
 from lightning_fl.state.saved_states import FOLDER, KINDS, SavedStates, read_states
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def state_of(seed: int) -> State:
@@ -70,7 +68,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @example([("set", 0, 0), ("write", 0, 0), ("set", 0, 4), ("killed", 0, 0), ("set", 0, 8), ("killed", 0, 0)])
 @example([step for seed in range(9) for step in (("set", 0, 4 * seed), ("round", 0, 0), ("write", 0, 0))])
 @given(STEPS)

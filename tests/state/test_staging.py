@@ -2,22 +2,21 @@
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from roster import ROSTER
 from torch import Tensor
 from toys import Perceptron
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import ErrorFeedback, TopK
 from lightning_fl.state.staging import StagedStates, Staging
 
 staging_module = importlib.import_module("lightning_fl.state.staging")
-MakeTrainer = Callable[..., FederatedTrainer]
 CPU = torch.device("cpu")
 
 

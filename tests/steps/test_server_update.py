@@ -1,18 +1,17 @@
 """Test what the server's own training reports: its share of a step, and the steps that it is worth."""
 
 import warnings
-from collections.abc import Callable
 from math import ceil
 from typing import Any
 
 import pytest
+from compared_runs import MakeTrainer
 from toys import BATCH_SIZE, Perceptron, Served
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedDU, FedDUS
 from lightning_fl.steps import DynamicServerUpdate, StaticServerUpdate
 
-MakeTrainer = Callable[..., FederatedTrainer]
 STEPS = 2 * ceil(9 / BATCH_SIZE)
 """Steps of the server in a round of two epochs on nine samples."""
 

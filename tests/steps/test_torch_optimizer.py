@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from torch import Tensor
 from torch.optim import SGD, Adafactor, Adagrad, Adam, Optimizer
 from toys import Perceptron, Pruning, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedOpt
 from lightning_fl.callbacks import FilterPruning
 from lightning_fl.cli import main
@@ -25,7 +25,6 @@ from lightning_fl.outputs import checkpoint_file
 from lightning_fl.steps import Apply, ServerOptimizer
 from lightning_fl.vectors.layout import Layout
 
-MakeTrainer = Callable[..., FederatedTrainer]
 Make = Callable[[Iterable[Tensor]], Optimizer]
 SHAPES = {"scale": (), "bias": (1,), "weight": (3, 2), "filters": (2, 3, 2, 2)}
 ROUNDS = 4

@@ -148,7 +148,7 @@ def test_misfits_of_all_cells_are_told_before_the_first_run(capsys: pytest.Captu
 
 
 @given(num_runs=st.integers(0, 30), count=st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_parts_have_every_run_once_and_are_of_nearly_equal_size(num_runs: int, count: int) -> None:
     runs = [PlannedRun(str(number), 0, Path(str(number)), (), 1) for number in range(num_runs)]
     parts = [part_of(runs, f"{index}/{count}") for index in range(1, count + 1)]

@@ -179,7 +179,7 @@ def test_nothing_is_given_twice(text: str, tmp_path: Path) -> None:
 choices = st.lists(st.text("xy-", min_size=1, max_size=3), min_size=1, max_size=4, unique=True)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(grid=st.lists(choices, min_size=1, max_size=3))
 def test_each_combination_has_a_name_of_its_own(grid: list[list[str]], tmp_path: Path) -> None:
     names = {f"axis{i}": {name: [f"--model.a{i}={name}"] for name in axis} for i, axis in enumerate(grid)}
@@ -248,7 +248,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=VALUES, inside=st.sampled_from([None, "method", "claim", "exclude"]))
 def test_any_value_gives_a_study_or_a_sentence(key: str, value: Any, inside: str | None, tmp_path: Path) -> None:
     claim = {"text": "x", "better": "avg-short", "than": "avg-long"}
@@ -264,7 +264,7 @@ def test_any_value_gives_a_study_or_a_sentence(key: str, value: Any, inside: str
         read_study(written(tmp_path, **content)).runs(tmp_path, resolve)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60) | st.text("&*[]{}:,-!'\"%@<x0 \n\t", max_size=40))
 def test_any_file_gives_a_study_or_a_sentence(tmp_path: Path, content: bytes | str) -> None:
     (tmp_path / "study.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())

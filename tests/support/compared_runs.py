@@ -11,10 +11,13 @@ from typing import Any
 import processes
 import pytest
 import torch
+from toys import federation, read_rows
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import FedAvg
 
 MakeTrainer = Callable[..., FederatedTrainer]
+RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 SCRIPT = """
 import sys
@@ -41,6 +44,51 @@ def equal_states(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def resumed_like_whole(
+    make_trainer: MakeTrainer,
+    folder: Path,
+    module: Callable[[], Any],
+    data: Callable[[], Any] = federation,
+    algorithm: Callable[[], Any] = FedAvg,
+    later: Callable[[], Any] | None = None,
+    stop: int = 2,
+    end: int = 4,
+    **flags: Any,
+) -> tuple[Any, FederatedTrainer]:
+    """Check that a run that goes on after `stop` rounds ends bit for bit like one that was never interrupted.
+
+    Args:
+        make_trainer: factory of trainers.
+        folder: folder for the runs, which are `whole` and `resumed`.
+        module: factory of the module.
+        data: factory of the data.
+        algorithm: factory of the algorithm.
+        later: factory of the module that goes on, to which all must come from the checkpoint; None for `module`.
+        stop: rounds before the interruption.
+        end: rounds of the run.
+        flags: further flags of the trainers.
+
+    Returns:
+        Module and trainer of the resumed run.
+    """
+    start, ends = module(), []
+    for part, stops in {"whole": (end,), "resumed": (stop, end)}.items():
+        for number, rounds in enumerate(stops):
+            fitted = (later or module)() if number else copy.deepcopy(start)
+            files = {"default_root_dir": folder / part, "logger": True, "enable_checkpointing": True}
+            trainer = make_trainer(max_rounds=rounds, **files, **flags)
+            trainer.fit(fitted, data(), algorithm(), ckpt_path="last" if number else None)
+        run = trainer.run
+        read = {
+            "clients": dict(run.clients.items()),
+            "client_memory": dict(run.client_memory.items()),
+        }  # also from disk
+        ends.append({"module": fitted.state_dict(), "rows": read_rows(folder / part), **run.state_dict(), **read})
+    whole, resumed = ends
+    assert [name for name in whole | resumed if not equal_states(whole.get(name), resumed.get(name))] == []
+    return fitted, trainer
 
 
 def fits(make_trainer: MakeTrainer, module: Any, data: Callable[[], Any], algorithm: Any = None, **flags: Any) -> Any:

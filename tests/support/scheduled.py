@@ -10,15 +10,13 @@ import lightning as L  # noqa: N812
 import numpy as np
 import oracle
 import torch
+from compared_runs import MakeTrainer
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from toys import BATCH_SIZE, Perceptron, federation, samples, vector
 
-from lightning_fl import FederatedTrainer
-
 ROUNDS, STEPS, SIZE = 5, 3, 12
-MakeTrainer = Callable[..., FederatedTrainer]
 MakeStock = Callable[..., L.Trainer]
 MakeOptimizer = Callable[[L.LightningModule], Optimizer]
 MakeScheduler = Callable[[Any], Any]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -24,7 +25,6 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.data import Federated
 from lightning_fl.errors import UserError
 
-MakeTrainer = Callable[..., FederatedTrainer]
 MakeStock = Callable[..., L.Trainer]
 NUM_SAMPLES, BATCH_SIZE, ROUNDS = 13, 4, 2
 

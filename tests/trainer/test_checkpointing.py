@@ -17,16 +17,15 @@ import killed_run
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from toys import Perceptron, federation, read_rows, samples
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedProx
 from lightning_fl.callbacks import TargetReached
 from lightning_fl.outputs import checkpoint_file
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def equal(a: L.LightningModule, b: L.LightningModule) -> bool:

@@ -8,14 +8,13 @@ from typing import Any
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from toys import Perceptron, federation, read_rows
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import SCAFFOLD
 from lightning_fl.errors import FileError
 from lightning_fl.outputs import checkpoint_file, run_folder
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class At(L.Callback):

@@ -10,6 +10,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -21,7 +22,6 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx
 from lightning_fl.trainer.lightning_parts import PRECISIONS
 
-MakeTrainer = Callable[..., FederatedTrainer]
 each_rule = pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=lambda algorithm: algorithm.name)
 
 

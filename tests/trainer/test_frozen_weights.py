@@ -3,21 +3,20 @@
 import copy
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from torch import Tensor, nn
 from toys import Perceptron, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.outputs import checkpoint_file, frozen_weights
 from lightning_fl.state import saved_frozen
 
-MakeTrainer = Callable[..., FederatedTrainer]
 WIDTH = 600
 FROZEN_BYTES = 4 * WIDTH**2
 

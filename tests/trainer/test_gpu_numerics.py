@@ -1,17 +1,17 @@
 """Test the precision of float32 products, and what differs on a GPU but can be seen on a CPU."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.fabric.plugins import MixedPrecision
 from torch import Tensor, nn
 from toys import Perceptron, federation
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.coding.top_k import top_k_in_turns
 from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.module_buffers import check_counters
@@ -19,8 +19,6 @@ from lightning_fl.flat_module.module_logs import LogCollector, RowLogs, on_host
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.pruning.importance import feature_map_ranks
 from lightning_fl.switches.float32 import UNSET, Float32, full_float32
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Seeing(Perceptron):

@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from roster import ROSTER
 from toys import Convolved, Normalised, Perceptron, Served, federation
@@ -25,7 +25,6 @@ from lightning_fl.outputs.plan import Plan
 from lightning_fl.slots import Codec
 from lightning_fl.trainer import rehearsal
 
-MakeTrainer = Callable[..., FederatedTrainer]
 DEPENDS_ON_VALUES = ("FedAdamSSM-second", "FairnessTop-max")
 """Methods whose broadcast has the union of the clients' masks, as long as that happens to be."""
 
@@ -224,17 +223,30 @@ def test_a_long_run_goes_on_as_the_last_rehearsed_round(
     assert "the others are taken to be like the last of these" in str(plan)
 
 
-def test_time_is_that_of_the_clients_that_are_not_trained(make_trainer: MakeTrainer) -> None:
+def test_time_is_that_of_the_clients_that_are_not_trained(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test a clock on which each batch takes an hour."""
+    hour, now = 3600.0, [0.0]
+    monkeypatch.setattr(rehearsal, "perf_counter", lambda: now[0])
+
+    class Slow(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            now[0] += hour
+            return super().training_step(batch, batch_idx)
+
     plans = [
-        make_trainer(max_rounds=2, clients_per_round=1.0, local_epochs=epochs, limit_val_batches=0).plan(
-            Perceptron(), federation(sizes=(40,) * 10), FedAvg()
-        )
-        for epochs in (1, 40)
+        make_trainer(
+            max_rounds=2, clients_per_round=1.0, local_epochs=epochs, limit_val_batches=0, runner="serial"
+        ).plan(Slow(), federation(sizes=(40,) * 10), FedAvg())
+        for epochs in (1, 4)
     ]
-    assert plans[1].round_seconds > 4 * plans[0].round_seconds
-    assert plans[1].steps == 40 * plans[0].steps == 40 * 2 * 10 * 10
+    num_steps = 10 * 10  # in a pass of all clients
+    assert plans[0].round_seconds == pytest.approx(num_steps * hour, rel=0.01)
+    assert plans[1].round_seconds == pytest.approx(4 * num_steps * hour, rel=0.01)
+    assert plans[1].steps == 4 * plans[0].steps == 4 * 2 * num_steps
     assert plans[0].macs is not None
-    assert math.isclose(plans[1].macs or 0, 40 * plans[0].macs)
+    assert math.isclose(plans[1].macs or 0, 4 * plans[0].macs)
 
 
 def test_a_table_fits_80_columns() -> None:

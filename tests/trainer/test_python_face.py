@@ -4,7 +4,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from inspect import Parameter, signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from toys import Perceptron, federation, read_rows, vector
 
@@ -22,9 +22,6 @@ from lightning_fl.codecs import TopK
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.final_table import FinalTable, History, final_table
-
-MakeTrainer = Callable[..., FederatedTrainer]
-
 
 # -------------------------------------------------------------------------------------------- an algorithm by its name
 

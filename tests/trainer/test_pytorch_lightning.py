@@ -1,19 +1,19 @@
 """Test that the classes of `pytorch_lightning`, which are those of `lightning.pytorch` under another name, are accepted alike."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import samples
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Ditto, FedAvg, FedLDF
 from lightning_fl.checks import is_a, overrides
 from lightning_fl.data import Federated
@@ -23,8 +23,6 @@ pl = pytest.importorskip("pytorch_lightning")
 from pytorch_lightning import callbacks as pl_callbacks  # noqa: E402
 
 rank_zero.log = LOG  # which both packages set to a logger of their own
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def classes(lightning: Any) -> tuple[type, type, type]:

@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from toys import Perceptron, federation, vector
 
 from lightning_fl import (
@@ -36,7 +37,6 @@ from lightning_fl.settings.settings import RunSettings
 from lightning_fl.steps import Apply, Compress, Momentum
 from lightning_fl.trainer.resumed_settings import earlier_settings
 
-MakeTrainer = Callable[..., FederatedTrainer]
 DATA: dict[str, Any] = {"num_clients": 6, "batch_size": 20, "client_fraction": 0.2, "server_fraction": 0.05}
 FOLLOWED = {
     "uplink": ErrorFeedback(TopK(0.2)),

@@ -10,20 +10,20 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import SIZES, Perceptron, Pruning, Sizes, read_rows, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import FedDP
 from lightning_fl.callbacks import TargetReached
 from lightning_fl.data import Arrays, Digits, Federated
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.metrics_csv import read_rows as read_csv
 
-MakeTrainer = Callable[..., FederatedTrainer]
 TIMES = ("time/round_seconds",)
 
 

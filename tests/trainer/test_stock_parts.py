@@ -10,7 +10,7 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
 from lightning.fabric.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import (
     Callback,
@@ -32,13 +32,11 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from toys import Normalised, Perceptron, federation, read_rows, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Federated
 from lightning_fl.steps import Apply, Momentum
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def boring_data(num_clients: int = 8) -> Federated:

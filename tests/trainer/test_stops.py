@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from toys import Perceptron, federation, read_rows
 
@@ -15,7 +16,6 @@ from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.final_table import final_lines
 
-MakeTrainer = Callable[..., FederatedTrainer]
 PLANNED = 4
 
 

@@ -1,21 +1,18 @@
 """Test the number of threads: a rule, the flag, OMP_NUM_THREADS, and what a checkpoint keeps."""
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from toys import Perceptron, federation
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.errors import UserError
 from lightning_fl.trainer import build_federation, threads
 from lightning_fl.trainer.threads import WORK_OF_A_THREAD, WORK_OF_TWO, choose_threads
-
-MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Seen(Callback):

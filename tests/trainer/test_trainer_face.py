@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -20,12 +21,11 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from toys import Perceptron, Served, federation, read_rows, samples
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import HybridFL
 from lightning_fl.trainer.lightning_interface import ABSENT
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
-MakeTrainer = Callable[..., FederatedTrainer]
 MakeStock = Callable[..., L.Trainer]
 
 

@@ -18,7 +18,7 @@ def tree_of(shapes: list[tuple[int, ...]], leading: tuple[int, ...] = ()) -> Tre
 
 
 @given(shapes=shapes, channels_last=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]], channels_last: bool) -> None:
     tree = tree_of(shapes)
     layout = Layout.of(tree, channels_last)
@@ -33,7 +33,7 @@ def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]], channels_l
 
 
 @given(shapes=shapes, num_clients=st.integers(1, 3), channels_last=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_layout_reads_a_stack_of_clients(
     shapes: list[tuple[int, ...]], num_clients: int, channels_last: bool
 ) -> None:
