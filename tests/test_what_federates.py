@@ -212,5 +212,5 @@ def test_these_tests_exist_and_are_not_skipped() -> None:
         found = [function for function in functions if function.name == name]
         assert len(found) == 1, f"{file} has no {name}"
         marks = " ".join(map(ast.unparse, found[0].decorator_list))
-        assert "skip" not in marks
-        assert "slow" not in marks
+        assert "mark.skip" not in marks
+        assert "mark.slow" not in marks

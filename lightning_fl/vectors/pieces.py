@@ -60,7 +60,7 @@ BLOCKS = Blocks()
 
 def is_long(vector: Tensor) -> bool:
     """True if a tensor is a vector on the CPU for which pieces pay."""
-    return vector.dim() == 1 and vector.device.type == "cpu" and len(vector) >= LONG
+    return vector.numel() >= LONG and vector.dim() == 1 and vector.device.type == "cpu"
 
 
 def pieces(vector: Tensor, *others: Any) -> Iterator[tuple[Any, ...]]:

@@ -213,22 +213,20 @@ def test_list_explains_one_name(lightning_fl: Command) -> None:
     assert "did you mean 'FedDU" in unknown.err
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_list_is_wrapped_for_a_terminal_or_a_given_width(
-    is_terminal: bool, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_is_wrapped_for_a_terminal_or_a_given_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(terminal, "is_terminal", lambda: False)
-    asked = [[], ["configs"], *([one.name] for one in catalogue.entries() if one.section == "algorithms")]
+    methods = [[one.name] for one in catalogue.entries() if one.section == "algorithms"]
+    asked: list[list[str]] = [[], ["configs"], *methods]
     plain = {tuple(words): catalogue.listing(words) for words in asked}
     assert max(map(len, plain[()].splitlines())) > 120
-    monkeypatch.setattr(terminal, "is_terminal", lambda: is_terminal)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    for words in asked:
-        wrapped = catalogue.listing(words)
-        assert [line for line in wrapped.splitlines() if len(line) > columns] == []
-        assert wrapped.split() == plain[tuple(words)].split()
+    for columns, is_terminal, lists in [(60, True, asked), (80, False, asked[:6]), (120, True, asked[:6])]:
+        monkeypatch.setattr(terminal, "is_terminal", lambda shown=is_terminal: shown)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for words in lists:
+            wrapped = catalogue.listing(words)
+            assert [line for line in wrapped.splitlines() if len(line) > columns] == []
+            assert wrapped.split() == plain[tuple(words)].split()
 
 
 def test_list_has_every_method_in_one_group() -> None:
