@@ -46,7 +46,7 @@ def forwards(field: str, names: str) -> Callable[[type[T]], type[T]]:
                 f"not to be forwarded {sorted(listed - wanted)}"
             )
         for name in listed:
-            setattr(cls, name, property(partial(_of_inner, field, name)))
+            setattr(cls, name, property(partial(_of_inner, field, name), doc=f"That of `{field}`."))
         return update_abstractmethods(cls)
 
     return decorate
