@@ -88,6 +88,14 @@ def _entry_points_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _files_may_be_lost_with_the_power() -> Iterator[None]:
+    """Do not wait for the disk: that takes a quarter of a short run that writes checkpoints."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process() -> Iterator[None]:
     """Seed every test alike, and undo what tests leave: an open run of W&B, torch's precision, the level of Lightning's logger.

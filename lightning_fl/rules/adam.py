@@ -143,7 +143,6 @@ class WarmedUpAdam(Adam):
             scale = (second + self.epsilon).rsqrt_()
             if self.momentum_mask:
                 scale *= second > 0
-                local.memory["first"] *= second > 0
             local.memory["scale"] = scale
             local.memory["path"] = zeros_like(local.params)
 

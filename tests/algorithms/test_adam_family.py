@@ -13,14 +13,16 @@ import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
-from toys import Perceptron, federation, vector
+from toys import SIZES, Perceptron, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, EfficientAdam, FairnessTop, FedAdam, FedAdamSSM, FedAdamTop, OneBitAdam
 from lightning_fl.codecs import Changes, ErrorFeedback, Followed, OneBit, Quantiser, SharedTopK, TopK
 from lightning_fl.coding.top_k import positions_bits
-from lightning_fl.rules import Proximal, SharedAdam
+from lightning_fl.rules import Proximal, SharedAdam, WarmedUpAdam
+from lightning_fl.slots import LocalTraining, RoundContext
 from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, WarmedUpMoments
+from lightning_fl.vectors.layout import NO_LAYOUT
 
 EPSILON = 0.01
 QUANTISER = Quantiser(bits=4)
@@ -90,6 +92,28 @@ def test_coordinates_without_a_gradient_stay_where_they_are(make_trainer: MakeTr
         make_trainer(max_rounds=4).fit(module, federation(), algorithm)
         moved[masked] = not torch.equal(module.hidden.weight[0], before.hidden.weight[0])
     assert moved == {True: False, False: True}
+
+
+def test_second_moments_above_one_scale_as_those_below(make_trainer: MakeTrainer) -> None:
+    """Check targets 128 times as large, a factor that rounds nothing, against the oracle."""
+    x, y = samples(sum(SIZES))
+    given = problem(rounds=4)
+    given.y[:] = [128 * each for each in given.y]
+    module = Perceptron()
+    expected = oracle.one_bit_adam(given, vector(module), warmup=1, eps=EPSILON)
+    trainer = make_trainer(max_rounds=4, precision="64-true")
+    trainer.fit(module, federation(train=(x, 128 * y)), OneBitAdam(warmup=1, epsilon=EPSILON))
+    assert (trainer.run.server["0:WarmedUpMoments"]["second"] > 1).any()
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
+def test_a_client_without_a_step_sends_no_momentum() -> None:
+    zeros = torch.zeros(3)
+    local = LocalTraining(RoundContext(NO_LAYOUT, NO_LAYOUT, num_clients=1), {}, zeros, zeros, lambda: None)
+    local.memory = {"scale": torch.ones(3), "path": torch.zeros(3)}
+    sent = WarmedUpAdam().finish(local)
+    assert not sent["moments/momentum"].any()
+    assert not sent["scalars/learning_rate"].any()
 
 
 def test_the_second_moment_never_becomes_negative(make_trainer: MakeTrainer) -> None:

@@ -33,8 +33,10 @@ def test_the_coverings_have_every_part_and_pair_and_are_smaller(covering: list[s
     assert 20 < len(covering) < len(ROSTER)
 
 
-@each_algorithm
-@pytest.mark.parametrize(("width", "rounds", "tolerance"), [(64, 5, 1e-10), (32, 3, 1e-5)])
+@pytest.mark.parametrize(
+    ("name", "width", "rounds", "tolerance"),
+    [*((name, 64, 5, 1e-10) for name in ROSTER), *((name, 32, 3, 1e-5) for name in COVERING)],
+)
 def test_matches_its_oracle_and_costs_what_the_papers_say(
     name: str, width: int, rounds: int, tolerance: float, make_trainer: MakeTrainer
 ) -> None:
@@ -72,8 +74,10 @@ def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: Make
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", EVERY_OPTION)
-@pytest.mark.parametrize("where", ["everywhere", "in the first cohort"])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [*((name, "in the first cohort") for name in EVERY_OPTION), *((name, "everywhere") for name in COVERING)],
+)
 def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_trainer: MakeTrainer) -> None:
     """Check coordinates without a gradient, in all rounds or in the first: their moments and changes are 0 until then."""
     module, entry = Perceptron(), ROSTER[name]

@@ -55,9 +55,10 @@ def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
     return {client: state["personal"].double().numpy() for client, state in trainer.run.clients.items()}
 
 
-@each_base
 @RUNNERS
-@pytest.mark.parametrize("mode", ["ste", "multiply", "index"])
+@pytest.mark.parametrize(
+    ("base", "mode"), [*((base, "ste") for base in BASES), ("SCAFFOLD", "multiply"), ("FedAvg", "index")]
+)
 def test_is_the_papers(base: str, runner: str, mode: Any, make_trainer: MakeTrainer) -> None:
     module = Convolutions(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.01))
     mu = 0.5 if base == "FedProx" else 0.0
@@ -307,6 +308,16 @@ def test_only_the_weights_of_convolutions_are_set_to_zero(make_trainer: MakeTrai
     assert not module.hidden.weight.any()
     assert module.hidden.bias.all()
     assert module.output.weight.all()
+
+
+@pytest.mark.parametrize(("weight", "is_kept"), [(0.25, False), (0.26, True)])
+def test_a_weight_at_the_threshold_is_set_to_zero(weight: float, is_kept: bool, make_trainer: MakeTrainer) -> None:
+    """Check weights that do not move, since all inputs are 0."""
+    module, (x, y) = Convolved(), samples(sum(SIZES))
+    nn.init.constant_(module.hidden.weight, weight)
+    method = FedDP(FedAvg(), variant="threshold", pruning_threshold=0.25)
+    make_trainer(max_rounds=1).fit(module, federation(train=(0 * x, y)), method)
+    assert bool(module.hidden.weight.any()) == is_kept
 
 
 def test_a_rule_around_another_is_the_other_in_all_but_its_step() -> None:

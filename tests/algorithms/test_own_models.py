@@ -61,8 +61,19 @@ WITH_COMPANIONS = [
 ]
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("make", WITH_COMPANIONS, ids=lambda make: f"{make.func.__name__}-{make.keywords}")
+@pytest.mark.parametrize(
+    ("base", "make"),
+    [
+        *(("FedAvg", make) for make in WITH_COMPANIONS),
+        *(
+            (base, make)
+            for base in BASES
+            if base != "FedAvg"
+            for make in (partial(Ditto, strength=1.0), partial(APFL, alpha=0.7))
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else f"{given.func.__name__}-{given.keywords}",
+)
 def test_the_server_does_not_notice_it(
     base: str, make: Callable[..., Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

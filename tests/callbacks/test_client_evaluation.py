@@ -477,8 +477,8 @@ def test_a_module_with_a_scheduler_of_steps_is_validated_as_well(
 
 def test_gates_of_each_client_are_used(make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path) -> None:
     """Compare with FedDP's own validation, which measures each client's gates on its own samples."""
-    data = Digits(num_clients=6, partition=Dirichlet(0.5, min_samples=10), val_fraction=0.2, image_size=28)
-    module = ImageClassifier("cnn_mnist", num_classes=10, in_channels=1, image_size=28, learning_rate=0.1)
+    data = Digits(num_clients=6, partition=Dirichlet(0.5, min_samples=10), val_fraction=0.2, image_size=16)
+    module = ImageClassifier("lenet5", num_classes=10, in_channels=1, image_size=16, learning_rate=0.1)
     trainer = make_trainer(max_rounds=2, callbacks=ClientEvaluation(1), limit_train_batches=2, **keeps_files)
     trainer.fit(module, data, FedDP(keep=0.5))
     logged = read_rows(tmp_path)[-1]
@@ -496,9 +496,9 @@ def test_what_each_client_keeps_is_used(
     """Compare with the validation of personalised methods, on each client's own samples; then fine-tune, and leave no trace."""
     weights = []
     for tuned in (0, 1):
-        data = Digits(num_clients=6, partition=Dirichlet(0.5, min_samples=10), val_fraction=0.2, image_size=28)
+        data = Digits(num_clients=6, partition=Dirichlet(0.5, min_samples=10), val_fraction=0.2, image_size=16)
         torch.manual_seed(1)
-        module = ImageClassifier("cnn_mnist", num_classes=10, in_channels=1, image_size=28, learning_rate=0.1)
+        module = ImageClassifier("lenet5", num_classes=10, in_channels=1, image_size=16, learning_rate=0.1)
         callback = ClientEvaluation(1, finetune_epochs=tuned, finetune_lr=0.01 if tuned else None)
         trainer = make_trainer(
             max_rounds=2, callbacks=callback, limit_train_batches=2, local_epochs=2, clients_per_round=4, **keeps_files

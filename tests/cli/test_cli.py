@@ -640,7 +640,78 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("words", "named"), MISTAKES.values(), ids=MISTAKES.keys())
+OF_EACH_KIND = {
+    "no name of a file",
+    "infinite",
+    "not a number",
+    "too many digits",
+    "no command",
+    "configuration before the command",
+    "no flag",
+    "flag without a value",
+    "no name for list",
+    "null for a number",
+    "null for the clients",
+    "null for a group",
+    "null for a part of a part",
+    "list of lists",
+    "algorithm of another kind",
+    "one callback with a bad value",
+    "class of another module",
+    "missing module",
+    "base that is the same again",
+    "momentum under SCAFFOLD",
+    "slot of a method",
+    "help of an algorithm",
+    "strategy by name",
+    "epochs",
+    "command",
+    "part of a part",
+    "number or word",
+    "no model",
+    "no such file",
+    "no YAML",
+    "key in a file",
+    "flag",
+    "value of a union",
+    "seed",
+    "network",
+    "flag that prints",
+    "arrays that are none",
+    "network option",
+    "data",
+    "part of a class that is named later",
+    "name of the field",
+    "algorithm by path",
+    "parameter where there is none",
+    "callback without what it needs",
+    "metric to monitor",
+    "missing data set",
+    "more clients than samples",
+    "a parameter of the data",
+    "a flag without its section",
+    "an octal number",
+    "minutes and seconds",
+    "a seed that is true",
+    "flag of Lightning's that a federation cannot honour",
+    "folder that cannot be written",
+    "missing checkpoint",
+    "best of nothing",
+}
+"""Mistakes of every kind; the others are of these kinds too, but about other parts: `pytest -m process` makes them."""
+
+
+def test_the_kinds_are_among_the_mistakes() -> None:
+    assert MISTAKES.keys() > OF_EACH_KIND
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        pytest.param(*mistake, id=name, marks=() if name in OF_EACH_KIND else pytest.mark.process)
+        for name, mistake in MISTAKES.items()
+    ],
+)
 def test_a_mistake_ends_with_one_sentence(
     lightning_fl: Command, small: str, words: list[str], named: list[str]
 ) -> None:

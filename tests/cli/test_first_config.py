@@ -1,6 +1,7 @@
 """Test `lightning-fl init`, `list NAME`, and the configurations that come with the package."""
 
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -216,6 +217,7 @@ def test_list_explains_one_name(lightning_fl: Command) -> None:
 def test_list_is_wrapped_for_a_terminal_or_a_given_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(terminal, "is_terminal", lambda: False)
+    monkeypatch.setattr(shipped_configs, "method_of", cache(shipped_configs.method_of))  # reads a file
     methods = [[one.name] for one in catalogue.entries() if one.section == "algorithms"]
     asked: list[list[str]] = [[], ["configs"], *methods]
     plain = {tuple(words): catalogue.listing(words) for words in asked}

@@ -13,6 +13,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import (
     DRIVE,
     EDEN,
+    QSGD,
     Blockwise,
     Cast,
     Changes,
@@ -196,3 +197,25 @@ def test_a_federation_trains_and_the_ledger_is_exact(make_trainer: MakeTrainer) 
 def test_values_by_the_mask_of_another_vector_are_refused(outer: Any) -> None:
     with pytest.raises(UserError, match="chooses by model: give it a codec that reads each vector alone"):
         outer(0.5, values=SharedTopK(0.5))
+
+
+class Named(QSGD):
+    """Codec that checks the name of the entry that it is asked about."""
+
+    def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
+        assert name == "model"
+        return super().from_symbols(name, symbols, num_values)
+
+
+@pytest.mark.parametrize("outer", [TopK, RandomK])
+def test_an_entry_of_the_values_is_that_of_their_codec_and_the_vector_is_none(outer: Any) -> None:
+    codec = outer(0.1, values=Named(levels=4))
+    payload, _ = codec.encode({"model": message()["model"]}, {}, CONTEXT)
+    chosen = codec.positions("model", payload, CONTEXT)
+    assert len(chosen) == 40
+    coded = {name: found for name in payload if (found := codec.symbols(name, payload, CONTEXT))}
+    ((name, (symbols, num_values)),) = coded.items()
+    assert torch.equal(codec.from_symbols(name, symbols, num_values), payload[name].content)
+    assert torch.equal(codec.positions(name, payload, CONTEXT), chosen)
+    for method in (codec.choice, codec.symbols, codec.bits_by_tensor):
+        assert method("model", payload, CONTEXT) is None

@@ -8,13 +8,16 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, agree, fits, ran
 from lightning.pytorch import Callback
-from toys import Normalised, federation, vector
+from toys import Normalised, Perceptron, federation, vector
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import STC, Dense, ErrorFeedback, Followed, TopK
 from lightning_fl.communication.catch_up import CatchUp
+from lightning_fl.communication.client_clock import ClientClock
+from lightning_fl.federation import round as round_module
+from lightning_fl.federation.client_devices import RoundTimes
 from lightning_fl.slots import KINDS, Codec
 from lightning_fl.steps import Apply, Compress
 
@@ -190,3 +193,16 @@ def test_updates_as_large_as_the_model_keep_their_kinds() -> None:
     catch_up.add({"model": 60, "mask": 4}, [0])
     assert catch_up.bits([1], {"model": 28, "mask": 4}, whole=96)["mask"] == 8
     assert catch_up.bits([1], {"model": 29, "mask": 4}, whole=96) == {"model": 96}
+
+
+@pytest.mark.parametrize(("make", "buffers"), [(Perceptron, 0), (Normalised, BUFFERS)])
+def test_each_client_is_charged_what_it_loads(
+    make: type[Perceptron], buffers: int, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[RoundTimes]()
+    monkeypatch.setattr(round_module, "RoundTimes", lambda *given: found.append(RoundTimes(*given)) or found[-1])
+    trainer = make_trainer(max_rounds=6, clients_per_round=2, clock=ClientClock())
+    trainer.fit(make(), federation(), both_ways(STC(0.2)))
+    for row, times in zip(trainer.fit_loop.rows, found, strict=True):
+        assert sum(down for _, down in times.bits.values()) == row["comm/downlink_bits"]
+    assert trainer.run.ledger.round_bits["down"]["buffers"] == 2 * buffers

@@ -70,3 +70,16 @@ def test_other_errors_stay_as_they_are() -> None:
         raise FileError("file cannot be written (Is a directory)")
     with pytest.raises(FileError, match=r"file cannot be written \(Read-only file system\)"), writing("file"):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "file")
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_disk_has_the_new_file_before_the_old_one_goes(
+    sync: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, replace = list[str](), os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append("synced"))
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replaced"), replace(old, new)))
+    with replacing(tmp_path / "file", "w", sync=sync) as file:
+        file.write("new")
+    assert done == ["synced", "replaced"][not sync :]
+    assert (tmp_path / "file").read_text() == "new"

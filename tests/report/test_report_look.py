@@ -95,8 +95,7 @@ def test_nothing_overlaps_in_a_picture_of_another_size(tmp_path: Path, axis: str
 @pytest.mark.parametrize(
     "look", [Look(size=(7.5, 2.8)), Look(size=(7, 2.4), font_size=8), Look(size=(7.5, 2.8), yscale="log", xscale="log")]
 )
-@pytest.mark.parametrize("num_rounds", [2, 3, 50, 500])
-@pytest.mark.parametrize("joules", [None, 120.0])
+@pytest.mark.parametrize(("num_rounds", "joules"), [(2, 120.0), (3, None), (50, 120.0), (500, None)])
 def test_nothing_overlaps_in_a_picture_with_panels(
     tmp_path: Path, num_rounds: int, joules: float | None, look: Look
 ) -> None:

@@ -14,7 +14,7 @@ from toys import SIZES, Perceptron, Recorded, federation, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.aggregators import KeepUploads, MajorityVote, WeightedMean
-from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.codecs import ErrorFeedback, TopK
 from lightning_fl.errors import UserError
 from lightning_fl.rules import LocalAdam, SharedAdam
@@ -167,3 +167,25 @@ def test_a_model_without_factors_is_refused(make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match="ProductMean needs both LoRA factors"):
         make_trainer().fit(module, federation(), method())
     np.testing.assert_array_equal(vector(module), before)
+
+
+class LoRAWithNorm(LoRAPerceptron):
+    """The same behind a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+def test_running_statistics_are_averaged_as_usual(make_trainer: MakeTrainer) -> None:
+    statistics = []
+    for algorithm in (method(), FedAvg()):
+        torch.manual_seed(0)
+        module = LoRAWithNorm()
+        make_trainer(max_rounds=1).fit(module, federation(), algorithm)
+        statistics.append(module.norm.running_mean)
+    torch.testing.assert_close(statistics[0], statistics[1])
+    assert statistics[0].any()

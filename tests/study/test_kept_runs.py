@@ -20,6 +20,7 @@ from lightning_fl.study.command import curves_of
 from lightning_fl.study.study_file import read_study
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+reads_archives = pytest.mark.process  # they take seconds to unpack, and hold what the pages say
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
@@ -43,6 +44,7 @@ def test_runs_are_kept() -> None:
     assert KEPT
 
 
+@reads_archives
 @pytest.mark.parametrize("page", claims.PAGES, ids=lambda path: path.stem)
 def test_the_tables_of_the_pages_are_those_of_the_kept_runs(page: Path) -> None:
     """Check every claim's figures and verdict, and the tables of runs: `python docs/claims.py` writes them."""
@@ -102,6 +104,7 @@ def test_every_claim_of_a_paper_says_where_it_is_printed() -> None:
             assert claim.paper is None or file.regime, path.stem
 
 
+@reads_archives
 @pytest.mark.parametrize("archive", KEPT, ids=lambda path: path.name.partition(".")[0])
 def test_the_regime_of_a_study_is_that_of_its_kept_runs(archive: Path, tmp_path: Path) -> None:
     file = read_study(ROOT / "configs" / "studies" / f"{archive.name.partition('.')[0]}.yaml")
@@ -118,6 +121,7 @@ def test_the_regime_of_a_study_is_that_of_its_kept_runs(archive: Path, tmp_path:
     assert rounds == f"{max(read_run(run.folder).num_rounds for run in runs):,} rounds"
 
 
+@reads_archives
 @pytest.mark.parametrize("name", ["fedadam_ssm", "feddp", "feddumap", "fedldf"])
 def test_the_tables_of_the_papers_pages_are_those_of_the_kept_runs(name: str, tmp_path: Path) -> None:
     """Check mean and spread of the final and best accuracies, and of the rounds to the target where these are tens."""
@@ -134,6 +138,7 @@ def test_the_tables_of_the_papers_pages_are_those_of_the_kept_runs(name: str, tm
             assert f"| {fmean(rounds):.0f} ± {stdev(rounds):.0f} |" in text, cell
 
 
+@reads_archives
 def test_the_table_of_accuracy_per_byte_is_that_of_the_kept_runs(tmp_path: Path) -> None:
     file = read_study(ROOT / "configs" / "studies" / "accuracy_per_byte.yaml")
     runs = {
@@ -153,6 +158,7 @@ def test_the_table_of_accuracy_per_byte_is_that_of_the_kept_runs(tmp_path: Path)
         assert f"| {' | '.join(row)} |" in text
 
 
+@reads_archives
 @pytest.mark.parametrize(("study", "page"), [("fedopt_clients", "fedopt"), ("personal_small", "personal")])
 def test_the_tables_over_clients_are_those_of_the_kept_runs(study: str, page: str, tmp_path: Path) -> None:
     runs: dict[str, list[Curve]] = {}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from roster import ROSTER
+from roster import COVERING, ROSTER
 from toys import Convolved, Normalised, Perceptron, Served, federation
 
 from lightning_fl import FederatedTrainer, UserError
@@ -41,7 +41,7 @@ def costs(trainer: FederatedTrainer) -> tuple[float, float, int]:
     return row["comm/total_uplink_bytes"], row["comm/total_downlink_bytes"], trainer.run.num_steps
 
 
-@pytest.mark.parametrize("name", ROSTER)
+@pytest.mark.parametrize("name", dict.fromkeys((*COVERING, *DEPENDS_ON_VALUES)))
 def test_a_plan_has_the_bytes_and_steps_of_the_run(name: str, make_trainer: MakeTrainer) -> None:
     entry, module = ROSTER[name], Perceptron()
     trainer = make_trainer(max_rounds=3, local_epochs=2)
