@@ -94,26 +94,29 @@ def test_coordinates_without_a_gradient_stay_where_they_are(make_trainer: MakeTr
     assert moved == {True: False, False: True}
 
 
-def test_second_moments_above_one_scale_as_those_below(make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_second_moments_above_one_scale_as_those_below(runner: str, make_trainer: MakeTrainer) -> None:
     """Check targets 128 times as large, a factor that rounds nothing, against the oracle."""
     x, y = samples(sum(SIZES))
     given = problem(rounds=4)
     given.y[:] = [128 * each for each in given.y]
     module = Perceptron()
     expected = oracle.one_bit_adam(given, vector(module), warmup=1, eps=EPSILON)
-    trainer = make_trainer(max_rounds=4, precision="64-true")
+    trainer = make_trainer(max_rounds=4, precision="64-true", runner=runner)
     trainer.fit(module, federation(train=(x, 128 * y)), OneBitAdam(warmup=1, epsilon=EPSILON))
     assert (trainer.run.server["0:WarmedUpMoments"]["second"] > 1).any()
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
 
 
 def test_a_client_without_a_step_sends_no_momentum() -> None:
-    zeros = torch.zeros(3)
-    local = LocalTraining(RoundContext(NO_LAYOUT, NO_LAYOUT, num_clients=1), {}, zeros, zeros, lambda: None)
-    local.memory = {"scale": torch.ones(3), "path": torch.zeros(3)}
-    sent = WarmedUpAdam().finish(local)
-    assert not sent["moments/momentum"].any()
-    assert not sent["scalars/learning_rate"].any()
+    """Check a client alone, and in a stack beside one with a step."""
+    context, path = RoundContext(NO_LAYOUT, NO_LAYOUT, num_clients=2), torch.tensor([[0.0, 0.0, 0.0], [0.2, 0.4, -0.2]])
+    for rates, paths in ((0.0, path[0]), (torch.tensor([[0.0], [0.1]]), path)):
+        local = LocalTraining(context, {}, torch.zeros_like(paths), torch.zeros_like(paths), lambda: None)
+        local.memory, local.sum_learning_rate = {"scale": torch.ones_like(paths), "path": paths}, rates
+        sent = WarmedUpAdam().finish(local)
+        torch.testing.assert_close(sent["moments/momentum"], 10 * paths)
+        torch.testing.assert_close(sent["scalars/learning_rate"].flatten(), torch.as_tensor(rates).flatten())
 
 
 def test_the_second_moment_never_becomes_negative(make_trainer: MakeTrainer) -> None:

@@ -310,13 +310,16 @@ def test_only_the_weights_of_convolutions_are_set_to_zero(make_trainer: MakeTrai
     assert module.output.weight.all()
 
 
+@RUNNERS
 @pytest.mark.parametrize(("weight", "is_kept"), [(0.25, False), (0.26, True)])
-def test_a_weight_at_the_threshold_is_set_to_zero(weight: float, is_kept: bool, make_trainer: MakeTrainer) -> None:
+def test_a_weight_at_the_threshold_is_set_to_zero(
+    weight: float, is_kept: bool, runner: str, make_trainer: MakeTrainer
+) -> None:
     """Check weights that do not move, since all inputs are 0."""
     module, (x, y) = Convolved(), samples(sum(SIZES))
     nn.init.constant_(module.hidden.weight, weight)
     method = FedDP(FedAvg(), variant="threshold", pruning_threshold=0.25)
-    make_trainer(max_rounds=1).fit(module, federation(train=(0 * x, y)), method)
+    make_trainer(max_rounds=1, runner=runner).fit(module, federation(train=(0 * x, y)), method)
     assert bool(module.hidden.weight.any()) == is_kept
 
 

@@ -1,7 +1,7 @@
 """Test TopK whose values cross through another codec."""
 
 from math import comb
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import (
     DRIVE,
     EDEN,
-    QSGD,
     Blockwise,
     Cast,
     Changes,
@@ -24,6 +23,7 @@ from lightning_fl.codecs import (
     Quantiser,
     RandomK,
     SharedTopK,
+    TernGrad,
     TopK,
 )
 from lightning_fl.coding.top_k import top_k
@@ -199,23 +199,27 @@ def test_values_by_the_mask_of_another_vector_are_refused(outer: Any) -> None:
         outer(0.5, values=SharedTopK(0.5))
 
 
-class Named(QSGD):
-    """Codec that checks the name of the entry that it is asked about."""
+class Asked(TernGrad):
+    """Codec that packs symbols in its own way, and notes the names of the entries that it is asked about."""
+
+    names: ClassVar[list[str]] = []
 
     def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
-        assert name == "model"
+        self.names.append(name)
         return super().from_symbols(name, symbols, num_values)
 
 
 @pytest.mark.parametrize("outer", [TopK, RandomK])
 def test_an_entry_of_the_values_is_that_of_their_codec_and_the_vector_is_none(outer: Any) -> None:
-    codec = outer(0.1, values=Named(levels=4))
+    Asked.names.clear()
+    codec = outer(0.1, values=Asked())
     payload, _ = codec.encode({"model": message()["model"]}, {}, CONTEXT)
     chosen = codec.positions("model", payload, CONTEXT)
     assert len(chosen) == 40
     coded = {name: found for name in payload if (found := codec.symbols(name, payload, CONTEXT))}
     ((name, (symbols, num_values)),) = coded.items()
     assert torch.equal(codec.from_symbols(name, symbols, num_values), payload[name].content)
+    assert Asked.names == ["model"]
     assert torch.equal(codec.positions(name, payload, CONTEXT), chosen)
     for method in (codec.choice, codec.symbols, codec.bits_by_tensor):
         assert method("model", payload, CONTEXT) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compared_runs import MakeTrainer, agree, fits, ran
+from compared_runs import MakeTrainer, agree, fits, ran, recorded_times
 from lightning.pytorch import Callback
 from toys import Normalised, Perceptron, federation, vector
 
@@ -16,8 +16,6 @@ from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import STC, Dense, ErrorFeedback, Followed, TopK
 from lightning_fl.communication.catch_up import CatchUp
 from lightning_fl.communication.client_clock import ClientClock
-from lightning_fl.federation import round as round_module
-from lightning_fl.federation.client_devices import RoundTimes
 from lightning_fl.slots import KINDS, Codec
 from lightning_fl.steps import Apply, Compress
 
@@ -199,8 +197,7 @@ def test_updates_as_large_as_the_model_keep_their_kinds() -> None:
 def test_each_client_is_charged_what_it_loads(
     make: type[Perceptron], buffers: int, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = list[RoundTimes]()
-    monkeypatch.setattr(round_module, "RoundTimes", lambda *given: found.append(RoundTimes(*given)) or found[-1])
+    found = recorded_times(monkeypatch)
     trainer = make_trainer(max_rounds=6, clients_per_round=2, clock=ClientClock())
     trainer.fit(make(), federation(), both_ways(STC(0.2)))
     for row, times in zip(trainer.fit_loop.rows, found, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from compared_runs import MakeTrainer, equal_states
+from compared_runs import MakeTrainer, equal_states, recorded_times
 from lightning.pytorch import Callback
 from roster import COVERING, ROSTER
 from toys import Perceptron, Pruning, Served, federation, read_rows
@@ -18,8 +18,6 @@ from lightning_fl.callbacks import EnergyMeter
 from lightning_fl.codecs import QSGD, EntropyCoded
 from lightning_fl.communication import ClientClock
 from lightning_fl.exchanges.layer_choice import LayerChoice
-from lightning_fl.federation import round as round_module
-from lightning_fl.federation.client_devices import RoundTimes
 from lightning_fl.outputs import checkpoint_file
 
 NEW = {"time/slowest_client", "time/utilisation", "clients/late"}
@@ -194,8 +192,7 @@ def test_a_plan_knows_the_bits_of_every_method(name: str, make_trainer: MakeTrai
 def test_the_bits_of_all_clients_are_those_of_the_ledger(
     name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry, found = ROSTER[name], list[RoundTimes]()
-    monkeypatch.setattr(round_module, "RoundTimes", lambda *given: found.append(RoundTimes(*given)) or found[-1])
+    entry, found = ROSTER[name], recorded_times(monkeypatch)
     trainer = make_trainer(clock=ClientClock(), clients_per_round=6, max_rounds=3)
     trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
     for row, times in zip(rows_of(trainer), found, strict=True):

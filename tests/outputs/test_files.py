@@ -81,5 +81,5 @@ def test_the_disk_has_the_new_file_before_the_old_one_goes(
     monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replaced"), replace(old, new)))
     with replacing(tmp_path / "file", "w", sync=sync) as file:
         file.write("new")
-    assert done == ["synced", "replaced"][not sync :]
+    assert done == (["synced", "replaced"] if sync else ["replaced"])
     assert (tmp_path / "file").read_text() == "new"

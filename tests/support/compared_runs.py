@@ -15,6 +15,8 @@ from toys import federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
+from lightning_fl.federation import round as round_module
+from lightning_fl.federation.client_devices import RoundTimes
 
 MakeTrainer = Callable[..., FederatedTrainer]
 RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
@@ -162,3 +164,10 @@ def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
             assert float(here[name]) == pytest.approx(float(there[name]), rel=0 if exact else 1e-5), name
     for name, value in one[1].items():
         torch.testing.assert_close(value, two[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def recorded_times(monkeypatch: pytest.MonkeyPatch) -> list[RoundTimes]:
+    """Return a list that will have the times of each round of later runs, with the bits of each client."""
+    found = list[RoundTimes]()
+    monkeypatch.setattr(round_module, "RoundTimes", lambda *given: found.append(RoundTimes(*given)) or found[-1])
+    return found
