@@ -139,8 +139,10 @@ class Picture:
     def _draw(self, to: Path | BytesIO, kind: str) -> None:
         from matplotlib import rc_context
 
+        # without dates, and with a salt that is not drawn anew, the same runs have the same file
         undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with rc_context(self.look.style):  # the type of text and the fonts of formulas are read here
+        style = {**self.look.style, "svg.hashsalt": self.name}
+        with rc_context(style):  # the type of text and the fonts of formulas are read here
             self.figure.savefig(to, format=kind, dpi="figure", metadata=undated.get(kind))
 
     def markdown(self) -> str:
