@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,10 +43,15 @@ class Rows:
         """Number of clients."""
         return len(self.weights)
 
+    @property
+    def main(self) -> str:
+        """Name of the vectors that stand for an upload: the model's, or the first if there is no model, as in a gradient turn."""
+        return main_name(self.vectors)
+
     def measured(self, by: str) -> Tensor:
-        """Return the vectors by which clients are compared (K, ·): those of the model, or `all` side by side."""
+        """Return the vectors by which clients are compared (K, ·): the main ones, or `all` side by side."""
         if by == "model":
-            return self.vectors["model"]
+            return self.vectors[self.main]
         return torch.cat([self.vectors[name] for name in sorted(self.vectors)], dim=1)
 
     def mixed(self, shares: Tensor) -> Message:
@@ -109,6 +114,16 @@ class Robust(Aggregator):
 
         A part that goes coordinate by coordinate returns the mean share over the coordinates, or None without an adversary.
         """
+
+
+def main_name(vectors: Iterable[str]) -> str:
+    """Return the name of the vector that stands for an upload: the model, or the first by name if there is no model.
+
+    >>> main_name(["buffers", "model"]), main_name(["moments/gradient"])
+    ('model', 'moments/gradient')
+    """
+    names = sorted(vectors)
+    return "model" if "model" in names else names[0]
 
 
 def rows_of(uploads: Sequence[Entry]) -> Rows:

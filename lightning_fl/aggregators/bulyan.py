@@ -54,5 +54,5 @@ class Bulyan(Robust):
         if not rows.has_adversary:
             return merged, None
         shares = distances.new_zeros(len(rows))
-        shares[chosen] = nearest_shares(rows.vectors["model"][chosen], count)
+        shares[chosen] = nearest_shares(rows.vectors[rows.main][chosen], count)
         return merged, shares

@@ -27,5 +27,5 @@ class CoordinateMedian(Robust):
     def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
         """Return the medians, and the share of the numbers of the model whose median is of an upload."""
         merged = {name: middle(vectors, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
-        shares = middle_shares(rows.vectors["model"], rows.sent.get("model")) if rows.has_adversary else None
+        shares = middle_shares(rows.vectors[rows.main], rows.sent.get(rows.main)) if rows.has_adversary else None
         return merged, shares

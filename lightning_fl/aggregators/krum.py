@@ -43,16 +43,16 @@ class MultiKrum(Robust):
 
     @property
     def least_uploads(self) -> int:
-        """Return the larger of 2f + 3 and m."""
-        return max(2 * self.f + 3, self.m or 1)
+        """Return the larger of 2f + 3 and m + f, of which m can be honest."""
+        return max(2 * self.f + 3, (self.m or 1) + self.f)
 
     def check(self, cohort_size: int) -> None:
         """Raise `UserError` if a round has too few clients."""
-        super().check(cohort_size)
         require(
-            self.m is None or self.m <= cohort_size - self.f or not self.f,
+            self.m is None or not cohort_size - self.f < self.m <= cohort_size or not self.f,
             f"m={self.m} of {cohort_size} uploads include attackers' if f is {self.f}: give m of at most {cohort_size - self.f}.",
         )
+        super().check(cohort_size)
 
     def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
         """Return the mean of the chosen uploads, and their shares."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from lightning_fl.aggregators._robust import main_name
 from lightning_fl.checks import check_choice, check_positive
 from lightning_fl.slots import Aggregator, Merging, Message, Upload
 
@@ -40,7 +41,7 @@ class NormBound(Aggregator):
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add the shortened upload to the sum."""
-        names = ["model"] if self.by == "model" else sorted(upload.message)
+        names = [main_name(upload.message)] if self.by == "model" else sorted(upload.message)
         norms = [torch.linalg.vector_norm(upload.message[name].double()) for name in names]
         length = torch.linalg.vector_norm(torch.stack(norms))
         factor = torch.where(length > self.bound, self.bound / length, 1.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+import torch
 from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows
@@ -19,12 +20,12 @@ from lightning_fl.vectors.order_statistics import trimmed, trimmed_shares
 
 @dataclass(frozen=True)
 class TrimmedMean(Robust):
-    """Mean of every number without its b largest and b smallest values, over the clients that sent it; 0 if 2b or fewer did.
+    """Mean of every number without its b largest and b smallest values, over the K clients that sent it; 0 if nothing is left.
 
     Tolerates b attackers.
 
     Attributes:
-        trim: b, a count, or a share in [0, 1/2) of the uploads of a round, b = ⌈trim · K⌉.
+        trim: b, a count, or a share in [0, 1/2) of these clients: b = ⌈trim · K⌉, or less where this would leave none.
     """
 
     uses = frozenset({SENT})
@@ -54,11 +55,17 @@ class TrimmedMean(Robust):
 
     def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
         """Return the means, and the mean share of each upload in a number of the model."""
-        count = min(self._count(len(rows)), (len(rows) - 1) // 2)
-        merged = {name: trimmed(vectors, count, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
+        merged = {name: trimmed(vectors, self._counts, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
         if not rows.has_adversary:
             return merged, None
-        return merged, trimmed_shares(rows.vectors["model"], count, rows.sent.get("model"))
+        return merged, trimmed_shares(rows.vectors[rows.main], self._counts, rows.sent.get(rows.main))
+
+    def _counts(self, num_uploads: Tensor) -> Tensor:
+        """Return b for numbers that so many clients have sent (n,)."""
+        if is_whole(self.trim):
+            return torch.full_like(num_uploads, int(self.trim))
+        counts = [min(self._count(number), max(0, number - 1) // 2) for number in range(int(num_uploads.max()) + 1)]
+        return torch.tensor(counts, device=num_uploads.device)[num_uploads]
 
     def _count(self, num_uploads: int) -> int:
         """Return b for so many uploads."""

@@ -22,7 +22,7 @@ from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import require
+from lightning_fl.errors import UserError, require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.personal import HeadThenBody
 from lightning_fl.rules import HeadThenBody as EarlierHeadThenBody
@@ -195,6 +195,7 @@ class Algorithm(Remembering):
             rule.check(context)
         self.exchange.check(context, cohort_size)
         self.aggregator.check(cohort_size)
+        self._check_senders(cohort_size)
         if self.uplink.sends_few and self.aggregator.is_median:
             rank_zero_warn(
                 f"{self.uplink} sends less than half of the numbers, and others count as 0, so the median of a number stays 0, "
@@ -204,6 +205,17 @@ class Algorithm(Remembering):
             codec.check(context)
         for step in self.steps:
             step.check(server)
+
+    def _check_senders(self, cohort_size: int) -> None:
+        """Raise `UserError` if fewer clients send a number than the aggregator needs of it."""
+        num_senders = self.exchange.num_senders(cohort_size)
+        try:
+            self.aggregator.check(num_senders)
+        except UserError as error:
+            raise UserError(
+                f"{name_of(self.exchange)} lets {num_senders} of {cohort_size} clients send a number, too few for "
+                f"{self.aggregator}: let more clients send it, or use MaskedMean."
+            ) from error
 
     def _check_pace(self) -> None:
         """Raise `UserError` if a part needs rounds that wait for their clients, and the method has none."""

@@ -55,7 +55,7 @@ class Attackers:
             return frozenset()
         if self.adversary.per_round:
             return self.adversary.clients_of(cohort, run.random(ATTACK))
-        return self.adversary.clients(self.data.num_clients, run.random(ATTACK, in_round=0))
+        return self.adversary.clients(self.data.num_clients, run.as_of(0).random(ATTACK))
 
     def poisoned_data(self, attackers: frozenset[int]) -> FederatedDataModule:
         """Return the clients' samples as they train on them."""

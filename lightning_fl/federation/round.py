@@ -319,7 +319,7 @@ class Federation:
         """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
         run, hides_clients = self.run, self.privacy.hides_clients
         clients = [] if hides_clients else sorted(outcome.logs)
-        counters = run.counters if hides_clients else maximum(run.counters, outcome.counters)
+        counters = run.counters if self.privacy.keeps_counters else maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
         is_alone = len({vector.data_ptr() for vector in merged.values()}) == len(merged)  # no vector has two names
         change = narrowed if is_alone else converted

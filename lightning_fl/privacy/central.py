@@ -97,6 +97,11 @@ class CentralMechanism(Mechanism):
         return self.settings.noise_multiplier != 0
 
     @property
+    def keeps_counters(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.hides_clients
+
+    @property
     def merges_none(self) -> bool:  # type: ignore[override]
         """True, but if the weights that came divide."""
         return self.settings.denominator == "fixed"

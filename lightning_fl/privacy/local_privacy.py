@@ -79,6 +79,11 @@ class LocalMechanism(Mechanism):
             require_library()
         return cls(settings)
 
+    @property
+    def keeps_counters(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.settings.noise_multiplier != 0
+
     def begin(self, run: Run, num_rounds: int) -> int:
         """Begin to count the clients' uploads, or go on with those of the checkpoint."""
         require_private_from_the_start(run)

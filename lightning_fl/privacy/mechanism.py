@@ -23,12 +23,14 @@ class Mechanism:
     Attributes:
         sampling: how a round's clients are drawn.
         hides_clients: True if the server may learn of the round's clients nothing but their noisy sum.
+        keeps_counters: True if the server's integer buffers stay as they are, as those of clients have no noise.
         hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
         merges_none: True if a round to which nobody has come changes the model as any other.
     """
 
     sampling: Literal["fixed", "poisson", "passes"] = "fixed"
     hides_clients = False
+    keeps_counters = False
     merges_none = False
     hides_costs = False
 

@@ -33,26 +33,26 @@ def middle(rows: Tensor, sent: Tensor | None = None) -> Tensor:
     return _by_pieces(statistic, rows, sent)
 
 
-def trimmed(rows: Tensor, count: int, sent: Tensor | None = None) -> Tensor:
-    """Return the mean of each column without its `count` largest and `count` smallest values.
+def trimmed(rows: Tensor, count: Callable[[Tensor], Tensor], sent: Tensor | None = None) -> Tensor:
+    """Return the mean of each column without its largest and smallest values.
 
     Args:
         rows: values of the clients (K, d).
-        count: values to leave out at each end.
-        sent: bools (K, d), True for values that count; None for all. A column of no more than 2 · count such values is 0.
+        count: returns how many values to leave out at each end (n,), given the numbers of values of columns (n,).
+        sent: bools (K, d), True for values that count; None for all. A column of which nothing is left is 0.
 
     Returns:
         Means (d,).
 
-    >>> trimmed(torch.tensor([[1.0], [2.0], [9.0], [4.0]]), 1).tolist()
+    >>> trimmed(torch.tensor([[1.0], [2.0], [9.0], [4.0]]), torch.ones_like).tolist()
     [3.0]
     """
-    if not count and sent is None:
+    if sent is None and not int(count(torch.tensor(len(rows)))):
         return rows.mean(0)
 
     def statistic(values: Tensor, counts: Tensor) -> Tensor:
-        places = torch.arange(len(values), device=values.device)[:, None]
-        stays = (places >= count) & (places < counts - count)
+        places, left_out = torch.arange(len(values), device=values.device)[:, None], count(counts)
+        stays = (places >= left_out) & (places < counts - left_out)
         return torch.where(stays, values, 0.0).sum(0) / stays.sum(0).clamp(min=1)
 
     return _by_pieces(statistic, rows, sent)
@@ -67,9 +67,9 @@ def middle_shares(rows: Tensor, sent: Tensor | None = None) -> Tensor:
     return _shares_between(lambda counts: ((counts - 1) // 2, counts // 2), rows, sent)
 
 
-def trimmed_shares(rows: Tensor, count: int, sent: Tensor | None = None) -> Tensor:
+def trimmed_shares(rows: Tensor, count: Callable[[Tensor], Tensor], sent: Tensor | None = None) -> Tensor:
     """Return the mean share of each client in the means of `trimmed`, over the columns that have one (K,)."""
-    return _shares_between(lambda counts: (torch.full_like(counts, count), counts - 1 - count), rows, sent)
+    return _shares_between(lambda counts: (count(counts), counts - 1 - count(counts)), rows, sent)
 
 
 def nearest_to_middle(rows: Tensor, count: int) -> Tensor:

@@ -31,7 +31,8 @@ from lightning_fl.aggregators import (
     TrimmedMean,
     WeightedMean,
 )
-from lightning_fl.algorithms import Algorithm, FedLDF, FedProx
+from lightning_fl.algorithms import Algorithm, DeviceM, FedLDF, FedProx
+from lightning_fl.attacks import Adversary, SignFlip
 from lightning_fl.codecs import STC, Dense, ErrorFeedback, RandomK, TopK
 from lightning_fl.slots import (
     Aggregator,
@@ -361,6 +362,49 @@ def test_bounds_are_checked_before_the_run(aggregator: Aggregator, said: str, ma
 def test_the_least_cohort_is_enough(aggregator: Aggregator, cohort_size: int) -> None:
     aggregator.check(cohort_size)
     assert torch.isfinite(merged(aggregator, points(cohort_size, 3, 15))["model"]).all()
+
+
+@pytest.mark.parametrize(("num_senders", "left"), [(3, 1), (4, 2), (5, 3)])
+def test_a_share_is_taken_of_the_clients_that_sent_a_number(num_senders: int, left: int) -> None:
+    """Test that the mean is that of the values in the middle, however many clients sent others."""
+    values = torch.arange(10.0, dtype=torch.float64).square()[:, None]
+    sent = (torch.arange(10) < num_senders)[:, None]
+    cut = (num_senders - left) // 2
+    found = merged(TrimmedMean(0.2), values * sent, sent)["model"]
+    assert found.item() == values[cut : num_senders - cut].mean().item()
+
+
+@pytest.mark.parametrize("aggregator", [TrimmedMean(), TrimmedMean(1)], ids=repr)
+def test_too_few_senders_of_a_number_are_refused(aggregator: Aggregator, make_trainer: MakeTrainer) -> None:
+    method = Algorithm(exchange=FedLDF(2).exchange, aggregator=aggregator)
+    said = r"LayerDivergence lets 2 of 6 clients send a number, too few for TrimmedMean\(.*: let more clients send it"
+    with pytest.raises(UserError, match=said):
+        make_trainer(clients_per_round=6).fit(Perceptron(), federation(), method)
+
+
+def test_layers_of_some_clients_move_the_model(make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    start = vector(module)
+    method = Algorithm(exchange=FedLDF(3).exchange, aggregator=TrimmedMean(0.2))
+    make_trainer(clients_per_round=6, max_rounds=1).fit(module, federation(), method)
+    assert not np.array_equal(vector(module), start)
+
+
+@pytest.mark.parametrize("aggregator", [*WHOLE, NormBound()], ids=repr)
+@pytest.mark.parametrize("adversary", [None, Adversary(SignFlip(), [1])], ids=["honest", "attacked"])
+def test_gradients_of_a_turn_of_their_own_are_merged(
+    aggregator: Aggregator, adversary: Adversary | None, make_trainer: MakeTrainer
+) -> None:
+    """Test that clients are compared by what they send, also where this is a gradient and no model."""
+    aggregator = replace(aggregator, f=0) if hasattr(aggregator, "f") else aggregator
+    trainer = make_trainer(clients_per_round=6, max_rounds=1, adversary=adversary)
+    trainer.fit(Perceptron(), federation(), DeviceM(variant="mime", aggregator=aggregator))
+    assert trainer.history["clients/accepted"].tolist() == [6]
+
+
+def test_an_average_of_several_skips_rounds_in_which_attackers_would_be_among_them() -> None:
+    assert [MultiKrum(2, 6).least_uploads, MultiKrum(2, 3).least_uploads, MultiKrum(0, 6).least_uploads] == [8, 7, 6]
+    assert Krum(3).least_uploads == 9
 
 
 def test_parts_of_models_need_a_part_that_knows_what_was_sent() -> None:

@@ -231,7 +231,8 @@ def test_triggers_are_in_attackers_samples_alone_and_begin_with_the_attack() -> 
     data.setup()
     adversary = Adversary(Backdoor(share=1.0, target=4), [2], start=3)
     attackers = Attackers(adversary, data, SimpleNamespace(world_size=1), lambda name: True)  # type: ignore[arg-type]
-    run: Any = SimpleNamespace(round=2, random=lambda *_, **__: np.random.default_rng(0))
+    run = Run(0, NO_LAYOUT, NO_LAYOUT, torch.zeros(0), torch.zeros(0), {})
+    run.round = 2
     assert attackers.among(run, range(6)) == frozenset()
     run.round = 3
     read = attackers.poisoned_data(attackers.among(run, range(6)))
@@ -244,6 +245,16 @@ def test_triggers_are_in_attackers_samples_alone_and_begin_with_the_attack() -> 
             assert (images[..., 5:, 5:] == 1).all()
             assert (labels == 4).all()
     assert torch.equal(next(iter(data.val_dataloader()))[0], next(iter(read.val_dataloader()))[0])
+
+
+def test_a_client_that_trains_again_on_a_model_attacks_as_before() -> None:
+    """Test that the attackers of a run are one set, for every version of the model and every training on it."""
+    data: Any = SimpleNamespace(num_clients=40)
+    attackers = Attackers(Adversary(SignFlip(), 0.5), data, SimpleNamespace(world_size=1), lambda name: True)  # type: ignore[arg-type]
+    run = Run(3, NO_LAYOUT, NO_LAYOUT, torch.zeros(0), torch.zeros(0), {})
+    sets = {attackers.among(run.as_of(version, again), range(40)) for version in (1, 2, 9) for again in (0, 1, 2)}
+    assert len(sets) == 1
+    assert len(*sets) == 20
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

@@ -144,6 +144,15 @@ def test_buffers_stay_the_servers_or_enter_the_sum(privacy: Any, make_trainer: M
 
 
 @NEEDS_LIBRARY
+@pytest.mark.parametrize("buffers", ["keep", "clip"])
+@pytest.mark.parametrize("privacy", [ClientPrivacy, LocalPrivacy])
+def test_counts_of_clients_stay_with_them(privacy: Any, buffers: str, make_trainer: MakeTrainer) -> None:
+    noisy = privacy(noise_multiplier=1, delta=0.01, buffers=buffers)
+    module = fitted(make_trainer, module=Normalised, privacy=noisy, clients_per_round=6, max_rounds=2)[0]
+    assert module.norm.num_batches_tracked == 0
+
+
+@NEEDS_LIBRARY
 @pytest.mark.parametrize("privacy", [ClientPrivacy, LocalPrivacy])
 def test_noisy_variances_stay_positive(privacy: Any, make_trainer: MakeTrainer) -> None:
     noisy = privacy(clip=10.0, noise_multiplier=5, delta=0.01, buffers="clip")
