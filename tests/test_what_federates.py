@@ -76,6 +76,8 @@ ROWS = {  # the tests by the row's first words
         ("clients/test_stacked.py", "test_what_stands_in_the_way_is_named_at_once"),
     ],
     "`on_train_batch_start` that": [(HOOKS, "test_clients_skip_no_rest_of_an_epoch")],
+    "parameters that a hook unfreezes": [(FLAT, "test_what_no_message_would_carry_does_not_train")],
+    "`nn.Embedding(padding_idx": [("clients/test_stacked.py", "test_clients_leave_the_padding_of_an_embedding_alone")],
     "frozen and tied": [
         (FLAT, "test_frozen_parameters_are_neither_trained_nor_sent"),
         (FLAT, "test_tied_parameters_stay_tied_and_are_sent_once"),

@@ -192,8 +192,18 @@ def finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining) -> Mes
     """Return the upload of a client, with the change of its float buffers if the module has any."""
     message = job.rule.finish(local)
     if flat_module.buffer_layout.names:
-        message["buffers"] = flat_module.read_buffers() - job.received["buffers"]
+        message["buffers"] = change_of(flat_module.read_buffers(), job.received["buffers"])
     return message
+
+
+def change_of(after: Tensor, before: Tensor) -> Tensor:
+    """Return the change of float buffers (…, d_b); 0 where infinity or NaN, as in a mask of attention, has stayed what it was.
+
+    >>> change_of(torch.tensor([1.0, -torch.inf, torch.nan]), torch.tensor([0.5, -torch.inf, torch.nan])).tolist()
+    [0.5, 0.0, 0.0]
+    """
+    stays = (after == before) | (after.isnan() & before.isnan())
+    return (after - before).masked_fill_(stays, 0.0)
 
 
 def _start(

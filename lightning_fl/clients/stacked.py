@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.clients.local_training import move_schedules, rule_step, start_parts
+from lightning_fl.clients.local_training import change_of, move_schedules, rule_step, start_parts
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import Group, Member, StackBatches, stack_batches, whole_pass
 from lightning_fl.data import FederatedDataModule
@@ -301,7 +301,7 @@ def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack
     part = _rows(local, slice(start, None))
     message = job.rule.finish(part)
     if flat_module.buffer_layout.names:
-        message["buffers"] = stack.buffers[start:] - local.received["buffers"]
+        message["buffers"] = change_of(stack.buffers[start:], local.received["buffers"])
     return [
         _Finished(
             message={name: entry[row] for name, entry in message.items()},

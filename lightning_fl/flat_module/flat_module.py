@@ -92,6 +92,7 @@ class FlatModule:
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         trainable = {name: p for name, p in named.items() if name not in self._personal_names}
         self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
+        self._frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         dtype = common_dtype(named)
         self.layout = Layout.of(trainable, self._channels_last)
         self.params = bind(self.layout, trainable, dtype, self.fabric.device)
@@ -116,6 +117,15 @@ class FlatModule:
         self._shared_buffers = ModuleBuffers(shared, *bound, unsaved_buffers(self.module))
         self.personal_buffers = ModuleBuffers(personal, *bound)
         self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
+
+    def require_frozen(self) -> None:
+        """Raise `UserError` if a parameter has begun to train since the module was laid out, which no message would carry."""
+        for name, parameter in self._frozen.items():
+            require(
+                not parameter.requires_grad,
+                f"{type(self.module).__name__} unfreezes {name} after the run has begun, but clients send what trains at its "
+                "beginning: set requires_grad in __init__ or configure_model, or fit again from model.ckpt with the layer unfrozen.",
+            )
 
     @property
     def new_plans(self) -> list[Plan]:

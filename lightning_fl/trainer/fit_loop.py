@@ -181,6 +181,7 @@ class FitLoop:
         with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune
             trainer.hooks.call("on_train_epoch_start")
             self._adopt_module_changes()
+            flat_module.require_frozen()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()

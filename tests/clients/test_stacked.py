@@ -343,6 +343,32 @@ def test_what_stands_in_the_way_is_named_at_once(
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
+class Padded(Perceptron):
+    """Module whose embedding leaves the row of the padding as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 3, padding_idx=0)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return super().loss((x + self.words((x[:, 0] > 0).long()), y))
+
+
+def test_clients_leave_the_padding_of_an_embedding_alone(make_trainer: MakeTrainer) -> None:
+    trained = {}
+    for runner in ("auto", "serial"):
+        torch.manual_seed(0)
+        module = Padded()
+        make_trainer(runner=runner, clients_per_round=6, max_rounds=3).fit(module, federation())
+        assert not module.words.weight[0].any()
+        assert module.words.weight[1].abs().sum() > 0
+        trained[runner] = vector(module)
+    np.testing.assert_allclose(trained["auto"], trained["serial"], rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="row of an embedding's padding_idx"):
+        make_trainer(runner="stacked").fit(Padded(), federation())
+
+
 @dataclass
 class Pair:
     """Batch that is an object of a user's class."""

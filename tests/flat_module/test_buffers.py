@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from toys import Perceptron, Served, federation
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import Algorithm, FedAvg, FedDU
+from lightning_fl.algorithms import Algorithm, FedAvg, FedDU, FedLDF
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -89,6 +89,32 @@ def test_each_buffer_is_averaged_counted_kept_or_refused(
         buffer = module.get_buffer(name)
         assert buffer.dtype == kind.dtype
         torch.testing.assert_close(buffer.double(), expected, rtol=1e-2, atol=0)
+
+
+class Causal(Perceptron):
+    """Module with a mask of attention, and a buffer that nothing has measured yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+        self.register_buffer("unknown", torch.full((2,), torch.nan))
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedLDF(3)], ids=["FedAvg", "FedLDF"])
+def test_buffers_of_infinities_stay(algorithm: Algorithm, runner: str, make_trainer: MakeTrainer) -> None:
+    """Test that the module trains as without them."""
+    trained = []
+    for make in (Perceptron, Causal):
+        torch.manual_seed(0)
+        module = make()
+        trainer = make_trainer(runner=runner, max_rounds=2, clients_per_round=6)
+        trainer.fit(module, federation(), algorithm)
+        assert trainer.history["clients/rejected"].sum() == 0
+        trained.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
+    torch.testing.assert_close(*trained)
+    assert torch.equal(module.mask, Causal().mask)
+    assert module.unknown.isnan().all()
 
 
 class Queue(Perceptron):

@@ -50,8 +50,8 @@ def test_a_run_of_an_earlier_version_goes_on_to_the_same_numbers(
                 assert float(here[key]) == pytest.approx(float(text), abs=2.5 / NUM_TEST_IMAGES), key
             elif key.startswith(("round", "step", "comm", "clients", "model")):
                 assert float(here[key]) == float(text), key
-            else:
-                assert float(here[key]) == pytest.approx(float(text), rel=1e-3), key
+            else:  # a loss near 0 is a difference of single-precision numbers near 1
+                assert float(here[key]) == pytest.approx(float(text), rel=1e-3, abs=1e-7), key
     last = rows_of(Path(name, "metrics.csv"))[-1]
     bits = read_communication(name)
     assert bits is not None

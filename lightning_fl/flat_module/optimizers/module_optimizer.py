@@ -78,6 +78,7 @@ class ModuleOptimizer:
                 "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
             )
         _check_rates(self.optimizer)
+        _check_parameters(self.optimizer, module)
         self.schedules = Schedules(self.optimizer, configs)
         groups = self.optimizer.param_groups
         self._layout = layout
@@ -250,6 +251,17 @@ class ModuleOptimizer:
             for part in slices:
                 values[part] = float(group[key])
         return values
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer, module: LightningModule) -> None:
+    """Raise `UserError` if the optimiser has a parameter that is not the module's, which no message would carry."""
+    known = set(module.parameters())
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        require(
+            parameter in known,
+            f"{type(module).__name__}.configure_optimizers gives its optimizer a parameter of shape {tuple(parameter.shape)} that "
+            "the module does not have, so that no client would send it: make it an attribute of the module.",
+        )
 
 
 def _check_rates(optimizer: torch.optim.Optimizer) -> None:
