@@ -124,7 +124,7 @@ class FlatModule:
             require(
                 not parameter.requires_grad,
                 f"{type(self.module).__name__} unfreezes {name} after the run has begun, but clients send what trains at its "
-                "beginning: set requires_grad in __init__ or configure_model, or fit again from model.ckpt with the layer unfrozen.",
+                "beginning: set requires_grad in __init__ or configure_model, or begin another run from model.ckpt.",
             )
 
     @property

@@ -259,8 +259,8 @@ def _check_parameters(optimizer: torch.optim.Optimizer, module: LightningModule)
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         require(
             parameter in known,
-            f"{type(module).__name__}.configure_optimizers gives its optimizer a parameter of shape {tuple(parameter.shape)} that "
-            "the module does not have, so that no client would send it: make it an attribute of the module.",
+            f"{type(module).__name__}.configure_optimizers gives its optimizer a parameter of shape {tuple(parameter.shape)} "
+            "that the module does not have, so that no client would send it: make it an attribute of the module.",
         )
 
 
