@@ -86,7 +86,7 @@ class Budget:
             UserError: lower values of the metric are better.
         """
         self.check(curve.metric)
-        sent = curve.axis("uplink")
+        sent, whole = curve.axis("uplink"), float(curve.record.spent["uplink"][-1])
         spending = spend(sent, curve.smoothed, self.low, self.high, self.chance)
         target = None
         if curve.metric.target is not None:
@@ -96,8 +96,8 @@ class Budget:
             best=spending.best,
             spent=spending.spent,
             area=spending.area,
-            is_whole=bool(sent[-1] >= self.high),
-            sent=float(sent[-1]),
+            is_whole=whole >= self.high,
+            sent=whole,
             target=target,
         )
 

@@ -64,14 +64,16 @@ class Pair:
     """Values of two runs of the same seed that a claim compares.
 
     Attributes:
-        better, than: numbers of both; None are costs of a target that was not reached, the value at the best validation of a
-            run that tested nothing, and the best within bytes that pay for no evaluation.
+        better, than: numbers of both; None are costs of a target that was not reached, or that the run does not count, the value
+            at the best validation of a run that tested nothing, and the best within bytes that pay for no evaluation.
         area: difference of the means over the logarithm of the bytes; None for other numbers than `at_uplink`.
+        lacks: why a number is None if this is not the usual reason; ends in a preposition.
     """
 
     better: float | None
     than: float | None
     area: float | None = None
+    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,13 @@ class Claim:
             return _within(ours, theirs, self.rounds)
         if self.number == LARGEST_GAP:
             return _most_different(ours, theirs)
-        return Pair(ours.numbers.get(self.number), theirs.numbers.get(self.number))
+        better, than = ours.numbers.get(self.number), theirs.numbers.get(self.number)
+        uncounted = self.is_ratio and any(
+            curve.numbers.get(self.number) is None and curve.numbers.get("target_rounds") is not None
+            for curve in (ours, theirs)
+        )
+        cost = self.number.removeprefix("target_").replace("_", " ")
+        return Pair(better, than, lacks=f"no {cost} are counted by" * uncounted)
 
     def judge(self, pairs: Sequence[Pair], metric: Metric) -> Verdict:
         """Return the verdict on what is compared for each seed."""
@@ -138,7 +146,11 @@ class Claim:
                 self.than: sum(pair.than is None for pair in pairs),
             }
             said = ", ".join(f"{name} in {n} of {len(pairs)}" for name, n in missing.items() if n)
-            return Verdict(f"{'one seed' if is_one else no}: {self._lacks()} {said}", len(pairs))
+            lacks = next((pair.lacks for pair in pairs if pair.lacks), self._lacks())
+            return Verdict(f"{'one seed' if is_one else no}: {lacks} {said}", len(pairs))
+        if self.is_ratio and not all(a > 0 and b > 0 for a, b in compared):
+            free = self.better if any(a <= 0 for a, _ in compared) else self.than
+            return Verdict(f"{'one seed' if is_one else no}: there is no ratio, as {free} costs nothing", len(pairs))
         effects = [log(a / b) if self.is_ratio else a - b for a, b in compared]
         mean, (low, high) = fmean(effects), student_interval(effects)
         falls = metric.falls
@@ -220,7 +232,10 @@ def room_left(value: float, metric: Metric) -> float:
 
 def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:
     """Return the best values of two runs within the uplink bytes that the first has spent, and how they differ over log bytes."""
-    spent = ours.axis("uplink")[ours.axis("rounds") <= (inf if rounds is None else rounds)]
+    record = ours.record
+    if rounds is not None and record.num_rounds < rounds:
+        return Pair(None, float(theirs.raw[-1]), lacks=f"there are no {rounds} rounds of")
+    spent = record.spent["uplink"][record.spent["rounds"] <= (inf if rounds is None else rounds)]
     if not len(spent) or np.isnan(spent[-1]):
         return Pair(None, None)
     high = float(spent[-1])
@@ -242,7 +257,7 @@ def _most_different(ours: Curve, theirs: Curve) -> Pair:
     """Return both smoothed values in the common round in which they differ most, whichever is ahead there."""
     _, first, second = np.intersect1d(ours.axis("rounds"), theirs.axis("rounds"), return_indices=True)
     if not len(first):
-        return Pair(None, None)
+        return Pair(None, None, lacks="there is no common round of")
     a, b = ours.smoothed[first], theirs.smoothed[second]
     at = int(np.abs(a - b).argmax())
     return Pair(float(a[at]), float(b[at]))

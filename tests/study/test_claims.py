@@ -199,6 +199,50 @@ def test_the_largest_gap_has_the_sign_of_whoever_is_ahead_there(ours: list[float
     assert any(pair.better - pair.than == pytest.approx(gap) for gap in gaps)
 
 
+@pytest.mark.parametrize("free", ["a", "b"])
+def test_a_cost_of_nothing_has_no_ratio(free: str) -> None:
+    """Test a bound, which sends no byte, on either side."""
+    costs = {"a": {0: 3.0, 1: 4.0}, "b": {0: 6.0, 1: 8.0}, free: {0: 0.0, 1: 0.0}}
+    verdict = judged(claim("target_uplink", paper=0.5), costs["a"], costs["b"])
+    assert verdict.outcome == f"not reproduced: there is no ratio, as {free} costs nothing"
+    assert verdict.mean is None
+
+
+def every(n: int, values: list[float], num_rounds: int, target: float | None = None) -> Curve:
+    """Return a run of rounds of ten bytes that is evaluated after every n-th."""
+    accuracy = np.full(num_rounds, np.nan)
+    accuracy[n - 1 : n * len(values) : n] = values
+    rounds = np.arange(num_rounds, dtype=float)
+    columns = {"round": rounds, "val/accuracy": accuracy, "comm/total_uplink_bytes": 10 * (rounds + 1)}
+    return Curve(Record(Path("run"), columns, {}, "FedAvg", None, ()), Metric("val/accuracy", target, window=1))
+
+
+def test_a_cost_that_is_not_counted_is_no_missed_target() -> None:
+    runs = {seed: every(1, [0.4, 0.6], 2, target=0.5) for seed in (0, 1)}
+    one = Claim("a costs less", "a", "b", "target_joules")
+    outcome = one.judge(one.pairs({"a": runs, "b": runs}), ACCURACY).outcome
+    assert outcome == "does not hold: no joules are counted by a in 2 of 2, b in 2 of 2"
+
+
+@pytest.mark.parametrize(("rounds", "num_rounds", "best"), [(15, 20, 0.15), (None, 27, 0.27)])
+def test_bytes_are_those_of_the_rounds_and_not_of_the_last_evaluation(
+    rounds: int | None, num_rounds: int, best: float
+) -> None:
+    ours, theirs = every(10, [0.1, 0.9], num_rounds), every(1, [i / 100 for i in range(1, 31)], 30)
+    (pair,) = Claim("a", "a", "b", "at_uplink", rounds=rounds).pairs({"a": {0: ours}, "b": {0: theirs}})
+    assert pair.than == best
+    short = Claim("a", "a", "b", "at_uplink", rounds=40)
+    verdict = short.judge(short.pairs({"a": {0: ours}, "b": {0: theirs}}), ACCURACY)
+    assert verdict.outcome == "one seed: there are no 40 rounds of a in 1 of 1"
+
+
+def test_runs_without_a_common_round_have_no_largest_gap() -> None:
+    ours, theirs = every(2, [0.1, 0.2], 4), every(1, [0.1], 3)
+    gap = Claim("a", "a", "b", "largest_gap")
+    verdict = gap.judge(gap.pairs({"a": {0: ours}, "b": {0: theirs}}), ACCURACY)
+    assert verdict.outcome == "one seed: there is no common round of a in 1 of 1, b in 1 of 1"
+
+
 def test_the_table_has_a_row_for_each_claim() -> None:
     claims = [claim(), claim("target_uplink", 0.5), Claim("a is better", "a", "b", "last")]
     verdicts = [judged(each, {0: 4.0, 1: 5.0}, {0: 2.0, 1: 2.5}) for each in claims]
