@@ -16,6 +16,7 @@ from lightning_fl.errors import require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Privacy
+from lightning_fl.privacy.side_channels import is_of_clients
 from lightning_fl.slots import kind_of
 from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
 
@@ -38,7 +39,12 @@ class Run(Protocol):
 
 
 def check_privacy(
-    trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], buffers: Iterable[str], has_server_samples: bool
+    trainer: Run,
+    algorithm: Algorithm,
+    schedulers: Iterable[Any],
+    buffers: Iterable[str],
+    has_server_samples: bool,
+    owns: bool,
 ) -> None:
     """Raise `UserError` with all reasons why a private run could not keep what it claims.
 
@@ -48,10 +54,11 @@ def check_privacy(
         schedulers: configurations of the module's learning-rate schedulers.
         buffers: names of the float buffers that clients send.
         has_server_samples: True if the server has samples of its own.
+        owns: True if clients own parts of the model, or models of their own, so that they measure what validation logs.
     """
     if trainer.privacy is None:
         return
-    problems = [*_asking(trainer, algorithm, schedulers, has_server_samples), *_buffers(trainer.privacy, buffers)]
+    problems = [*_asking(trainer, algorithm, schedulers, has_server_samples, owns), *_buffers(trainer.privacy, buffers)]
     if isinstance(trainer.privacy, ClientPrivacy):
         problems += [
             *_central(trainer.privacy, algorithm),
@@ -65,7 +72,9 @@ def check_privacy(
     )
 
 
-def _asking(trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], has_server_samples: bool) -> Iterator[str]:
+def _asking(
+    trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], has_server_samples: bool, owns: bool
+) -> Iterator[str]:
     """Yield what learns from clients besides their uploads."""
     if algorithm.pools_clients:
         yield f"{algorithm.name} has all samples in one place, so no client is there to protect"
@@ -89,8 +98,15 @@ def _asking(trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], has_s
     watching = [(type(callback).__name__, _watched(callback)) for callback in trainer.callbacks]
     watching += [(type(config.scheduler).__name__, config.monitor) for config in schedulers]
     for name, watched in watching:
-        if isinstance(watched, str) and (watched.startswith("train/") or watched.endswith("_local")):
-            yield f"{name} acts on {watched}, which clients log without noise: let it watch val/accuracy"
+        if not isinstance(watched, str):
+            continue
+        if is_of_clients(watched):
+            yield f"{name} acts on {watched}, which tells of clients without noise: let it watch val/accuracy"
+        elif owns and watched.startswith("val") and not watched.endswith("_server"):
+            yield (
+                f"{name} acts on {watched}, which {algorithm.name} measures with what clients own, without noise: let it watch a "
+                "value under …_server, or none"
+            )
 
 
 def _watched(callback: Callback) -> Any:

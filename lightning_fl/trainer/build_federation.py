@@ -123,7 +123,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
             algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
     schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
-    check_privacy(trainer, algorithm, schedulers, buffers, federation.server.num_samples > 0)
+    owns = bool(flat_module.read_personal()) or algorithm.model_keeper is not None
+    check_privacy(trainer, algorithm, schedulers, buffers, federation.server.num_samples > 0, owns)
     check_dropped(data)
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":

@@ -7,10 +7,22 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from roster import ROSTER
+from toys import Normalised
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
-from lightning_fl.algorithms import IMC, Algorithm, FedAP, FedAvg, FedBuff, FedDP, FedProx, FedRep, HybridFL
+from lightning_fl.algorithms import (
+    IMC,
+    Algorithm,
+    Ditto,
+    FedAP,
+    FedAvg,
+    FedBN,
+    FedBuff,
+    FedDP,
+    FedProx,
+    HybridFL,
+)
 from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning, TargetReached
 from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.exchanges import OneShot
@@ -68,9 +80,11 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
             **given,
         }
     )
+    owned = algorithm.owned(Normalised())
+    owns = bool(owned.parameters or owned.buffers) or algorithm.model_keeper is not None
     buffers, schedulers = given.pop("buffers", ()), given.pop("schedulers", ())
     try:
-        check_privacy(trainer, algorithm, schedulers, buffers, has_server_samples)
+        check_privacy(trainer, algorithm, schedulers, buffers, has_server_samples, owns)
     except UserError as error:
         return str(error)
     return ""
@@ -119,7 +133,27 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             {"loss_guard": LossGuard(clients=3)},
             "loss_guard.clients compares clients' losses: use loss_guard.rounds",
         ),
-        (FedAvg(), {"callbacks": [EarlyStopping("train/loss")]}, "EarlyStopping acts on train/loss, which clients log"),
+        (
+            FedAvg(),
+            {"callbacks": [EarlyStopping("train/loss")]},
+            "EarlyStopping acts on train/loss, which tells of clients",
+        ),
+        (
+            FedAvg(),
+            {"callbacks": [EarlyStopping("clients/accepted")]},
+            "EarlyStopping acts on clients/accepted, which tells",
+        ),
+        (
+            FedAvg(),
+            {"callbacks": [EarlyStopping("val/accuracy_clients_min")]},
+            "acts on val/accuracy_clients_min, which",
+        ),
+        (
+            Ditto(),
+            {"callbacks": [EarlyStopping("val/accuracy")]},
+            "acts on val/accuracy, which Ditto measures with what",
+        ),
+        (FedBN(), {"callbacks": [EarlyStopping("val_loss")]}, "acts on val_loss, which FedBN measures with what"),
         (
             FedAvg(),
             {"callbacks": [ModelCheckpoint(monitor="val/loss_local")]},
@@ -161,8 +195,10 @@ def test_what_changes_no_claim_is_allowed() -> None:
         EarlyStopping("val/loss"),
         TargetReached(0.9),
     ]
-    allowed = [FedAvg(), FedProx(), FedRep(), FedDP(base=FedAvg()), FedAvg(exchange=OneShot())]
+    allowed = [FedAvg(), FedProx(), FedDP(base=FedAvg()), FedAvg(exchange=OneShot())]
     assert [refusal(method, callbacks=callbacks, over_selection=1.0) for method in allowed] == [""] * len(allowed)
+    assert refusal(FedBN(), callbacks=callbacks[:3], over_selection=1.0) == ""
+    assert refusal(Ditto(), callbacks=[EarlyStopping("val/loss_server")]) == ""
     assert refusal(FedAvg(), loss_guard=LossGuard(rounds=3, server_steps=2)) == ""
 
 
