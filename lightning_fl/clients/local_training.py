@@ -199,7 +199,8 @@ def finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining) -> Mes
 def change_of(after: Tensor, before: Tensor) -> Tensor:
     """Return the change of float buffers (…, d_b); 0 where infinity or NaN, as in a mask of attention, has stayed what it was.
 
-    >>> change_of(torch.tensor([1.0, -torch.inf, torch.nan]), torch.tensor([0.5, -torch.inf, torch.nan])).tolist()
+    >>> inf, nan = float("inf"), float("nan")
+    >>> change_of(Tensor([1.0, -inf, nan]), Tensor([0.5, -inf, nan])).tolist()
     [0.5, 0.0, 0.0]
     """
     stays = (after == before) | (after.isnan() & before.isnan())
