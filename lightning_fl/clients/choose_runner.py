@@ -223,6 +223,8 @@ def _known_obstacles(flat_module: FlatModule) -> list[str]:
         obstacles.insert(
             0, f"its optimiser {optimizer} does not update each number separately (SGD, Adam and RMSprop do)"
         )
+    if flat_module.optimizer.has_step_hooks:
+        obstacles.append("hooks of its optimiser need each client's step")
     # torch.vmap stops the gradient of the padding in the first client of a stack only.
     embeddings = (part for part in flat_module.module.modules() if isinstance(part, (nn.Embedding, nn.EmbeddingBag)))
     if any(part.padding_idx is not None and part.weight.requires_grad for part in embeddings):

@@ -6,8 +6,7 @@ model may read them at a point between itself and the model that is uploaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +35,9 @@ def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], 
                 if parameter.grad is not None:
                     parameter.grad.mul_(factors)
         if clip_value:
-            trained = [*flat_module.parameters, *flat_module.personal_leaves.values()]
+            stepped = flat_module.optimizer.names
+            shared = zip(flat_module.layout.names, flat_module.parameters, strict=True)
+            trained = [p for name, p in shared if name in stepped] + [*flat_module.personal_leaves.values()]
             if clip_algorithm == "value":
                 nn.utils.clip_grad_value_(trained, clip_value)
             else:
@@ -51,7 +52,8 @@ def treat_stack(stack: Stack, job: ClientJob) -> None:
         stack.gradient.mul_(job.context.unpruned.factors)
     if job.schedule.clip_value:
         personal = [leaf.grad for leaf in stack.personal_leaves.values() if leaf.grad is not None]
-        _clip_rows([stack.gradient, *personal], job.schedule.clip_value, job.schedule.clip_algorithm)
+        shared = [stack.gradient[:, part] for part in stack.stepped]
+        _clip_rows([*shared, *personal], job.schedule.clip_value, job.schedule.clip_algorithm)
 
 
 def _clip_rows(gradients: Sequence[Tensor], value: float, algorithm: str) -> None:
@@ -111,7 +113,7 @@ def gradient_at_received(
         Gradient (d,).
     """
     with (
-        keeping_gradient(flat_module),
+        flat_module.keeping_gradient(),
         keeping_attributes(flat_module.metrics),
         flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
     ):
@@ -134,17 +136,6 @@ def gradient_here(
     return _take_gradient(flat_module)
 
 
-@contextmanager
-def keeping_gradient(flat_module: FlatModule) -> Iterator[None]:
-    """Set the gradient of the flat module to zero, and restore it afterwards."""
-    gradient, owned = flat_module.gradient.clone(), {n: leaf.grad for n, leaf in flat_module.personal_leaves.items()}
-    flat_module.zero_gradient()
-    yield
-    flat_module.gradient.copy_(gradient)
-    for name, leaf in flat_module.personal_leaves.items():
-        leaf.grad = owned[name]
-
-
 def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:
     """Add a factor times the gradient of a batch's loss to the gradient of the flat module."""
     with flat_module.lending({}, _drop), flat_module.fabric.autocast():
@@ -158,8 +149,7 @@ def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) ->
 def _take_gradient(flat_module: FlatModule) -> Tensor:
     """Return the gradient with weight decay, and set that of the flat module to zero."""
     gradient = flat_module.gradient.clone()
-    if flat_module.optimizer.decays:
-        gradient.add_(flat_module.params * flat_module.optimizer.weight_decay)
+    flat_module.add_decay(gradient, flat_module.params, flat_module.missing)
     flat_module.zero_gradient()
     return gradient
 

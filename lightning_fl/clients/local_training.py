@@ -45,7 +45,7 @@ def train_locally(
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     keeps_batches = reads_at_received or beside is not None
     step_batches: list[Batch] = []
-    step, has_gradient, starts_step = 0, False, True
+    step, has_gradient, starts_step, has_listeners = 0, False, True, any(listeners)
 
     def at_received() -> Tensor:
         flat_module.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
@@ -84,11 +84,16 @@ def train_locally(
                 has_gradient = True
             for listener in listeners.on_before_optimizer_step:
                 listener(flat_module.optimizer.optimizer)
+            if listeners.on_before_optimizer_step:
+                flat_module.adopt_gradients()
+            if has_listeners:  # which may have set another learning rate
+                local.learning_rate = flat_module.optimizer.learning_rate
             if has_gradient:
                 has_gradient = False
                 if beside is not None:
                     beside(local, step_batches)
-                rule_step(local, job, flat_module, treat, at_received if reads_at_received else None)
+                missing = flat_module.missing
+                rule_step(local, job, flat_module, treat, at_received if reads_at_received else None, missing)
             move_schedules(local, flat_module, batch.batch_index + 1)
             step_batches.clear()
         if listeners.on_train_batch_end and batch.size:
@@ -138,6 +143,7 @@ def rule_step(
     flat_module: FlatModule,
     treat: Callable[[], None],
     at_received: Callable[[], Tensor] | None,
+    missing: Sequence[str] = (),
 ) -> None:
     """Make one optimiser step of a client, or of every client of a stack, from the gradient of its minibatches.
 
@@ -147,6 +153,7 @@ def rule_step(
         flat_module: holds the optimisers.
         treat: masks and clips the gradient.
         at_received: returns the gradient of the same minibatches at the received model; None if the rule does not read it.
+        missing: parameters that the optimiser would move, although they have no gradient in this step.
     """
     rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.context.unpruned
     phase = Phase.ALL if (part := phased(job.personal)) is None else part.phase(local)
@@ -155,12 +162,13 @@ def rule_step(
         _drop_other_gradients(local, flat_module, phase)
     treat()
     if phase is not Phase.PERSONAL:
-        if rule.own_step and optimizer.decays:
-            local.gradient.add_(local.params * optimizer.weight_decay)
+        if rule.own_step:
+            flat_module.add_decay(local.gradient, local.params, missing)
         if at_received is not None:
             local.gradient_at_received = at_received()
         rule.correct(local)
-        rule.step(local)
+        with flat_module.step_without(missing):
+            rule.step(local)
     if unpruned is not None and not optimizer.is_elementwise:
         local.params.mul_(unpruned.factors)
     if flat_module.personal_leaves:
@@ -267,4 +275,6 @@ def _backward(
         local.learning_rate = flat_module.optimizer.learning_rate
     for listener in listeners.on_after_backward:
         listener()
+    if listeners.on_after_backward and flat_module.adopt_gradients():
+        local.learning_rate = flat_module.optimizer.learning_rate
     return loss

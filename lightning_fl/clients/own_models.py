@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob
-from lightning_fl.clients.gradients import gradient_here, gradient_treatment, keeping_gradient
+from lightning_fl.clients.gradients import gradient_here, gradient_treatment
 from lightning_fl.clients.local_schedule import ClientWork
 from lightning_fl.clients.local_training import train_locally
 from lightning_fl.flat_module.flat_module import FlatModule
@@ -138,7 +138,7 @@ class OwnModelTraining:
         """Return the gradient (d,) of the coming step's batches at a model (d,) with the own model's buffers, which change."""
         flat_module, own = self._flat_module, self.own
         other = flat_module.other_model(params, own.buffers, own.counters)
-        with isolate_rng(), keeping_attributes(flat_module.metrics), keeping_gradient(flat_module), other:
+        with isolate_rng(), keeping_attributes(flat_module.metrics), flat_module.keeping_gradient(), other:
             gradient = gradient_here(flat_module, self._batches, self._treat, self._job.group)
             own.buffers, own.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
         return gradient

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_unflatten
 
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.stack_batches import Group
+from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import RowLogs
 from lightning_fl.slots import State
@@ -63,7 +64,11 @@ class Stack:
         self._leaves = {
             name: tensor.detach().requires_grad_() for name, tensor in flat_module.layout.views(params).items()
         }
-        self._flat_gradient = FlatGradient(flat_module.layout, list(self._leaves.values()), gradient, parameter_names)
+        self._tells_missing = flat_module.optimizer.acts_without_gradient
+        self._flat_gradient = FlatGradient(
+            flat_module.layout, list(self._leaves.values()), gradient, parameter_names, self._tells_missing
+        )
+        self._arrived: list[tuple[Sequence[int], set[str]]] = []
         self._buffer_views = flat_module.buffer_layout.views(buffers)
         self._counters = counters
         if PERSONAL_BUFFERS in owned:
@@ -116,6 +121,30 @@ class Stack:
         for leaf in self.personal_leaves.values():
             leaf.grad = None
         self._flat_gradient.zero()
+        self._arrived.clear()
+
+    @property
+    def stepped(self) -> list[slice]:
+        """Parts of a row that the optimiser steps."""
+        return self._flat_module.layout.slices(self._flat_module.optimizer.names)
+
+    def require_gradients(self) -> None:
+        """Raise `UserError` if the optimiser would move a parameter of a client that has no gradient in this step.
+
+        One step serves the whole stack, so it cannot leave out what single clients have no gradient of.
+        """
+        if not self._tells_missing:
+            return
+        names = set(self._flat_gradient.names)
+        if all(arrived == names for _, arrived in self._arrived):
+            return
+        for name in self._flat_gradient.names:
+            rows = {row for group, arrived in self._arrived if name in arrived for row in group}
+            require(
+                len(rows) == len(self.params),
+                f"{name} of {type(self._flat_module.module).__name__} has no gradient in some steps, in which its optimizer "
+                "leaves it out, but clients that train at once step all parameters: use trainer.runner 'serial'.",
+            )
 
     def backward(self, group: Group, factors: float | Tensor, logs: RowLogs) -> list[str]:
         """Add the gradients of one batch for each of some clients.
@@ -135,7 +164,12 @@ class Stack:
                 # Autograd prefers dense gradients; a row of a stack is not dense, which costs nothing here.
                 warnings.filterwarnings("ignore", "grad and param do not obey")
                 self._flat_module.fabric.backward((losses * factors).sum())
-            return self._flat_gradient.discover()
+            discovered = self._flat_gradient.discover()
+            if self._tells_missing:
+                self._arrived.append(
+                    (group.rows, set(self._flat_gradient.names).difference(self._flat_gradient.missing))
+                )
+            return discovered
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(group.rows).to(self.params.device, non_blocking=True)
         counters = {name: tensor[index] for name, tensor in self.counters.items()}
@@ -154,6 +188,7 @@ class Stack:
         for name, entry in self.owned.items():
             if name != PERSONAL:
                 entry.index_copy_(0, index, part.owned[name])
+        self._arrived.append((group.rows, set(part._flat_gradient.names)))
         return self._flat_gradient.admit(part._flat_gradient.names)
 
     def _losses(self, group: Group, logs: RowLogs) -> Tensor:

@@ -161,6 +161,7 @@ def train_stack(
         for names in _backward(stack, batches.groups(keep=twin is not None), logs):
             optimizer.activate(names)
             local.learning_rate = optimizer.learning_rate
+        stack.require_gradients()
         rule_step(local, job, flat_module, partial(treat_stack, stack, job), at_received if reads_at_received else None)
         move_schedules(local, flat_module, batches.num_batches)  # clients of a stack share a moving schedule
         if notifies_callbacks:
@@ -244,8 +245,7 @@ def _gradients_at_received(flat_module: FlatModule, job: ClientJob, twin: Stack,
     for _ in _backward(twin, batches.groups(), RowLogs(LogCollector())):
         pass
     treat_stack(twin, job)
-    if flat_module.optimizer.decays:
-        twin.gradient.add_(twin.params * flat_module.optimizer.weight_decay)
+    flat_module.add_decay(twin.gradient, twin.params, ())
     return twin.gradient
 
 
@@ -256,8 +256,7 @@ def _full_gradients(
     groups = whole_pass(flat_module, members, schedule)
     for names in _backward(stack, groups, RowLogs(flat_module.logs)):
         flat_module.optimizer.activate(names)
-    if flat_module.optimizer.decays:
-        stack.gradient.add_(stack.params * flat_module.optimizer.weight_decay)
+    flat_module.add_decay(stack.gradient, stack.params, ())
     return stack.gradient.clone()
 
 

@@ -18,6 +18,9 @@ NO_CLASSES = (
 )
 """End of a sentence that the data have no classes."""
 
+MOST_CLASSES = 10_000
+"""Most classes that are found in data without being named, unless there are more samples."""
+
 
 class SplitSettings(Protocol):
     """Settings of a `FederatedDataModule`."""
@@ -167,6 +170,17 @@ def check_dropped(data: ReadInBatches) -> None:
 def describe_largest(labels: np.ndarray, num_classes: int) -> str:
     """Return the start of a sentence about labels that count too many classes."""
     return f"the largest label is {num_classes - 1:,}, but only {len(np.unique(labels)):,} different labels occur"
+
+
+def are_quantities(labels: np.ndarray | None) -> bool:
+    """True, and said, if whole numbers (n,) found in a data set are too large for classes, of which each would need a count."""
+    if labels is None or not len(labels) or labels.max() < max(MOST_CLASSES, len(labels)):
+        return False
+    rank_zero_info(
+        f"The targets of the {len(labels):,} training samples are whole numbers up to {labels.max():,}, so they are taken for "
+        "quantities; give Federated class_of or num_classes if they are classes."
+    )
+    return True
 
 
 def warn_of_gaps(labels: np.ndarray, num_classes: int, remedy: str) -> None:

@@ -14,7 +14,7 @@ from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.given_classes import given_classes
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
-from lightning_fl.data.split_checks import warn_of_gaps
+from lightning_fl.data.split_checks import are_quantities, warn_of_gaps
 from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import require
 
@@ -27,7 +27,7 @@ class Federated(FederatedDataModule):
     The clients read the dataset of `datamodule.train_dataloader()` with that loader's collate function and workers. All
     hooks of a LightningDataModule are called as `lightning.Trainer` calls them, and its attributes are found here, too.
     Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`, unless
-    `class_of` says where they are.
+    `class_of` says where they are; whole numbers beyond 10,000 and the number of samples are taken for quantities.
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
@@ -172,6 +172,8 @@ class Federated(FederatedDataModule):
             self.drop_last = drop_last
         if self.class_of is not None:
             train.labels = given_classes(self.class_of, train.source)
+        elif not self._num_classes_given and are_quantities(train.labels):
+            train.labels = None
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
             warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")

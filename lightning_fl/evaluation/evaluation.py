@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, noting, require
+from lightning_fl.evaluation.predictions import Predictions
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import LogCollector
 from lightning_fl.processes import gather_logs, gather_objects
@@ -91,7 +92,8 @@ def evaluate(
     limits: Sequence[int | float],
     inference_mode: bool,
     publish: Callable[[dict[str, float]], None],
-) -> tuple[dict[str, float], list[list[Any]]]:
+    predictions: Predictions | None = None,
+) -> dict[str, float]:
     """Run `<stage>_step` over all loaders in evaluation mode; ranks take turns with the batches, except in `predict`.
 
     Args:
@@ -101,9 +103,10 @@ def evaluate(
         limits: batches to run of each loader.
         inference_mode: True for `torch.inference_mode`, False for `torch.no_grad`.
         publish: called with the averages before the last hook, in which callbacks read them.
+        predictions: gets what `predict_step` returns.
 
     Returns:
-        The averages over samples of the values that the module logged, and each loader's outputs (only for `predict`).
+        The averages over samples of the values that the module logged.
     """
     module, hooks, logs = flat_module.module, flat_module.hooks, flat_module.logs
     step = getattr(module, f"{stage}_step")
@@ -113,7 +116,6 @@ def evaluate(
     fabric = flat_module.fabric
     rank, num_ranks = fabric.global_rank, fabric.world_size
     no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
-    outputs: list[list[Any]] = [[] for _ in loaders.flattened]
     resident = are_resident(loaders)
     logs.take()
     own_eval, own_train = (hooks.module_overrides(f"on_{stage}_model_{mode}") for mode in ("eval", "train"))
@@ -132,9 +134,9 @@ def evaluate(
             arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
             with fabric.autocast(), noting(lambda: f"{stage}_step read batch {index}: {describe_batch(batch)}."):  # noqa: B023
                 output = step(*arguments)
+            if predictions is not None:
+                predictions.add(loader_index, batch, output)
             hooks.call(f"on_{stage}_batch_end", output, batch, *place)
-            if stage == "predict":
-                outputs[loader_index].append(output)
         logs.batch_size = 1
         logs.dataloader_suffix = ""
         hooks.call(f"on_{stage}_epoch_end")
@@ -142,7 +144,7 @@ def evaluate(
         publish(averages)
         hooks.call(f"on_{stage}_end")
         hooks.call(f"on_{stage}_model_train")
-    return averages, outputs
+    return averages
 
 
 def measure(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from lightning_fl.errors import require
 from lightning_fl.federation.population import Cohort
 from lightning_fl.server.network import Network
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.run_state import Run
+
+OWN = ("comm/", "clients/", "model/", "time/")
+"""Beginnings of the names of columns that every round has."""
+TIMES = ("round", "time/simulated_seconds", "time/round_seconds")
+"""Columns that a row gets at the end of its round."""
 
 
 def round_record(
@@ -37,9 +43,7 @@ def round_record(
         sees_sums: True if the server sees secure sums, which may be lost.
     """
     ledger, num_trainable = run.ledger, run.layout.numel + run.personal_layout.numel
-    return {
-        "round": run.round - 1,
-        **averages,
+    own = {
         "comm/uplink_bits": ledger.bits("up"),
         "comm/downlink_bits": ledger.bits("down"),
         **{f"comm/setup_{direction}link_bits": bits for direction, bits in ledger.setup().items()},
@@ -58,3 +62,23 @@ def round_record(
         **times,
         **server,
     }
+    check_logged(averages, own)
+    return {"round": run.round - 1, **averages, **own}
+
+
+def check_logged(logged: Iterable[str], columns: Collection[str]) -> None:
+    """Check that what modules and callbacks log has no name of a round's own columns, which would be lost.
+
+    Args:
+        logged: the logged names.
+        columns: names of the present round's columns.
+
+    Raises:
+        UserError: a name is that of an own column.
+    """
+    for name in logged:
+        is_own = name in TIMES or (name in columns and name.startswith(OWN))
+        require(
+            not is_own,
+            f"self.log({name!r}, …): the federation itself reports a column of this name in each round: log another name.",
+        )

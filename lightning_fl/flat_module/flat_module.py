@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,9 @@ from lightning_fl.state.run_state import Run
 from lightning_fl.vectors import pieces
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype, holders_of
 from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry, initially_owned
+
+ENTRIES = 64
+"""About as many entries of each frozen parameter are compared after a round."""
 
 
 class FlatModule:
@@ -127,6 +130,26 @@ class FlatModule:
                 "beginning: set requires_grad in __init__ or configure_model, or begin another run from model.ckpt.",
             )
 
+    def sample_frozen(self) -> Tree:
+        """Return copies of a few entries of each frozen parameter, by name, which tell whether a training moves it."""
+        frozen = {name: p.detach().flatten() for name, p in self._frozen.items() if type(p) is nn.Parameter}
+        return {name: entries[:: max(1, len(entries) // ENTRIES)].clone() for name, entries in frozen.items()}
+
+    def require_unmoved(self, before: Tree) -> None:
+        """Raise `UserError` if clients have moved a frozen parameter, which they would pass on to each other without a message.
+
+        Args:
+            before: `sample_frozen` before their training.
+        """
+        for name, now in self.sample_frozen().items():
+            moved = (now != before[name]) & ~(now.isnan() & before[name].isnan())
+            require(
+                not moved.any(),
+                f"{type(self.module).__name__} moves {name} while a client trains, but it is frozen, so clients do not send it "
+                "and the next client would go on with it: register it as a buffer, which clients send and the server averages, "
+                "or move it between rounds, in on_train_epoch_end.",
+            )
+
     @property
     def new_plans(self) -> list[Plan]:
         """Prunings of the module since it was laid out."""
@@ -203,7 +226,8 @@ class FlatModule:
         self.zero_gradient()
         if self.reads_gradient:
             self.gradient = torch.zeros_like(self.params)
-            self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient)
+            tells_missing = self.optimizer.acts_without_gradient
+            self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient, tells_missing=tells_missing)
         self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
 
     def release_gradient(self) -> None:
@@ -405,18 +429,52 @@ class FlatModule:
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
             all_reduce(gradient)
             leaf.grad = gradient
-        discovered = self._flat_gradient.admit_nonzero() if self._flat_gradient is not None else []
-        if discovered:
-            self.optimizer.activate(discovered)
-        return bool(discovered)
+        return self._activate(self._flat_gradient.admit_nonzero() if self._flat_gradient is not None else [])
 
     def after_backward(self) -> bool:
         """Let the optimiser step parameters that got their first gradient; return True if there are any."""
         self.bind_replaced()  # `forward` may have moved what the optimiser is about to step
-        discovered = self._flat_gradient.discover() if self._flat_gradient is not None else []
+        return self._activate(self._flat_gradient.discover() if self._flat_gradient is not None else [])
+
+    def adopt_gradients(self) -> bool:
+        """Take over gradients that a hook has replaced or removed; return as `after_backward` does."""
+        return self._activate(self._flat_gradient.adopt() if self._flat_gradient is not None else [])
+
+    def _activate(self, discovered: list[str]) -> bool:
         if discovered:
             self.optimizer.activate(discovered)
         return bool(discovered)
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of parameters that have had a gradient, but have none in this step, if the optimiser would move them."""
+        return [] if self._flat_gradient is None else self._flat_gradient.missing
+
+    def add_decay(self, gradient: Tensor, params: Tensor, missing: Sequence[str]) -> None:
+        """Add weight decay to a gradient (..., d) in place, but not to the parameters `missing` in it."""
+        if self.optimizer.decays:
+            gradient.add_(params * self.optimizer.weight_decay)
+            for part in self.layout.slices(missing):
+                gradient[..., part].zero_()
+
+    def step_without(self, missing: Sequence[str]) -> AbstractContextManager[None]:
+        """Let the optimiser leave out parameters that have no gradient in this step, unless a rule has given them one."""
+        if not missing or self._flat_gradient is None:
+            return nullcontext()
+        self._flat_gradient.admit_nonzero(missing)
+        return self.optimizer.leaving_out(self.missing)
+
+    @contextmanager
+    def keeping_gradient(self) -> Iterator[None]:
+        """Set the gradient to zero, and restore it at the end."""
+        gradient, missing = self.gradient.clone(), self.missing
+        owned = {name: leaf.grad for name, leaf in self.personal_leaves.items()}
+        self.zero_gradient()
+        yield
+        if self._flat_gradient is not None:
+            self._flat_gradient.restore(gradient, missing)
+        for name, leaf in self.personal_leaves.items():
+            leaf.grad = owned[name]
 
     def transfer(self, batch: Any, resident: bool, loader_index: int = 0) -> Any:
         """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""

@@ -13,6 +13,8 @@ from torchmetrics import Metric
 from lightning_fl.errors import UserError, require
 
 LOSS = "train/loss"
+OWN_LOSS = "train/loss of steps"
+"""Name of the losses that `add_loss` logs until `averages`, in which what the module logs as `train/loss` replaces them all."""
 Sums = dict[str | tuple[str, str], tuple[Any, float]]
 """For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0). A pair is a name and
 Lightning's name with suffix for the same value. The first is a tensor, or after `on_host` a float or a list of numbers."""
@@ -107,24 +109,30 @@ class LogCollector:
         if self._module_logs_loss is None:
             self._module_logs_loss = LOSS in self._values
         if not self._module_logs_loss:
-            self.log(LOSS, loss)
+            self.log(OWN_LOSS, loss)
+
+    @property
+    def _name_of_loss(self) -> str:
+        return LOSS if self._values.get(LOSS) else OWN_LOSS
 
     def last_loss(self, count: int) -> tuple[float, float] | None:
         """Return the mean over samples of the last `count` values of `train/loss`, or of all if fewer, and the samples.
 
         None if there is no value.
         """
-        values, weights = self._values.get(LOSS, [])[-count:], self._weights.get(LOSS, [])[-count:]
+        name = self._name_of_loss
+        values, weights = self._values.get(name, [])[-count:], self._weights.get(name, [])[-count:]
         return (_mean(_stacked(values), weights), sum(weights)) if values else None
 
     def take(self) -> Sums:
         """Return the sums of the values logged since the last call, and drop the values."""
         sums: Sums = {}
         for name, values in self._values.items():
-            if not values:
+            weights = self._weights[name]
+            if not values or (self._is_mean(name) and not any(weights)):  # a mean over no sample
                 continue
             logged = _stacked(values)
-            stacked, weights = logged.double(), self._weights[name]
+            stacked = logged.double()
             if self._is_mean(name):
                 factors = torch.tensor(weights, dtype=torch.float64).to(stacked.device, non_blocking=True)
                 sums[name] = (stacked @ factors, sum(weights))
@@ -132,7 +140,10 @@ class LogCollector:
                 stays_whole = isinstance(self._reductions[name], str) and logged.dtype == torch.int64
                 sums[name] = (logged if stays_whole else stacked, 0.0)
             for form, other in self._forms.get(name, {}).items():
-                sums[name, other] = sums[name] if form == "epoch" else (stacked[-1] * weights[-1], weights[-1])
+                if form == "epoch":
+                    sums[name, other] = sums[name]
+                elif weights[-1]:
+                    sums[name, other] = (stacked[-1] * weights[-1], weights[-1])
         for name in self._values:
             self._values[name], self._weights[name] = [], []
         return sums
@@ -166,6 +177,9 @@ class LogCollector:
                 averages[name] = value
             else:
                 self.suffixed.setdefault(name, {})[other] = value
+        if OWN_LOSS in averages:
+            own_loss = averages.pop(OWN_LOSS)
+            averages.setdefault(LOSS, own_loss)
         for name, metric in self._metrics.items():
             averages[name] = self._compute(metric)
             for form, other in self._forms.get(name, {}).items():
@@ -294,9 +308,10 @@ class RowLogs(LogCollector):
 
     def last_losses(self, counts: Sequence[int]) -> list[float | None]:
         """Return `last_loss` for each client, with its own count of values."""
-        if not self._values.get(LOSS):
+        name = self._name_of_loss
+        if not self._values.get(name):
             return [None] * len(counts)
-        flat, rows, weights = self._flat(LOSS)
+        flat, rows, weights = self._flat(name)
         positions = [(rows == row).nonzero().squeeze(1)[-count:] for row, count in enumerate(counts)]
         return [_mean(flat[position], weights[position]) if len(position) else None for position in positions]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
@@ -35,6 +35,11 @@ def check_single_samples(flat_module: FlatModule, data: FederatedDataModule, sch
         rank_zero_warn(
             f"{name} has batch normalisation, which cannot train on one sample: {idle} of {len(sizes)} clients have no more, so "
             f"they train nothing, although they are selected and charged: {advice}."
+        )
+    lone = int(((sizes > 1) & (sizes % schedule.batch_size == 1)).sum())
+    if lone and schedule.batch_size > 1 and not schedule.drop_last:
+        rank_zero_info(
+            f"{lone} of {len(sizes)} clients leave out their last batch of one sample, on which batch normalisation cannot train."
         )
     if data.batch_size == 1 and _fails_on_one(flat_module, data):
         raise UserError(

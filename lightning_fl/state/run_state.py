@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,8 +164,8 @@ class Run:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
         self.params, self.buffers = params, buffers
 
-    def adopt_model(self, params: Tensor, buffers: Tensor) -> None:
-        """Copy the module's model (d,), (d_b,) between two rounds where it differs, as after a change by a callback.
+    def adopt_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
+        """Copy the module's model between two rounds where it differs, as after a change by a callback.
 
         The copies are new tensors, because a step may have kept the old ones.
         """
@@ -173,6 +173,8 @@ class Run:
             self.params = params.clone()
         if not torch.equal(buffers, self.buffers):
             self.buffers = buffers.clone()
+        if any(not torch.equal(counter, self.counters[name]) for name, counter in counters.items()):
+            self.counters = dict(counters)
 
     def book(
         self, outcome: Outcome, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None

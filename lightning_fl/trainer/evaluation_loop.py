@@ -19,6 +19,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.evaluation import as_loaders, evaluate, is_sequential, num_batches
+from lightning_fl.evaluation.predictions import Predictions
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
@@ -32,16 +33,16 @@ from lightning_fl.trainer.lightning_parts import check_monitors
 from lightning_fl.trainer.run_metric import choose_metric
 
 
-def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str, float]], list[list[Any]]]:
-    """Evaluate the trainer's model once.
+def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, float]]:
+    """Evaluate the trainer's model once; a prediction fills `trainer.predict_loop`.
 
     Args:
         trainer: trainer in a session; loads the model from its `ckpt_path`, if there is one.
         stage: `validation`, `test` or `predict`.
 
     Returns:
-        For each loader the averages of the values that module and method logged, and its outputs; nothing runs, as in
-        Lightning, if there is no batch.
+        For each loader the averages of the values that module and method logged; nothing runs, as in Lightning, if there is
+        no batch.
 
     Raises:
         UserError: the module has no step for the stage, or the checkpoint belongs to another model.
@@ -70,20 +71,21 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     limit = trainer.limits[f"limit_{short}_batches"]
     counts = num_batches(loaders, limit)
     setattr(trainer, f"num_{short}_batches", counts)
+    trainer.predict_loop = Predictions(loaders.flattened)
     if not sum(counts):
-        return [], [[] for _ in counts]
+        return []
     states = what_clients_own(flat_module, trainer.algorithm.personal, client_states)
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
     personal, most = trainer.algorithm.personal, most_clients(trainer)
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states, personal, most)
     callback_values = {} if stage == "predict" else _logged_by_callbacks(trainer)
-    averages, outputs = evaluate_with_method(trainer, validation)
+    averages = evaluate_with_method(trainer, validation)
     averages |= callback_values
     for logger in trainer.loggers[1:]:
         logger.log_metrics(averages, step=trainer.global_step)
         logger.save()
-    num_results = len(outputs) if is_sequential(loaders) else 1
-    return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)], outputs
+    num_results = len(counts) if is_sequential(loaders) else 1
+    return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)]
 
 
 def most_clients(trainer: TrainerInterface) -> int | None:
@@ -119,8 +121,8 @@ def _without_other_loaders(averages: dict[str, float], suffix: str) -> dict[str,
 
 def evaluate_with_method(
     trainer: TrainerInterface, validation: ModelValidation, logged: Collection[str] = ()
-) -> tuple[dict[str, float], list[list[Any]]]:
-    """Evaluate the model that the flat module holds, publish the averages, and return them and the outputs of each loader.
+) -> dict[str, float]:
+    """Evaluate the model that the flat module holds, and publish and return the averages.
 
     In validation and test the method adds values of its own to the averages.
 
@@ -141,15 +143,16 @@ def evaluate_with_method(
         _refuse_same_names(validation.module, averages, logged)
         trainer.publish(averages | method_values)
 
-    averages, outputs = evaluate(
+    averages = evaluate(
         validation.flat_module,
         validation.stage,
         validation.loaders,
         num_batches(validation.loaders, validation.limit),
         trainer.inference_mode,
         publish,
+        trainer.predict_loop if validation.stage == "predict" else None,
     )
-    return averages | method_values, outputs
+    return averages | method_values
 
 
 def _refuse_same_names(module: LightningModule, tested: Iterable[str], logged: Collection[str]) -> None:
@@ -292,7 +295,7 @@ class RoundEvaluation:
             federation.population.cohort_size,
             trainer.run.random(VALIDATION),
         )
-        averages, _ = evaluate_with_method(trainer, validation)
+        averages = evaluate_with_method(trainer, validation)
         if not averages and self._expects_values:
             rank_zero_warn(
                 f"validation_step of {type(trainer.lightning_module).__name__} logs nothing, so there is no val/…: call self.log "
@@ -322,7 +325,7 @@ class RoundEvaluation:
             most_clients(trainer),
         )
         with _as_between_rounds(trainer, "test"):
-            averages, _ = evaluate_with_method(trainer, validation, self._validated | record.keys())
+            averages = evaluate_with_method(trainer, validation, self._validated | record.keys())
         self.tested = set(averages)
         trainer.state.stage = RunningStage.TRAINING
         return averages

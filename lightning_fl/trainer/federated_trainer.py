@@ -183,10 +183,8 @@ class FederatedTrainer(TrainerInterface):
             A list of outputs; one list for each loader if there are several.
         """
         with session(self, TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, weights_only):
-            _, outputs = run_evaluation(self, "predict")
-        if not return_predictions:
-            return None
-        return outputs[0] if len(outputs) == 1 else outputs
+            run_evaluation(self, "predict")
+        return self.predict_loop.predictions if return_predictions else None
 
     def _evaluate(
         self,
@@ -200,7 +198,7 @@ class FederatedTrainer(TrainerInterface):
     ) -> list[dict[str, float]]:
         """Validate or test outside `fit`."""
         with session(self, fn, model, datamodule, algorithm, ckpt_path, weights_only):
-            averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
+            averages = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
             values = {name: x for loader_averages in averages for name, x in loader_averages.items()}
             width = max([24, *map(len, values)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -13,13 +14,14 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import parameters_of
 from lightning_fl.data.federated_data_module import OFFERED
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
+from lightning_fl.federation.round_record import check_logged
 from lightning_fl.flat_module.hooks import check_watched
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.clients.rows import add_rows
@@ -73,7 +75,7 @@ class FitLoop:
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
-        self._knows_metrics = False
+        self._knows_metrics = self._says_repeated = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
         self.epoch_loop = SimpleNamespace(
@@ -86,7 +88,7 @@ class FitLoop:
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
         trainer = self.trainer
-        self.val_loop._has_run = self._knows_metrics = False
+        self.val_loop._has_run = self._knows_metrics = self._says_repeated = False
         self.before_round = None
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
@@ -184,9 +186,10 @@ class FitLoop:
             flat_module.require_frozen()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
-        self.before_round = run.state_dict()
+        self.before_round, frozen = run.state_dict(), flat_module.sample_frozen()
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
+        flat_module.require_unmoved(frozen)
         if flat_module.new_plans:
             raise UserError(
                 "a callback pruned the model in the middle of a round, while clients were training: "
@@ -200,7 +203,10 @@ class FitLoop:
         if trainer.validates_this_round and trainer.enable_validation:
             self.val_loop._has_run = True
             with trainer.profiler.profile("validate"):
-                record |= self.evaluation.validate(self.federation)
+                validated = self.evaluation.validate(self.federation)
+            check_logged(validated, record)
+            self._say_repeated(validated, record)
+            record |= validated
         if trainer.validates_this_round:
             record |= self.federation.privacy.loss(run)
         if trainer.test_every_n_rounds is not None and self._is_due(trainer.test_every_n_rounds):
@@ -210,7 +216,7 @@ class FitLoop:
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
         self.federation.charge_queries()
-        record = self.federation.privacy.shown(record | self._logged())
+        record = self.federation.privacy.shown(record | self._logged_beside(record))
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         self._check_names(record)
@@ -219,7 +225,7 @@ class FitLoop:
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.should_stop:  # which a callback may have set after others had read it
             trainer.hooks.call("on_early_stop")
-            record |= (late := self._logged() | self.federation.privacy.loss(run))
+            record |= (late := self._logged_beside(record) | self.federation.privacy.loss(run))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
@@ -227,6 +233,23 @@ class FitLoop:
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
+
+    def _say_repeated(self, validated: Collection[str], record: Collection[str]) -> None:
+        """Say once if a module logs a name both in training and in validation."""
+        same = [name for name in validated if name in record]
+        if same and not self._says_repeated:
+            self._says_repeated = True
+            rank_zero_warn(
+                f"{type(self.trainer.lightning_module).__name__} logs {', '.join(map(repr, same))} in training and in "
+                "validation; a round has one column of a name, so the value of the validation stands: log names such as train/… "
+                "and val/…."
+            )
+
+    def _logged_beside(self, record: Collection[str]) -> dict[str, float]:
+        """Return `_logged`, of which no name is that of an own column of the round."""
+        logged = self._logged()
+        check_logged(logged, record)
+        return logged
 
     def _logged(self) -> dict[str, float]:
         """Return what callbacks and the module have logged since the last call, as process 0 has it.
@@ -288,7 +311,7 @@ class FitLoop:
         follow_pruning.follow(self.federation)
         run, flat_module = self.trainer.run, self.trainer.active_module
         flat_module.bind_replaced()
-        run.adopt_model(flat_module.params, flat_module.read_buffers())
+        run.adopt_model(flat_module.params, flat_module.read_buffers(), flat_module.read_counters())
         if masks := masks_of(flat_module.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)
             views = flat_module.layout.views(mask)

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import is_a
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.evaluation.predictions import Predictions
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
@@ -106,7 +107,7 @@ class TrainerInterface(TrainerFlags, ABC):
     num_sanity_val_batches: Sequence[int | float] = ()
     num_test_batches: Sequence[int | float] = ()
     num_predict_batches: Sequence[int | float] = ()
-    predict_loop = SimpleNamespace(current_batch_indices=[], epoch_batch_indices=[], predictions=[])
+    predict_loop = Predictions()
     barebones = False
     val_check_interval = 1.0
     reload_dataloaders_every_n_epochs = 0

@@ -115,17 +115,22 @@ NO_LAYOUT = Layout((), (), ())
 
 
 class FlatGradient:
-    """Gradients of a tree's leaves as views of one vector; each leaf joins when it gets its first gradient.
+    """Gradients of a tree's leaves in one vector; a leaf's gradient is a view of it once autograd has given it one.
 
     In the vector "no gradient" and "gradient 0" look the same, but weight decay and momentum must act only on the second.
-    So leaves without a gradient are left out until they have one.
+    So leaves that have not had a gradient yet are left out, and those without one in the present step can be told.
 
     Attributes:
         has_grown: True if leaves got their first gradient after the first backward pass.
     """
 
     def __init__(
-        self, layout: Layout, leaves: Sequence[Tensor], vector: Tensor, used_names: Iterable[str] = ()
+        self,
+        layout: Layout,
+        leaves: Sequence[Tensor],
+        vector: Tensor,
+        used_names: Iterable[str] = (),
+        tells_missing: bool = False,
     ) -> None:
         """Make the gradients of the known leaves views of the vector.
 
@@ -134,51 +139,98 @@ class FlatGradient:
             leaves: tensors that autograd gives gradients to, in the layout's order.
             vector: storage (..., d) of the gradients.
             used_names: names of the leaves that already had a gradient.
+            tells_missing: True to tell which of them have none in a step.
         """
-        self._vector = vector
-        self._pairs = dict(zip(layout.names, zip(leaves, layout.views(vector).values(), strict=True), strict=True))
-        self._outside = [name for name in layout.names if name not in set(used_names)]
+        self._vector, self._tells_missing = vector, tells_missing
+        # `data` gives each view a version of its own, which autograd raises when it adds to it.
+        views = [view.data for view in layout.views(vector).values()]
+        self._pairs = dict(zip(layout.names, zip(leaves, views, strict=True), strict=True))
+        self._outside = dict(self._pairs)
+        self._inside = {name: self._outside.pop(name) for name in used_names}
+        self._present: set[str] = set()
+        self._versions: list[int] = []
         self.has_grown = False
-        self._attach()
+        self._attach(self._inside)
+        self._note_versions()
 
     @property
     def names(self) -> list[str]:
         """Leaves that have had a gradient."""
-        return [name for name in self._pairs if name not in self._outside]
+        return list(self._inside)
 
-    def _attach(self) -> None:
-        self._inside = [self._pairs[name] for name in self.names]
-        for leaf, view in self._inside:
-            leaf.grad = view
+    @property
+    def missing(self) -> list[str]:
+        """Leaves that have had a gradient, but have none in this step; [] unless they are told."""
+        if not self._tells_missing or len(self._present) == len(self._inside):
+            return []
+        return [name for name in self._inside if name not in self._present]
 
     def zero(self) -> None:
-        """Set the gradients to 0, and put views back where something removed them."""
+        """Begin a step: set the gradients to 0, and put views back where something removed them."""
         self._vector.zero_()
-        if self._inside and self._inside[0][0].grad is not self._inside[0][1]:
-            self._attach()
+        if any(leaf.grad is not view for leaf, view in self._inside.values()):
+            self._attach(self._inside)
+        self._present.clear()
+        self._note_versions()
 
     def discover(self) -> list[str]:
-        """Return the leaves that got their first gradient in the last backward pass, and move it into the vector."""
-        if not self._outside:
-            return []
-        new_names = [name for name in self._outside if self._pairs[name][0].grad is not None]
-        for name in new_names:
+        """Read what the last backward pass gave, and move first gradients into the vector; return the leaves that got one."""
+        if self._tells_missing:
+            before = zip(self._inside.items(), self._versions, strict=True)
+            self._present.update(name for (name, (_, view)), version in before if view._version != version)
+        first = [name for name, (leaf, _) in self._outside.items() if leaf.grad is not None]
+        for name in first:
             leaf, view = self._pairs[name]
             view.copy_(leaf.grad.to_dense())  # type: ignore[union-attr]
-        return self.admit(new_names)
+        return self._admitted(first)
 
-    def admit_nonzero(self) -> list[str]:
-        """Admit the leaves whose gradients in the vector are not 0, since others have added to it; return their names."""
-        return self.admit([name for name in self._outside if self._pairs[name][1].any()])
+    def adopt(self) -> list[str]:
+        """Take over gradients that something replaced or removed after the backward pass; return as `discover` does."""
+        replaced = {name: leaf.grad for name, (leaf, view) in self._inside.items() if leaf.grad is not view}
+        replaced |= {name: leaf.grad for name, (leaf, _) in self._outside.items() if leaf.grad is not None}
+        for name, gradient in replaced.items():
+            _, view = self._pairs[name]
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient.to_dense())
+        self._attach(self._inside.keys() & replaced.keys())
+        self._present.difference_update(replaced)
+        return self._admitted([name for name, gradient in replaced.items() if gradient is not None])
+
+    def admit_nonzero(self, names: Iterable[str] | None = None) -> list[str]:
+        """Count leaves (all if None) whose part of the vector is not 0 as having a gradient; return as `discover` does."""
+        names = list(self._pairs) if names is None else names
+        return self._admitted([name for name in names if self._pairs[name][1].any()])
+
+    def restore(self, gradient: Tensor, missing: Iterable[str]) -> None:
+        """Put back the gradients (..., d) of a step, and which of them are `missing`."""
+        self._vector.copy_(gradient)
+        self._present = self._inside.keys() - set(missing)
 
     def admit(self, names: Iterable[str]) -> list[str]:
         """Add these leaves to those that have had a gradient; return the new ones."""
-        new_names = [name for name in names if name in self._outside]
-        if new_names:
+        new = {name: self._outside.pop(name) for name in names if name in self._outside}
+        if new:
             self.has_grown = bool(self._inside)
-            self._outside = [name for name in self._outside if name not in new_names]
-            self._attach()
-        return new_names
+            self._inside |= new
+            self._attach(new)
+        self._note_versions()
+        return list(new)
+
+    def _admitted(self, present: Iterable[str]) -> list[str]:
+        """Count these leaves as having a gradient in this step, for some the first."""
+        self._present.update(present)
+        return self.admit(present)
+
+    def _attach(self, names: Iterable[str]) -> None:
+        for name in names:
+            leaf, view = self._pairs[name]
+            leaf.grad = view
+
+    def _note_versions(self) -> None:
+        if self._tells_missing:
+            self._versions = [view._version for _, view in self._inside.values()]
 
 
 def common_dtype(tree: Mapping[str, Tensor]) -> torch.dtype:

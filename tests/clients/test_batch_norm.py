@@ -54,16 +54,23 @@ def test_buffers_are_averaged_by_samples_and_counters_take_the_maximum(
     assert module.norm.num_batches_tracked.dtype == torch.int64
 
 
-def test_a_last_batch_of_one_is_skipped_with_batch_norm_alone(make_trainer: MakeTrainer) -> None:
+def test_a_last_batch_of_one_is_skipped_with_batch_norm_alone_and_said(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "1 of 1 clients leave out their last batch"
+    caplog.set_level("INFO")
     lone = federation(sizes=(5,))  # a batch of four and one of one
     normalised = Normalised()
     trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=3)
     trainer.fit(normalised, lone)
     assert normalised.norm.num_batches_tracked == 3
     assert trainer.run.num_steps == 3
+    assert said in caplog.text
+    caplog.clear()
     plain = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=3)
     plain.fit(Perceptron(), federation(sizes=(5,)))
     assert plain.run.num_steps == 6
+    assert said not in caplog.text
 
 
 def test_a_client_of_one_sample_trains_nothing_and_breaks_nothing(make_trainer: MakeTrainer) -> None:

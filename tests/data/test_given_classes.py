@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 from toys import Perceptron
 
 from lightning_fl import FederatedTrainer
@@ -150,3 +150,21 @@ def test_feddu_trains_on_graphs(make_trainer: Callable[..., FederatedTrainer]) -
         trainer.fit(OfGraphs(), data(None), FedDU())
     trainer.fit(OfGraphs(), data("y"), FedDU())
     assert "feddu/tau_eff" in trainer.callback_metrics
+
+
+@pytest.mark.parametrize(("largest", "taken"), [(9_999, True), (10_000, False), (10**8, False)])
+def test_whole_numbers_too_large_for_classes_are_quantities(
+    largest: int, taken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    y = torch.arange(20) + largest - 19
+    source = Source(TensorDataset(torch.zeros(20, 3), y))
+    data = Federated(source, num_clients=2)
+    with caplog.at_level("INFO"):
+        data.setup("fit")
+    assert (data.train.labels is not None) == taken
+    assert data.num_classes == (largest + 1 if taken else None)
+    assert ("taken for quantities" in caplog.text) != taken
+    named = Federated(source, num_clients=2, num_classes=largest + 1) if largest < 10**5 else None
+    if named is not None:
+        named.setup("fit")
+        assert named.train.labels is not None

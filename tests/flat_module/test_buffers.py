@@ -194,3 +194,36 @@ def test_a_buffer_that_falls_is_said_to_be_no_counter(make_trainer: MakeTrainer)
     with pytest.warns(UserWarning, match="'left' of Falling.* became smaller .* keeps the largest value"):
         make_trainer().fit(module, federation())
     assert module.left == 9
+
+
+class Reset(Perceptron):
+    """Module that counts the batches of a round, from the count that a hook sets."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self.register_buffer("batches", torch.tensor(0))
+        self.register_buffer("rounds", torch.tensor(0))
+        self.hook = hook
+
+    def count(self, hook: str) -> None:
+        if hook == self.hook:
+            self.rounds += 1
+            self.batches.zero_()
+
+    def on_train_epoch_start(self) -> None:
+        self.count("on_train_epoch_start")
+
+    def on_train_epoch_end(self) -> None:
+        self.count("on_train_epoch_end")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.batches += 1
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end"])
+def test_integers_that_a_hook_changes_between_rounds_stay_changed(hook: str, make_trainer: MakeTrainer) -> None:
+    module = Reset(hook)
+    make_trainer(max_rounds=3, runner="serial", clients_per_round=3).fit(module, federation(SIZES, batch_size=4))
+    assert module.rounds == 3
+    assert module.batches == (BATCHES if hook == "on_train_epoch_start" else 0)

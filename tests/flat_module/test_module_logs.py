@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection, SumMetr
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision
 from toys import Perceptron, Served, federation, read_rows, samples
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedDU
 
 
@@ -72,6 +72,68 @@ def test_the_modules_own_train_loss_stands(make_trainer: MakeTrainer) -> None:
             return self.loss(batch)
 
     assert fitted(Own(), make_trainer).callback_metrics["train/loss"] == 5.0
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_modules_own_train_loss_stands_if_it_is_not_logged_in_every_step(
+    first: int, runner: str, make_trainer: MakeTrainer
+) -> None:
+    class Late(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if batch_idx >= first:  # some clients have one batch only
+                self.log("train/loss", 5.0)
+            return self.loss(batch)
+
+    metrics = fitted(Late(), make_trainer, runner=runner, clients_per_round=3).callback_metrics
+    assert metrics["train/loss"] == 5.0
+    assert not [name for name in metrics if "of steps" in name]
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_a_value_of_no_sample_counts_for_nothing(runner: str, make_trainer: MakeTrainer) -> None:
+    class Unweighted(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("never", 5.0, batch_size=0)
+            self.log("first", 5.0, batch_size=int(batch_idx == 0), on_epoch=True)
+            return self.loss(batch)
+
+    metrics = fitted(Unweighted(), make_trainer, runner=runner).callback_metrics
+    assert "never" not in metrics
+    assert metrics["first"] == 5.0
+
+
+@pytest.mark.parametrize(
+    "name", ["round", "comm/uplink_bits", "clients/selected", "time/simulated_seconds", "time/round_seconds"]
+)
+@pytest.mark.parametrize("hook", ["training_step", "validation_step", "on_train_epoch_end", "on_validation_epoch_end"])
+def test_names_of_a_rounds_own_columns_are_refused(hook: str, name: str, make_trainer: MakeTrainer) -> None:
+    class Same(Perceptron):
+        pass
+
+    def logging(self: Same, *arguments: Any) -> Any:
+        self.log(name, 5.0)
+        return getattr(Perceptron, hook)(self, *arguments)
+
+    setattr(Same, hook, logging)
+    with pytest.raises(UserError, match=f"{name}.*itself reports a column of this name"):
+        make_trainer().fit(Same(), federation())
+
+
+def test_one_name_in_training_and_validation_is_said_once(make_trainer: MakeTrainer) -> None:
+    class Same(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("loss", 1.0)
+            return self.loss(batch)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("loss", 2.0)
+
+    trainer = make_trainer(max_rounds=2)
+    with pytest.warns(UserWarning, match="logs 'loss' in training and in validation") as said:
+        trainer.fit(Same(), federation())
+    assert sum("in training and in validation" in str(warning.message) for warning in said) == 1
+    assert trainer.callback_metrics["loss"] == 2.0
 
 
 @pytest.mark.parametrize(

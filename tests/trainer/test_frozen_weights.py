@@ -207,3 +207,39 @@ def test_a_plan_counts_frozen_weights_once(
     trainer.fit(module, federation())
     written = size(tmp_path / "model.ckpt") + sum(map(size, (tmp_path / "checkpoints").rglob("*.*t")))
     assert abs(planned - written) < 0.05 * written
+
+
+class Following(Perceptron):
+    """Module whose frozen layer follows a trained one while a client trains, through `.data` or not."""
+
+    def __init__(self, hook: str, through_data: bool) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.hidden).requires_grad_(False)
+        self.hook, self.through_data = hook, through_data
+
+    def follow(self, hook: str) -> None:
+        if hook == self.hook:
+            with torch.no_grad():
+                teacher = self.teacher.weight.data if self.through_data else self.teacher.weight
+                teacher.lerp_(self.hidden.weight, 0.5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.follow("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.follow("on_train_batch_end")
+
+    def on_train_epoch_end(self) -> None:
+        self.follow("on_train_epoch_end")
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+@pytest.mark.parametrize("hook", ["training_step", "on_train_batch_end", "on_train_epoch_end"])
+def test_frozen_weights_move_between_rounds_only(hook: str, through_data: bool, make_trainer: MakeTrainer) -> None:
+    module = Following(hook, through_data)
+    if hook == "on_train_epoch_end":
+        make_trainer().fit(module, federation())
+        return
+    with pytest.raises(UserError, match=r"Following moves teacher\.weight while a client trains.*as a buffer"):
+        make_trainer().fit(module, federation())

@@ -13,6 +13,7 @@ import torch
 from compared_runs import MakeTrainer, equal_states
 from lightning.fabric.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import (
+    BasePredictionWriter,
     Callback,
     EarlyStopping,
     EMAWeightAveraging,
@@ -30,6 +31,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import WandbLogger
+from torch.utils.data import DataLoader, TensorDataset
 from toys import Normalised, Perceptron, federation, read_rows, samples, vector
 
 from lightning_fl import UserError
@@ -502,3 +504,33 @@ def test_callbacks_that_a_federation_would_change_in_silence_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=words):
         make_trainer(callbacks=callback()).fit(Perceptron(), federation())
+
+
+class Writer(BasePredictionWriter):
+    """Keeps what it is given to write."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+        self.batches: list[tuple[Any, Any]] = []
+
+    def write_on_batch_end(
+        self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: Any, batch_idx: int, loader: int
+    ) -> None:
+        self.batches.append((prediction, batch_indices))
+
+    def write_on_epoch_end(self, trainer: Any, pl_module: Any, predictions: Any, batch_indices: Any) -> None:
+        self.predictions, self.indices = list(predictions), list(batch_indices)
+
+
+def test_predictions_are_written(make_trainer: MakeTrainer) -> None:
+    """Compare with `L.Trainer` on the same ten samples in batches of four."""
+    ours, theirs, module = Writer(), Writer(), Perceptron()
+    returned = make_trainer(callbacks=ours).predict(module, federation())
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    loader = DataLoader(TensorDataset(*samples(10, seed=1)), batch_size=4)
+    L.Trainer(accelerator="cpu", callbacks=theirs, **quiet).predict(module, loader)
+    assert ours.indices == theirs.indices == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]]
+    assert [indices for _, indices in ours.batches] == [indices for _, indices in theirs.batches]
+    for pairs in (zip(ours.predictions, theirs.predictions, strict=True), zip(returned, ours.predictions, strict=True)):
+        for one, other in pairs:
+            torch.testing.assert_close(one, other)

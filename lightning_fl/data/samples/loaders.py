@@ -40,6 +40,11 @@ class SampleLoader:
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     @property
+    def shuffles(self) -> bool:
+        """True if each iteration has another order."""
+        return self._generator is not None
+
+    @property
     def num_samples(self) -> int:
         """Number of samples that one iteration yields."""
         total = len(self.samples) if self.indices is None else len(self.indices)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -44,6 +46,7 @@ class ModuleOptimizer:
         optimizer: the module's optimiser.
         schedules: its schedulers.
         is_elementwise: True if it updates each coordinate from that coordinate only.
+        names: names of the parameters that it steps.
         personal_names: names of the personal parameters in each of its groups, which it does not step itself.
         params: vector or stack that it steps: see `bind`.
     """
@@ -86,6 +89,7 @@ class ModuleOptimizer:
         shared = set(layout.names)
         personal = {p: name for p, name in self._names.items() if p.requires_grad and name not in shared}
         self._groups = [[p for p in group["params"] if p not in personal] for group in groups]
+        self.names = shared.intersection(self._names[p] for members in self._groups for p in members)
         self.personal_names = [[personal[p] for p in group["params"] if p in personal] for group in groups]
         # In some releases of torch, Adagrad creates its state in the constructor, not in the first step: such an optimiser keeps
         # the parameters it was given, and every client starts from that state.
@@ -122,7 +126,8 @@ class ModuleOptimizer:
         self.params, self._gradient = params, gradient
         self._weight_decay: float | Tensor | None = None
         self._group_slices: list[list[slice]] = [[] for _ in self._groups]
-        self.step: Callable[[], Any] = self._plain_step if self.is_plain_sgd else self.optimizer.step
+        is_plain = self.is_plain_sgd and not self.has_step_hooks
+        self.step: Callable[[], Any] = self._plain_step if is_plain else self.optimizer.step
         if gradient is None:
             self._group_slices = [self._slices(group) for group in self._groups]
         for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
@@ -166,6 +171,16 @@ class ModuleOptimizer:
         )
 
     @property
+    def has_step_hooks(self) -> bool:
+        """True if something has registered functions to call before or after each step."""
+        return bool(self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks)
+
+    @property
+    def acts_without_gradient(self) -> bool:
+        """True if a step moves parameters whose gradient is 0, so that it matters whether they have one."""
+        return not self.is_plain_sgd or self.decays
+
+    @property
     def momentum(self) -> float | None:
         """Momentum ρ of SGD, v ← ρv + g; 0 for other optimisers; None with dampening or nesterov, or if it varies."""
         if type(self.optimizer) is not torch.optim.SGD:
@@ -195,10 +210,53 @@ class ModuleOptimizer:
             taken = self._slices([p for p in members if self._names.get(p) in names])
             slices += taken
             if self.is_elementwise and self._gradient is not None:
-                for part in taken:
-                    stretch = nn.Parameter(self.params[..., part])
-                    stretch.grad = self._gradient[..., part]
+                group["params"] += map(self._stretch, taken)
+
+    @contextmanager
+    def leaving_out(self, names: Sequence[str]) -> Iterator[None]:
+        """Leave these parameters out of the steps within, as torch leaves out those without a gradient."""
+        if self.is_elementwise:
+            parts = self._layout.slices(names)
+            self._cut({edge for part in parts for edge in (part.start, part.stop)})
+            groups = zip(self.optimizer.param_groups, self._group_slices, strict=True)
+            stretches = [pair for group, slices in groups for pair in zip(group["params"], slices, strict=True)]
+            left_out = [s for s, own in stretches if any(p.start <= own.start and own.stop <= p.stop for p in parts)]
+        else:
+            left_out = [p for members in self._groups for p in members if self._names.get(p) in names]
+        gradients = [parameter.grad for parameter in left_out]
+        for parameter in left_out:
+            parameter.grad = None
+        yield
+        for parameter, gradient in zip(left_out, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _cut(self, edges: set[int]) -> None:
+        """Cut the stretches that are stepped, and their states, at these positions of the flat vector."""
+        for group, slices in zip(self.optimizer.param_groups, self._group_slices, strict=True):
+            whole = list(zip(group["params"], slices, strict=True))
+            group["params"], slices[:] = [], []
+            for stretch, covered in whole:
+                inner = sorted(edge for edge in edges if covered.start < edge < covered.stop)
+                if not inner:
+                    slices.append(covered)
                     group["params"].append(stretch)
+                    continue
+                state = self.optimizer.state.pop(stretch, {})
+                for start, stop in pairwise([covered.start, *inner, covered.stop]):
+                    slices.append(slice(start, stop))
+                    group["params"].append(self._stretch(slices[-1]))
+                    own = slice(start - covered.start, stop - covered.start)
+                    self.optimizer.state[group["params"][-1]] = {
+                        name: x[..., own] if isinstance(x, Tensor) and x.shape == stretch.shape else deepcopy(x)
+                        for name, x in state.items()
+                    }
+
+    def _stretch(self, part: slice) -> nn.Parameter:
+        """Return a part of the vector or stack as a parameter with its gradient."""
+        assert self._gradient is not None
+        stretch = nn.Parameter(self.params[..., part])
+        stretch.grad = self._gradient[..., part]
+        return stretch
 
     def _slices(self, parameters: Iterable[nn.Parameter]) -> list[slice]:
         """Return the slices of the flat vector that these parameters cover."""
