@@ -16,7 +16,7 @@ from lightning_fl.errors import require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Privacy
-from lightning_fl.privacy.side_channels import is_of_clients
+from lightning_fl.privacy.side_channels import is_of_clients, is_of_server
 from lightning_fl.slots import kind_of
 from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
 
@@ -102,7 +102,7 @@ def _asking(
             continue
         if is_of_clients(watched):
             yield f"{name} acts on {watched}, which tells of clients without noise: let it watch val/accuracy"
-        elif owns and watched.startswith("val") and not watched.endswith("_server"):
+        elif owns and watched.startswith("val") and not is_of_server(watched):
             yield (
                 f"{name} acts on {watched}, which {algorithm.name} measures with what clients own, without noise: let it watch a "
                 "value under …_server, or none"

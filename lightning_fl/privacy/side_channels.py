@@ -12,6 +12,8 @@ OF_CLIENTS = (
     "attack/attackers",
     "codec/",
     "energy/",
+    "sparse/",
+    "lora/",
     "comm/uplink_bits/",
     "comm/uplink_",
     "comm/downlink_entropy",
@@ -30,6 +32,15 @@ def is_of_clients(name: str) -> bool:
     """
     begins = name.startswith(OF_CLIENTS) and name not in KEPT
     return begins or name in COSTS_OF_ROUNDS or "_local" in name or "_clients_" in name
+
+
+def is_of_server(name: str) -> bool:
+    """True if a value of a validation is measured with nothing that clients own, though they own parts or models.
+
+    >>> [is_of_server(name) for name in ("val/loss", "val/loss_server", "val/loss_dense")]
+    [False, True, True]
+    """
+    return name.endswith(("_server", "_dense"))
 
 
 def without_clients(record: Mapping[str, float]) -> dict[str, float]:

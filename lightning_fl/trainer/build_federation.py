@@ -125,6 +125,10 @@ def assemble(trainer: TrainerInterface) -> Federation:
     schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
     owns = bool(flat_module.read_personal()) or algorithm.model_keeper is not None
     check_privacy(trainer, algorithm, schedulers, buffers, federation.server.num_samples > 0, owns)
+    if owns and privacy.hides_costs:
+        rank_zero_info(
+            f"privacy.side_channels drop leaves out what clients of {algorithm.name} measure with what they own."
+        )
     check_dropped(data)
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":

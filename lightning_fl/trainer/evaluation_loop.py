@@ -23,6 +23,7 @@ from lightning_fl.evaluation.predictions import Predictions
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
 from lightning_fl.state.run_state import VALIDATION
@@ -120,7 +121,10 @@ def _without_other_loaders(averages: dict[str, float], suffix: str) -> dict[str,
 
 
 def evaluate_with_method(
-    trainer: TrainerInterface, validation: ModelValidation, logged: Collection[str] = ()
+    trainer: TrainerInterface,
+    validation: ModelValidation,
+    logged: Collection[str] = (),
+    hides_clients: bool = False,
 ) -> dict[str, float]:
     """Evaluate the model that the flat module holds, and publish and return the averages.
 
@@ -130,18 +134,24 @@ def evaluate_with_method(
         trainer: trainer in a session.
         validation: model and data.
         logged: names that the round has logged already, which a method's values do not replace.
+        hides_clients: leave out what clients measure with what they own.
 
     Raises:
         UserError: in a fit, the test logs a name that the round has logged already.
     """
     method_values = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
     method_values = {name: value for name, value in method_values.items() if name not in logged}
+    hides_clients &= validation.owns
+    hidden = {name for name in method_values if hides_clients and not is_of_server(name)}
+
+    def complete(averages: dict[str, float]) -> dict[str, float]:
+        return {name: value for name, value in (averages | method_values).items() if name not in hidden}
 
     def publish(averages: dict[str, float]) -> None:
         if trainer.fitting and validation.stage == "validation":
-            choose_metric(trainer, averages, is_all=False)
+            choose_metric(trainer, complete(averages) if hides_clients else averages, is_all=False)
         _refuse_same_names(validation.module, averages, logged)
-        trainer.publish(averages | method_values)
+        trainer.publish(complete(averages))
 
     averages = evaluate(
         validation.flat_module,
@@ -152,7 +162,7 @@ def evaluate_with_method(
         publish,
         trainer.predict_loop if validation.stage == "predict" else None,
     )
-    return averages | method_values
+    return complete(averages)
 
 
 def _refuse_same_names(module: LightningModule, tested: Iterable[str], logged: Collection[str]) -> None:
@@ -295,8 +305,9 @@ class RoundEvaluation:
             federation.population.cohort_size,
             trainer.run.random(VALIDATION),
         )
-        averages = evaluate_with_method(trainer, validation)
-        if not averages and self._expects_values:
+        hides_clients = federation.privacy.hides_costs
+        averages = evaluate_with_method(trainer, validation, hides_clients=hides_clients)
+        if not averages and self._expects_values and not (hides_clients and validation.owns):
             rank_zero_warn(
                 f"validation_step of {type(trainer.lightning_module).__name__} logs nothing, so there is no val/…: call self.log "
                 "in it."
@@ -306,10 +317,11 @@ class RoundEvaluation:
         trainer.state.stage = RunningStage.TRAINING
         return averages
 
-    def test(self, record: Mapping[str, float]) -> dict[str, float]:
+    def test(self, federation: Federation, record: Mapping[str, float]) -> dict[str, float]:
         """Test at the end of a round, as `FederatedTrainer.test` would test a checkpoint of it; return new values.
 
         Args:
+            federation: the run's federation.
             record: values of the round so far.
         """
         trainer, flat_module = self.trainer, self.trainer.active_module
@@ -325,7 +337,8 @@ class RoundEvaluation:
             most_clients(trainer),
         )
         with _as_between_rounds(trainer, "test"):
-            averages = evaluate_with_method(trainer, validation, self._validated | record.keys())
+            logged, hides_clients = self._validated | record.keys(), federation.privacy.hides_costs
+            averages = evaluate_with_method(trainer, validation, logged, hides_clients)
         self.tested = set(averages)
         trainer.state.stage = RunningStage.TRAINING
         return averages

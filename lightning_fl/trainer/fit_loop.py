@@ -211,7 +211,7 @@ class FitLoop:
             record |= self.federation.privacy.loss(run)
         if trainer.test_every_n_rounds is not None and self._is_due(trainer.test_every_n_rounds):
             with trainer.profiler.profile("test"):
-                record |= self.evaluation.test(record)
+                record |= self.evaluation.test(self.federation, record)
         record = self.federation.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
@@ -225,7 +225,7 @@ class FitLoop:
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.should_stop:  # which a callback may have set after others had read it
             trainer.hooks.call("on_early_stop")
-            record |= (late := self._logged_beside(record) | self.federation.privacy.loss(run))
+            record |= (late := self.federation.privacy.shown(self._logged_beside(record) | self.federation.privacy.loss(run)))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started

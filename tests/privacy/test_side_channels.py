@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from compared_runs import MakeTrainer
-from toys import Perceptron, federation, read_rows, vector
+from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, vector
 
-from lightning_fl.algorithms import Ditto, FedAdam
+from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAdam, FedAvg, FedBN
+from lightning_fl.callbacks import SparseUpdates
 from lightning_fl.outputs.communication_json import read_communication
 from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
 
@@ -33,11 +35,47 @@ def test_nothing_of_clients_is_logged_and_the_models_stay(
     gone = shown[0].keys() - hidden[0].keys()
     assert {"train/loss", "clients/selected", "clients/accepted", "clients/samples"} <= gone
     assert "time/round_seconds" not in (tmp_path / "silent" / "metrics.csv").read_text()
-    assert all(name.startswith(("train/", "clients/")) or "_local" in name for name in gone), gone
+    assert {"val/loss", "val/accuracy"} <= gone
+    assert all(name.startswith(("train/", "clients/", "val/")) for name in gone), gone
     assert hidden[0].keys() <= shown[0].keys()
     assert trainer.run.num_uploads == 0
     assert len({row["comm/uplink_bits"] for row in hidden}) == 1 < len({row["comm/uplink_bits"] for row in shown})
     assert "train/loss" not in trainer.callback_metrics
+
+
+@pytest.mark.parametrize("flags", [{}, {"limit_val_batches": 0, "test_every_n_rounds": 1}], ids=["validated", "tested"])
+@pytest.mark.parametrize(
+    ("algorithm", "ending"),
+    [
+        (FedAvg(), ""),
+        (FedBN(), None),
+        (Algorithm(personal=["output"]), None),
+        (Ditto(), "_server"),
+        (APFL(), "_server"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_no_value_depends_on_clients_whose_uploads_do_not_count(
+    make_trainer: MakeTrainer, algorithm: Algorithm, ending: str | None, flags: dict[str, Any]
+) -> None:
+    """Test a clip that leaves nothing of an upload, with two federations of other clients."""
+    x, y = samples(sum(SIZES))
+    privacy = ClientPrivacy(clip=1e-30, noise_multiplier=0, sampling="fixed", buffers="keep", side_channels="drop")
+    rows, values = [], []
+    for sizes, targets in ((SIZES, y), (SIZES[::-1], y + 3)):
+        torch.default_generator.manual_seed(0)
+        trainer = make_trainer(privacy=privacy, callbacks=[SparseUpdates(0.5)], max_rounds=2, **flags)
+        trainer.fit(Normalised(), federation(sizes, train=(x, targets)), algorithm)
+        rows.append(
+            [{name: x for name, x in row.items() if "round_seconds" not in name} for row in trainer.fit_loop.rows]
+        )
+        values.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+    assert rows[0] == rows[1]
+    assert values[0] == values[1]
+    measured = {"test/loss"} if flags else {"val/loss", "val/accuracy"}
+    shown = set() if ending is None else {f"{name}{ending}" for name in measured}
+    assert {name for name in values[0] if name.startswith(("val/", "test/"))} == shown
+    assert trainer.metric in {None, *shown}
 
 
 def test_a_plan_is_that_of_a_run_that_tells_all(make_trainer: MakeTrainer) -> None:
