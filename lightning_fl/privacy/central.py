@@ -153,7 +153,11 @@ class CentralMechanism(Mechanism):
                     f"{settings.epsilon:g} at delta {self.delta:.2g} ({self._claim})."
                 )
             clip = settings.clip
-            run.spent = SpentPrivacy(noise_multiplier, clip.initial if isinstance(clip, AdaptiveClip) else clip)
+            run.spent = SpentPrivacy(
+                noise_multiplier,
+                clip.initial if isinstance(clip, AdaptiveClip) else clip,
+                cohort_size=self.cohort_size,
+            )
         elif settings.epsilon is not None:
             planned = self._epsilon(run.spent, num_rounds - run.round)
             if planned > settings.epsilon * (1 + 1e-9):
@@ -167,11 +171,16 @@ class CentralMechanism(Mechanism):
 
     def _check_passes(self, spent: SpentPrivacy) -> None:
         """Raise `UserError` if a resumed run cuts its passes into other rounds."""
-        cuts = {first for kind, _, first, _ in spent.events if kind == PASSES} - {float(self.rounds_of_pass)}
+        if self.settings.sampling != PASSES:
+            return
+        before, now, what = spent.cohort_size, self.cohort_size, "clients a round"
+        if not before:  # as in checkpoints of 0.3.0
+            now, what = self.rounds_of_pass, "rounds"
+            before = next((int(first) for kind, _, first, _ in spent.events if kind == PASSES), now)
         require(
-            not cuts,
-            f"the checkpoint's passes over the clients take {', '.join(f'{rounds:g}' for rounds in cuts)} rounds, and now "
-            f"{self.rounds_of_pass}, in which a client could take part twice: use its clients_per_round.",
+            before == now,
+            f"the checkpoint's passes over the clients take {before} {what}, and now {now}, so that a client could take part "
+            "twice: use its clients_per_round.",
         )
 
     def _last_round(self, run: Run, num_rounds: int, bound: float) -> int:

@@ -20,12 +20,14 @@ class SpentPrivacy:
         clip: clip of the next round, which an adaptive one changes.
         events: number of releases of each kind.
         uploads: of each client that added noise itself Σ 1/z² over its uploads.
+        cohort_size: clients of a round, by which passes over all are cut; 0 if not known.
     """
 
     noise_multiplier: float = 0.0
     clip: float = float("inf")
     events: Counter[Event] = field(default_factory=Counter)
     uploads: dict[int, float] = field(default_factory=dict)
+    cohort_size: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return a snapshot in plain containers."""

@@ -1,6 +1,6 @@
 """Test noise by a tree, and passes over the clients."""
 
-from math import sqrt
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,35 @@ def test_a_resumed_run_equals_a_whole_one_and_keeps_its_passes(
     resumed, again = fit("resumed", 5, 2, "last")
     assert equal_states(trainer.run.state_dict(), again.run.state_dict())
     assert np.array_equal(whole, resumed)
-    with pytest.raises(UserError, match=r"passes over the clients take 3 rounds, and now 2, in which a client could"):
+    with pytest.raises(
+        UserError, match=r"passes over the clients take 2 clients a round, and now 3, so that a client could"
+    ):
         fit("resumed", 6, 3, "last")
+
+
+def test_passes_are_cut_as_the_checkpoint_cuts_them_or_not_at_all() -> None:
+    """A cohort of another size is refused, also if passes take as many rounds; a checkpoint of 0.3.0 knows only these."""
+    settings = ClientPrivacy(noise_multiplier=0, **TREE)
+
+    def resumed(cohort: int, then: int, *, knows_cohort: bool) -> bool:
+        run = new_run()
+        CentralMechanism(settings, 11, cohort, 11.0, 0.01).begin(run, 9)
+        assert run.spent is not None
+        run.spent.events[CentralMechanism(settings, 11, cohort, 11.0, 0.01)._event(0.0)] += 1
+        run.round, state = 1, run.spent.state_dict()
+        if not knows_cohort:
+            del state["cohort_size"]
+        run.spent = SpentPrivacy.from_state(state)
+        try:
+            CentralMechanism(settings, 11, then, 11.0, 0.01).begin(run, 9)
+        except UserError:
+            return False
+        return True
+
+    for cohort in range(1, 12):
+        for then in range(1, 12):
+            assert resumed(cohort, then, knows_cohort=True) == (cohort == then)
+            assert resumed(cohort, then, knows_cohort=False) == (ceil(11 / cohort) == ceil(11 / then))
 
 
 @pytest.mark.parametrize(
