@@ -75,6 +75,7 @@ class Intake:
         result = upload.result
         self.outcome.num_steps += result.num_steps
         self.outcome.most_steps = max(self.outcome.most_steps, result.num_steps)
+        self.outcome.num_attackers += int(result.attacking or 0)
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)

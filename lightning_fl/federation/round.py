@@ -146,7 +146,7 @@ class Federation:
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = trained_samples * method.num_models
-        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(cohort)
+        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(outcome)
         if self.privacy.hides_costs:
             cohort = self._expect(cohort, link, outcome)
         run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
@@ -274,12 +274,9 @@ class Federation:
         """Return the clients that attack in the present round of a run."""
         return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
 
-    def _attack_columns(self, cohort: Cohort) -> dict[str, float]:
+    def _attack_columns(self, outcome: Outcome) -> dict[str, float]:
         """Return the columns about attackers."""
-        if self.attackers is None:
-            return {}
-        attacking = self._attacking(self.run)
-        return {"attack/attackers": sum(client in attacking for client in cohort.answering)}
+        return {} if self.attackers is None else {"attack/attackers": outcome.num_attackers}
 
     def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
         """Train the clients and take their uploads; returns what the exchange provides to the server's steps.

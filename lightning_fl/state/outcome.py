@@ -59,6 +59,7 @@ class Outcome:
         most_steps: optimiser steps of the client that made the most.
         num_uploads: uploads that arrived, in all processes.
         num_stale: uploads that came too many updates late, and were rejected.
+        num_attackers: uploads of attackers, also rejected ones.
         num_accepted: uploads that the server accepted.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
@@ -73,6 +74,7 @@ class Outcome:
     most_steps: int = field(default=0, metadata={REDUCTION: max})
     num_uploads: int = 0
     num_stale: int = field(default=0, metadata={REDUCTION: add})
+    num_attackers: int = field(default=0, metadata={REDUCTION: add})
     num_accepted: int = field(default=0, metadata={REDUCTION: add})
     num_lost: int = 0
     logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
@@ -103,6 +105,7 @@ class Outcome:
     def lose(self, count: int) -> None:
         """Forget the uploads of so many clients, which were too few for a secure sum."""
         self.num_lost, self.num_uploads, self.num_accepted = count, self.num_uploads - count, 0
+        self.num_attackers = 0
         self.logs, self.states, self.memory, self.counters = {}, {}, {}, {}
 
     def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:

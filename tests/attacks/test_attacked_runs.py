@@ -439,6 +439,26 @@ def test_single_attacks_work_without_rounds_that_wait(fitted: Fitted) -> None:
         torch.testing.assert_close(attacked.sent["model"], factor * honest.sent["model"])
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "flags"),
+    [
+        (FedBuff(buffer_size=2), {"clock": ClientClock(devices="phones"), "clients_per_round": 5}),
+        (FedAvg(), {"dropout_rate": 0.4}),
+    ],
+    ids=["FedBuff", "FedAvg"],
+)
+def test_attackers_are_counted_among_the_uploads_that_a_round_takes(
+    algorithm: Algorithm, flags: dict[str, Any], fitted: Fitted
+) -> None:
+    """Test that a client which began before the attack does not count, though its upload comes after."""
+    seen = Recorded()
+    adversary = Adversary(GaussianUpload(1e3, 0), [0, 1, 2, 4, 5], start=3)
+    trainer, _ = fitted(adversary, algorithm, Perceptron, callbacks=[seen], max_rounds=8, **flags)
+    forged = [sum(1e3 in message.sent["model"] for message in seen.rounds.get(number, [])) for number in range(8)]
+    assert list(trainer.history["attack/attackers"]) == forged
+    assert len(set(forged)) > 2
+
+
 # ---------------------------------------------------------------------------------------------------------- command line
 
 
