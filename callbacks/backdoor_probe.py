@@ -18,7 +18,8 @@ class BackdoorProbe(Callback):
 
     The trigger is that of `lightning_fl.attacks.Backdoor`. With `source` there is no trigger: the share of that class's samples
     which are called `target`, as `LabelFlip` wants it. The module's `forward` must return scores (B, C) of the batch's first
-    entry; the second are the classes (B,).
+    entry; the second are the classes (B,). In a federation whose clients own parts of the model, or models of their own, the
+    share is the mean over the clients, as are the module's values.
 
     Args:
         target: class that the attackers want.
@@ -46,6 +47,10 @@ class BackdoorProbe(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Add the samples of a batch to the share."""
+        self.measure(pl_module, batch)
+
+    def measure(self, pl_module: LightningModule, batch: Any) -> None:
+        """Add the samples of a batch to the share of the model that the module holds."""
         inputs, labels = self._parts(batch)
         asked = labels != self.target if self.source is None else labels == self.source
         if not asked.any():

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from lightning_fl.callbacks import BackdoorProbe
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, noting, require
 from lightning_fl.evaluation.predictions import Predictions
@@ -148,12 +149,17 @@ def evaluate(
 
 
 def measure(
-    flat_module: FlatModule, stage: str, batches: Iterable[Any], resident: bool, alone: bool = False
+    flat_module: FlatModule,
+    stage: str,
+    batches: Iterable[Any],
+    resident: bool,
+    alone: bool = False,
+    probes: Sequence[BackdoorProbe] = (),
 ) -> dict[str, float]:
     """Return the averages that a module logs when `<stage>_step` runs over `batches` in evaluation mode; ranks take turns.
 
-    The module's own hooks before and after the epoch run, too, because some modules log there; callbacks are not called. The
-    module's torchmetrics objects and other attributes are afterwards what they were.
+    The module's own hooks before and after the epoch run, too, because some modules log there; of callbacks only probes are
+    called. The module's torchmetrics objects and other attributes are afterwards what they were.
 
     Args:
         flat_module: holds the model.
@@ -161,6 +167,7 @@ def measure(
         batches: batches of the data.
         resident: True if they are on the accelerator.
         alone: True if this rank runs all batches, without the others.
+        probes: callbacks that measure each batch, too.
 
     Returns:
         Averages over samples, the same on every rank unless `alone`.
@@ -178,6 +185,8 @@ def measure(
                     logs.batch_size = partial(_batch_size, batch)
                     with fabric.autocast():
                         step(batch, *[index] * takes_index)
+                        for probe in probes:
+                            probe.measure(module, batch)
             logs.batch_size = 1
             getattr(module, f"on_{stage}_epoch_end")()
         return logs.averages([logs.take()]) if alone else logs.averages(*gather_logs(fabric, logs)[:2])

@@ -12,6 +12,7 @@ import numpy as np
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
+from lightning_fl.callbacks import BackdoorProbe
 from lightning_fl.clients.own_models import client_model
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.evaluation.evaluation import are_resident, limited, measure, num_batches
@@ -67,7 +68,7 @@ class ModelValidation(FormerSetting):
 
     def averages(self) -> dict[str, float]:
         """Return what the module logs with the server's model and with what clients own at first."""
-        return measure(self.flat_module, self.stage, self._batches(), are_resident(self.loaders))
+        return measure(self.flat_module, self.stage, self._batches(), are_resident(self.loaders), probes=self._probes)
 
     def client_means(self) -> dict[str, float]:
         """Return the means over clients of what the module logs, and under `…_local` those on their own samples.
@@ -117,7 +118,11 @@ class ModelValidation(FormerSetting):
 
     def _measure(self, client: int, batches: Iterable[Any], resident: bool) -> dict[str, float]:
         with client_model(self.flat_module, self.personal, self.states.get(client, {})):
-            return measure(self.flat_module, self.stage, batches, resident, alone=True)
+            return measure(self.flat_module, self.stage, batches, resident, alone=True, probes=self._probes)
+
+    @property
+    def _probes(self) -> Sequence[BackdoorProbe]:
+        return self.flat_module.hooks.probes if self.stage == "validation" else ()
 
     def _batches(self) -> Iterator[Any]:
         return (batch for batch, _, _ in limited(self.loaders, num_batches(self.loaders, self.limit)))

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_fl.callbacks import ClientEvaluation, TargetReached
+from lightning_fl.callbacks import BackdoorProbe, ClientEvaluation, TargetReached
 from lightning_fl.checks import hook_owner, is_a, overrides
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
@@ -110,6 +110,11 @@ class Hooks:
         for callback in self._callbacks:
             if is_a(callback, *SERVER_CALLBACKS):
                 callback.on_train_batch_end(self._trainer, self._module, None, None, num_batches - 1)
+
+    @property
+    def probes(self) -> list[BackdoorProbe]:
+        """Callbacks that measure each model of a validation."""
+        return [callback for callback in self._callbacks if isinstance(callback, BackdoorProbe)]
 
     def step_listeners(self) -> StepListeners:
         """Return the functions of all hooks within a local training."""

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAvg
 from lightning_fl.callbacks import BackdoorProbe
-from lightning_fl.data import Arrays
+from lightning_fl.data import Arrays, Dirichlet
 from lightning_fl.data.trigger import stamped
 
 
@@ -78,6 +79,55 @@ def test_success_is_the_share_over_all_batches(
     loader = DataLoader(TensorDataset(images, labels), batch_size=4)
     stock.fit(Corner(), loader, loader)
     assert float(stock.callback_metrics["attack/success"]) == pytest.approx(share, rel=1e-5)
+
+
+class Telling(L.LightningModule):
+    """Module of two layers that logs by itself what the probe measures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(25, 6), nn.Linear(6, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.output(self.hidden(images.flatten(1)))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        asked = batch[1] != 2
+        turned = (self(stamped(batch[0])).argmax(1) == 2)[asked].double()
+        self.log("val/success", turned.mean(), batch_size=len(turned))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), Algorithm(personal=["output"]), Ditto(), APFL()], ids=["FedAvg", "layers", "Ditto", "APFL"]
+)
+def test_success_is_that_of_the_models_that_the_validation_measures(
+    algorithm: Algorithm, make_trainer: Callable[..., FederatedTrainer]
+) -> None:
+    """Test a mean over the clients' own models against the module's own measurement."""
+    images, labels = samples(60)
+    data = Arrays(
+        train=(images, labels),
+        test=(images, labels),
+        num_clients=3,
+        batch_size=4,
+        partition=Dirichlet(0.1),
+        eval_batch_size=7,
+    )
+    trainer = make_trainer(max_rounds=2, clients_per_round=2, callbacks=[BackdoorProbe(2)])
+    trainer.fit(Telling(), data, algorithm)
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    measured = {name: value for name, value in values.items() if name.startswith("val/success")}
+    assert {name.replace("val/", "attack/"): pytest.approx(value) for name, value in measured.items()} == {
+        name: value for name, value in values.items() if name.startswith("attack/")
+    }
+    assert len(measured) == 1 + (algorithm.model_keeper is not None)
+    assert measured["val/success"] > 0
 
 
 @pytest.mark.parametrize(
