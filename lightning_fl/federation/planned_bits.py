@@ -32,13 +32,14 @@ def planned_bits(
     context: RoundContext,
     selected: Sequence[int],
     broadcast: Callable[[Link], ClientJob],
+    sent: Callable[[Iterable[Result]], Iterable[Result]] = iter,
     secure_sum: SecureSum | None = None,
 ) -> dict[int, tuple[int, int]]:
     """Return the bits that each selected client sends and those that it receives; all processes must call it.
 
     The arguments are those of `planned_link`.
     """
-    link = planned_link(flat_module, method, run, context, selected, broadcast, secure_sum)
+    link = planned_link(flat_module, method, run, context, selected, broadcast, sent, secure_sum)
     later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
     bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
     # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
@@ -52,6 +53,7 @@ def planned_link(
     context: RoundContext,
     selected: Sequence[int],
     broadcast: Callable[[Link], ClientJob],
+    sent: Callable[[Iterable[Result]], Iterable[Result]] = iter,
     secure_sum: SecureSum | None = None,
 ) -> Link:
     """Return a link after a round in which the first of the selected clients has trained nothing.
@@ -63,6 +65,7 @@ def planned_link(
         context: facts about the run in the present round.
         selected: clients that receive the broadcast.
         broadcast: sends the broadcast of the round through a link, and returns the job of the clients.
+        sent: makes of a client's results what it sends.
         secure_sum: sum over the selected clients, if the server sees no more.
     """
 
@@ -83,7 +86,7 @@ def planned_link(
     )
     job = broadcast(link)
     job, clients = method.exchange.before_training(job, selected[:1], train, link)
-    for _ in method.exchange.collect(train(job, clients), link):
+    for _ in method.exchange.collect(sent(train(job, clients)), link):
         pass
     return link
 

@@ -431,7 +431,8 @@ class Federation:
         run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
         broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
         secure_sum = self._secure_sum(selected)
-        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, secure_sum)
+        sent = partial(self.privacy.sent, run=run)
+        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, sent, secure_sum)
         times = self._client_times(work)
         self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
         return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
@@ -444,17 +445,16 @@ class Federation:
         """
         sizes, eligible = self.data.client_sizes, self.population.eligible
         median = int(eligible[np.argsort(sizes[eligible], kind="stable")[len(eligible) // 2]])
-        broadcast = partial(
-            self._broadcast, selected=[median], shared=self.algorithm.share(self.run.server), work=self.work
-        )
-        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, [median], broadcast)
-        self.privacy.answer(one, [median])
         recipients = self.population.cohort_size
-        answering = recipients * (1 - self.population.dropout_rate)
-        link.broadcast_bits = times_clients(
-            one.broadcast_bits, 1 if self.algorithm.downlink.needs_every_client else recipients
+        selected = [median, *eligible[eligible != median].tolist()][:recipients]
+        broadcast = partial(
+            self._broadcast, selected=selected, shared=self.algorithm.share(self.run.server), work=self.work
         )
-        outcome.bits = times_clients(one.client_bits, answering)
+        sent = partial(self.privacy.sent, run=self.run)
+        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, selected, broadcast, sent)
+        self.privacy.answer(one, [median])
+        link.broadcast_bits = one.broadcast_bits
+        outcome.bits = times_clients(one.client_bits, recipients * (1 - self.population.dropout_rate))
         outcome.num_uploads = outcome.num_accepted = 0
         outcome.num_steps, outcome.most_steps = (
             self.work.num_steps([median]) * recipients,

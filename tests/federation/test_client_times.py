@@ -10,7 +10,7 @@ import torch
 from compared_runs import MakeTrainer, equal_states, recorded_times
 from lightning.pytorch import Callback
 from roster import COVERING, ROSTER
-from toys import Perceptron, Pruning, Served, federation, read_rows
+from toys import Normalised, Perceptron, Pruning, Served, federation, read_rows
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, Centralised, FedAvg, FedLDF, LocalOnly
@@ -19,6 +19,7 @@ from lightning_fl.codecs import QSGD, EntropyCoded
 from lightning_fl.communication import ClientClock
 from lightning_fl.exchanges.layer_choice import LayerChoice
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.privacy import LocalPrivacy
 
 NEW = {"time/slowest_client", "time/utilisation", "clients/late"}
 PHONES = ClientClock(devices="phones")
@@ -186,6 +187,16 @@ def test_a_plan_knows_the_bits_of_every_method(name: str, make_trainer: MakeTrai
         assert slowest < most
     else:
         assert slowest == pytest.approx(most) or not exchange.uses_link
+
+
+@pytest.mark.parametrize("buffers", ["keep", "clip"])
+def test_a_plan_knows_whether_clients_send_buffers(buffers: Any, make_trainer: MakeTrainer) -> None:
+    clock = ClientClock(macs_per_second=1e30, uplink_sigma=1.0)
+    privacy = LocalPrivacy(noise_multiplier=0, buffers=buffers)
+    trainer = make_trainer(clock=clock, deadline=1e9, privacy=privacy, clients_per_round=5, max_rounds=1)
+    trainer.fit(Normalised(), federation())
+    planned = trainer.fit_loop.federation._planned_seconds
+    assert rows_of(trainer)[-1]["time/slowest_client"] == pytest.approx(max(planned.values()))
 
 
 @pytest.mark.parametrize("name", COVERING)

@@ -10,13 +10,15 @@ from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, 
 
 from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAdam, FedAvg, FedBN
 from lightning_fl.callbacks import SparseUpdates
+from lightning_fl.codecs import Followed, OneBit
 from lightning_fl.outputs.communication_json import read_communication
 from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
+from lightning_fl.steps import Apply, Compress
 
 
 def fitted(make_trainer: MakeTrainer, algorithm: Any, folder: Path, keeps_files: dict[str, Any], **given: Any) -> Any:
     torch.default_generator.manual_seed(0)
-    module = Perceptron()
+    module = given.pop("module", Perceptron)()
     settings = {"clip": AdaptiveClip(), "noise_multiplier": 0, **given.pop("settings", {})}
     flags = {**keeps_files, "default_root_dir": folder, "max_rounds": 4, **given}
     trainer = make_trainer(privacy=ClientPrivacy(**settings), **flags)
@@ -84,6 +86,29 @@ def test_a_plan_is_that_of_a_run_that_tells_all(make_trainer: MakeTrainer) -> No
         for channels in ("keep", "drop")
     ]
     assert plans[0].uplink_bytes == plans[1].uplink_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        (FedAdam(), {"buffers": "keep"}),
+        (FedAdam(), {"buffers": "clip"}),
+        (FedAvg(uplink="TopK"), {"buffers": "keep", "clip": 1.0}),
+        (Algorithm(steps=[Apply(), Compress(OneBit())], downlink=Followed(OneBit())), {"buffers": "keep"}),
+    ],
+    ids=["keep", "clip", "TopK", "Followed"],
+)
+def test_expected_bits_are_those_of_a_fixed_cohort(
+    algorithm: Algorithm, settings: dict[str, Any], make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    bits = []
+    for channels in ("keep", "drop"):
+        given = {"settings": {"sampling": "fixed", "side_channels": channels, **settings}, "clients_per_round": 4}
+        _, trainer, _ = fitted(
+            make_trainer, algorithm, tmp_path / channels, {"logger": True}, module=Normalised, **given
+        )
+        bits.append(trainer.run.ledger.total_bits)
+    assert bits[0] == bits[1]
 
 
 def test_costs_are_those_of_a_fixed_cohort_with_drop_outs_on_average(
