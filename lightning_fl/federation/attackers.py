@@ -41,13 +41,13 @@ class Attackers:
         adversary: who attacks, how, and when.
         data: the clients' samples.
         fabric: Fabric of the processes.
-        weighs_equally: tells by the name of an entry if the mean does not weigh clients by their samples.
+        weigh: returns the weights in the mean of an entry, by its name, of clients with so many samples, and what divides it.
     """
 
     adversary: Adversary
     data: FederatedDataModule
     fabric: Fabric
-    weighs_equally: Callable[[str], bool]
+    weigh: Callable[[str, np.ndarray], tuple[np.ndarray, float]]
 
     def among(self, run: Run, cohort: Sequence[int]) -> frozenset[int]:
         """Return the clients that attack in the run's present round, of which `cohort` are selected."""
@@ -172,10 +172,10 @@ class Attackers:
         return result
 
     def _replacement(self, name: str, attackers: frozenset[int], cohort: Sequence[int]) -> float:
-        """Return Σu / Σ_{attackers} u of the weights in the mean."""
-        weights = np.ones(len(cohort)) if self.weighs_equally(name) else self.data.client_sizes[list(cohort)]
-        theirs = weights[[client in attackers for client in cohort]].sum()
-        return float(weights.sum() / theirs) if theirs else 1.0
+        """Return Σu / Σ_{attackers} u of the weights in the mean, Σu being what divides it."""
+        weights, total = self.weigh(name, self.data.client_sizes[list(cohort)])
+        theirs = float(weights[[client in attackers for client in cohort]].sum())
+        return total / theirs if theirs else 1.0
 
 
 class Known:

@@ -254,6 +254,12 @@ class CentralMechanism(Mechanism):
             device=run.params.device,
         )
 
+    def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return u_k, and W̄ unless the weights that came divide."""
+        counts_alike = self.settings.cap is None or aggregator.weighs_equally(name)
+        weights = np.ones(len(sizes)) if counts_alike else np.minimum(sizes, self.settings.cap)
+        return weights, self.denominator(counts_alike) if self.settings.denominator == "fixed" else float(weights.sum())
+
     def announce(self, link: Link, recipients: Sequence[int]) -> None:
         """Count 32 bits down for an adaptive clip, which clients need to know for their bit."""
         if isinstance(self.settings.clip, AdaptiveClip):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,17 @@ class Mechanism:
     def aggregator(self, method: Algorithm, run: Run, context: RoundContext) -> Aggregator:
         """Return the aggregator of the present round."""
         return method.aggregator
+
+    def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the weights of clients with so many samples in the mean of an entry, and the weight that divides it.
+
+        Args:
+            aggregator: aggregator of the method.
+            name: name of the entry.
+            sizes: numbers of samples of the clients that answer (K,).
+        """
+        weights = np.ones(len(sizes)) if aggregator.weighs_equally(name) else sizes
+        return weights, float(weights.sum())
 
     def num_samples(self, received: float) -> float:
         """Return the number of samples that the server's steps weigh the round's mean with, given those of the uploads."""

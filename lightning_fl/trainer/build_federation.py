@@ -113,8 +113,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
     )
     algorithm.check(federation.context, federation.server, num_clients)
     if trainer.adversary is not None:
-        weighs_equally = algorithm.aggregator.weighs_equally
-        federation.attackers = Attackers(trainer.adversary, data, flat_module.fabric, weighs_equally)
+        weigh = partial(privacy.weights, algorithm.aggregator)
+        federation.attackers = Attackers(trainer.adversary, data, flat_module.fabric, weigh)
         federation.attackers.check(algorithm, run, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +57,9 @@ from lightning_fl.communication import ClientClock
 from lightning_fl.data import Digits
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.modules import ImageClassifier
+from lightning_fl.privacy import ClientPrivacy
+from lightning_fl.privacy.central import CentralMechanism
+from lightning_fl.privacy.mechanism import Mechanism
 from lightning_fl.slots import Aggregator, Result, RoundContext, Step, Upload
 from lightning_fl.state.run_state import ATTACK, Run
 from lightning_fl.steps import CentredClipping, TrustScores
@@ -93,6 +98,8 @@ def fitted(make_trainer: MakeTrainer) -> Callable[..., tuple[FederatedTrainer, n
     return fit
 
 
+UNIFORM = partial(Mechanism().weights, WeightedMean("uniform"))
+"""Weights of clients in a mean that counts them alike."""
 Fitted = Callable[..., tuple[FederatedTrainer, np.ndarray]]
 
 
@@ -230,7 +237,7 @@ def test_triggers_are_in_attackers_samples_alone_and_begin_with_the_attack() -> 
     data = digits()
     data.setup()
     adversary = Adversary(Backdoor(share=1.0, target=4), [2], start=3)
-    attackers = Attackers(adversary, data, SimpleNamespace(world_size=1), lambda name: True)  # type: ignore[arg-type]
+    attackers = Attackers(adversary, data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
     run = Run(0, NO_LAYOUT, NO_LAYOUT, torch.zeros(0), torch.zeros(0), {})
     run.round = 2
     assert attackers.among(run, range(6)) == frozenset()
@@ -250,34 +257,47 @@ def test_triggers_are_in_attackers_samples_alone_and_begin_with_the_attack() -> 
 def test_a_client_that_trains_again_on_a_model_attacks_as_before() -> None:
     """Test that the attackers of a run are one set, for every version of the model and every training on it."""
     data: Any = SimpleNamespace(num_clients=40)
-    attackers = Attackers(Adversary(SignFlip(), 0.5), data, SimpleNamespace(world_size=1), lambda name: True)  # type: ignore[arg-type]
+    attackers = Attackers(Adversary(SignFlip(), 0.5), data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
     run = Run(3, NO_LAYOUT, NO_LAYOUT, torch.zeros(0), torch.zeros(0), {})
     sets = {attackers.among(run.as_of(version, again), range(40)) for version in (1, 2, 9) for again in (0, 1, 2)}
     assert len(sets) == 1
     assert len(*sets) == 20
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [None, {}, {"weights": "samples", "cap": 5.0}, {"weights": "samples", "cap": 5.0, "denominator": "received"}],
+    ids=repr,
+)
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("who", [[2], [2, 0, 3]])
-def test_replacement_makes_the_mean_the_attackers_model(weighting: Any, who: list[int]) -> None:
-    """Test that the mean is that of the attackers' deltas if the others do not change the model."""
-    sizes = np.array([3, 5, 4, 9])
-    data: Any = SimpleNamespace(client_sizes=sizes, num_clients=4)
-    mean = WeightedMean(weighting)
-    adversary = Adversary(Backdoor(replace=True), who)
-    attackers = Attackers(adversary, data, SimpleNamespace(world_size=1), mean.weighs_equally)  # type: ignore[arg-type]
-    deltas = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).double()
+def test_replacement_makes_the_mean_the_attackers_model(
+    weighting: Any, who: list[int], settings: dict[str, Any] | None
+) -> None:
+    """Test that the mean, also of a private run, is that of the attackers' deltas if the others do not change the model."""
+    sizes, cohort = np.array([3, 5, 4, 9, 20, 2]), [0, 1, 2, 3]
+    data: Any = SimpleNamespace(client_sizes=sizes, num_clients=6)
+    mean, mechanism = WeightedMean(weighting), Mechanism()
+    if settings is not None:
+        mechanism = CentralMechanism.of(ClientPrivacy(clip=inf, noise_multiplier=0, **settings), sizes, len(cohort))
     layout = Layout(("a",), ((5,),), (False,))
-    run = Run(0, layout, NO_LAYOUT, torch.zeros(5), torch.zeros(0), {})
-    job: Any = SimpleNamespace(run=run, received={"model": run.params}, context=RoundContext(layout, NO_LAYOUT, 4))
-    results = (Result(k, {"model": deltas[k] * (k in who)}, float(sizes[k]), {}, {}, {}, num_steps=1) for k in range(4))
+    run, context = Run(0, layout, NO_LAYOUT, torch.zeros(5), torch.zeros(0), {}), RoundContext(layout, NO_LAYOUT, 6)
+    mechanism.begin(run, 1)
+    adversary, weigh = Adversary(Backdoor(replace=True), who), partial(mechanism.weights, mean)
+    attackers = Attackers(adversary, data, SimpleNamespace(world_size=1), weigh)  # type: ignore[arg-type]
+    deltas = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).double()
+    job: Any = SimpleNamespace(run=run, received={"model": run.params}, context=context)
+    results = (Result(k, {"model": deltas[k] * (k in who)}, float(sizes[k]), {}, {}, {}, num_steps=1) for k in cohort)
     accumulator: dict[str, Any] = {}
-    for result in attackers.attacked(results, job, frozenset(who), [0, 1, 2, 3]):
+    aggregator = mechanism.aggregator(Algorithm(aggregator=mean), run, context)
+    for result in attackers.attacked(results, job, frozenset(who), cohort):
         assert result.attacking == (result.client in who)
-        mean.add(accumulator, Upload(result, result.message))
-    weights = torch.ones(4) if weighting == "uniform" else torch.from_numpy(sizes).double()
+        aggregator.add(accumulator, Upload(result, result.message))
+    weights = torch.ones(4)
+    if weighting == "samples" and settings != {}:
+        weights = torch.from_numpy(sizes[:4]).double().clamp(max=inf if settings is None else 5.0)
     expected = sum(weights[k] * deltas[k] for k in who) / sum(weights[k] for k in who)
-    torch.testing.assert_close(mean.finish(accumulator)["model"], expected)
+    torch.testing.assert_close(aggregator.finish(accumulator)["model"], expected)
 
 
 def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -> None:
@@ -291,7 +311,7 @@ def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -
             Adversary(attack, [3]),
             data,
             SimpleNamespace(world_size=1, device="cpu"),
-            lambda name: True,  # type: ignore[arg-type]
+            UNIFORM,  # type: ignore[arg-type]
         )
         results = (Result(k, {"model": torch.full((2,), x)}, 1.0, {}, {}, {}, num_steps=1) for k, x in values.items())
         found = {r.client: r for r in attackers.attacked(results, job, frozenset([3]), [0, 1, 2, 3])}
@@ -299,7 +319,7 @@ def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -
         assert found[3].message["model"].isfinite().all()
     del found
     results = (Result(k, {"model": torch.full((2,), x)}, 1.0, {}, {}, {}, num_steps=1) for k, x in values.items())
-    attackers = Attackers(Adversary(IPM(1.0), [3]), data, SimpleNamespace(world_size=1), lambda name: True)  # type: ignore[arg-type]
+    attackers = Attackers(Adversary(IPM(1.0), [3]), data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
     *_, last = attackers.attacked(results, job, frozenset([3]), [0, 1, 2, 3])
     assert last.message["model"].tolist() == [-2.0, -2.0]
 
