@@ -63,6 +63,7 @@ class Link(FormerSetting):
     what comes after it.
     `commit` returns a client's new codec memory, such as the residual of error feedback, which the server takes with its upload.
     After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
+    `senders` are the clients that have sent any bit of a message.
     `num_lost` is the number of clients whose secure sum was lost in an earlier turn, so that no upload follows.
     """
 
@@ -102,6 +103,7 @@ class Link(FormerSetting):
         self.context = context
         self.secure_sum = secure_sum
         self.num_lost = 0
+        self.senders: set[int] = set()
         self.uplink = uplink if secure_sum is None else Masked(secure_sum)
         self.downlink = downlink
         self.ledger = Ledger() if ledger is None else ledger
@@ -235,6 +237,8 @@ class Link(FormerSetting):
         submodel = submodel or unpruned
         transfer = self._send(self._draw("up", client), codec, message, memory, submodel)
         self._count("up", [client], transfer.bits)
+        if transfer.bits:
+            self.senders.add(client)
         if self.observer.on_client_message is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
             coded = {name: entry for name, entry in sent.items() if codec.applies_to(name)}

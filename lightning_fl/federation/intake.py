@@ -87,6 +87,8 @@ class Intake:
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
                 result.logs = merged([self.outcome.logs[result.client], result.logs])
             self.outcome.accept(result, memory, self._staging, self._keep)
+            if result.client not in link.senders and not any(bool(entry.any()) for entry in upload.message.values()):
+                self.outcome.silent |= {result.client}
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.

@@ -157,7 +157,7 @@ class Federation:
             del merged, provided  # so that steps may let go of what they have used
             proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
         notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own)
-        spent = self.privacy.spend(run, cohort.answering, intake.metrics)
+        spent = self.privacy.spend(run, [k for k in cohort.answering if k not in outcome.silent], intake.metrics)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
         columns = ({} if times is None else times.columns()) | attacks

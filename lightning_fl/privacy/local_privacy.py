@@ -119,7 +119,7 @@ class LocalMechanism(Mechanism):
         return with_variances(proposal, context, self.settings.buffers)
 
     def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Count an upload of each client that answered; returns the round's columns."""
+        """Count an upload of each client that sent one; returns the round's columns."""
         assert run.spent is not None
         noise_multiplier = self.settings.noise_multiplier
         for client in dict.fromkeys(clients):

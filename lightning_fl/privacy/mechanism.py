@@ -87,7 +87,7 @@ class Mechanism:
 
         Args:
             run: run in this round.
-            clients: clients whose uploads have arrived in any process.
+            clients: clients whose uploads have arrived in any process, but for those that had nothing to send.
             metrics: what the round's aggregator has reported.
         """
         return {}

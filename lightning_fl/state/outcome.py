@@ -61,6 +61,7 @@ class Outcome:
         num_stale: uploads that came too many updates late, and were rejected.
         num_attackers: uploads of attackers, also rejected ones.
         num_accepted: uploads that the server accepted.
+        silent: accepted clients that sent nothing, as the server has drawn others.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
         memory: new codec memories of the same clients, on the host.
@@ -77,6 +78,7 @@ class Outcome:
     num_attackers: int = field(default=0, metadata={REDUCTION: add})
     num_accepted: int = field(default=0, metadata={REDUCTION: add})
     num_lost: int = 0
+    silent: frozenset[int] = field(default=frozenset(), metadata={REDUCTION: or_})
     logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)

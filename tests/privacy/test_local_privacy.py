@@ -12,7 +12,7 @@ from toys import Normalised, Perceptron, federation, read_rows
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian
-from lightning_fl.algorithms import Algorithm, FedAdam, FedAvg, FedLDF, FedNova
+from lightning_fl.algorithms import HDFL, Algorithm, FedAdam, FedAvg, FedLDF, FedNova, LocalOnly
 from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.privacy.accountant import local_epsilon
 from lightning_fl.privacy.local_privacy import LocalMechanism
@@ -93,6 +93,20 @@ def test_whatever_follows_is_post_processing(algorithm: Algorithm, make_trainer:
     _, trainer = fitted(make_trainer, algorithm, privacy=privacy, clients_per_round=6)
     assert trainer.run.spent.uploads == {client: pytest.approx(3 / 400) for client in range(6)}
     assert trainer.history["privacy/epsilon"].iloc[-1] == pytest.approx(local_epsilon(3 / 400, 1e-5))
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize(
+    ("algorithm", "num_senders"),
+    [(FedAvg(), 6), (HDFL(n=1), 1), (HDFL(n=4), 4), (FedLDF(n=1), 6), (LocalOnly(), 0)],
+    ids=["FedAvg", "HDFL(1)", "HDFL(4)", "FedLDF", "LocalOnly"],
+)
+def test_only_clients_that_send_spend(algorithm: Algorithm, num_senders: int, make_trainer: MakeTrainer) -> None:
+    """Test that clients of HDFL which the server has not drawn tell nothing, and those of FedLDF their divergences."""
+    privacy = LocalPrivacy(noise_multiplier=20)
+    _, trainer = fitted(make_trainer, algorithm, privacy=privacy, clients_per_round=6, max_rounds=3)
+    assert sum(trainer.run.spent.uploads.values()) * 400 == pytest.approx(3 * num_senders)
+    assert (float(trainer.callback_metrics["privacy/epsilon"]) > 0) == (num_senders > 0)
 
 
 @NEEDS_LIBRARY
