@@ -119,7 +119,8 @@ class Federation:
     _notes: RoundNotes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._notes = RoundNotes(self.flat_module, self.deadline, self.guard.clients is not None)
+        may_explode, adds_noise = self.guard.clients is not None, self.privacy.hides_clients
+        self._notes = RoundNotes(self.flat_module, self.deadline, may_explode, adds_noise)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""

@@ -24,11 +24,13 @@ class RoundNotes:
         flat_module: module that clients train.
         deadline: seconds after which a round closes; None for never.
         may_explode: True if uploads whose loss explodes are rejected.
+        adds_noise: True if the server adds noise to the mean, also of no upload.
     """
 
     flat_module: FlatModule
     deadline: float | None
     may_explode: bool
+    adds_noise: bool
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def none_accepted(self, number: int, outcome: Outcome) -> None:
@@ -38,7 +40,7 @@ class RoundNotes:
         why = rejection_reasons(self.may_explode, outcome.num_stale > 0)
         if self._is_first("rejected"):
             say_lost(
-                f"Round {number}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not change. Most "
+                f"Round {number}: all uploads ({outcome.num_uploads}) were rejected ({why}), so {self._change}. Most "
                 "likely the learning rate is too high, or the inputs have values that are not finite."
             )
 
@@ -50,7 +52,7 @@ class RoundNotes:
         if self._is_first("lost"):
             say_lost(
                 f"Round {number}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
-                f"{secure_sum.protocol.threshold(n)}, so it is lost and the model did not change."
+                f"{secure_sum.protocol.threshold(n)}, so it is lost and {self._change}."
             )
 
     def all_late(self, number: int, cohort: Cohort, seconds: Mapping[int, float]) -> None:
@@ -104,6 +106,11 @@ class RoundNotes:
                 f"Round {number}: the processes have begun with models that differ, most likely because they "
                 "compute on accelerators of different kinds; from now on all take the model of process 0 after each round."
             )
+
+    @property
+    def _change(self) -> str:
+        """What becomes of the model in a round without an upload."""
+        return "only noise changed the model" if self.adds_noise else "the model did not change"
 
     def _is_first(self, what: str) -> bool:
         is_first = what not in self._said

@@ -124,7 +124,7 @@ def _rejected(record: Record) -> list[str]:
     text = f"{record.folder}: {uploads} were rejected ({why}) in {num_rounds:,} of {counted(len(rejected), 'round')}"
     if num_lost := int(((rejected > 0) & (accepted == 0)).sum()):
         lost = "all" if num_lost == num_rounds else f"{num_lost:,}"
-        text += f"; in {lost} of these no upload was accepted, and the model did not change"
+        text += f"; in {lost} of these no upload was accepted, and {_change(record)}"
     return [f"{text}."]
 
 
@@ -134,8 +134,14 @@ def _lost(record: Record) -> list[str]:
     if not (num_lost := int(np.nansum(lost))):
         return []
     rounds = f"{int((lost > 0).sum()):,} of {counted(len(lost), 'round')}"
-    why = "in which too few clients answered for a secure sum, and the model did not change"
+    why = f"in which too few clients answered for a secure sum, and {_change(record)}"
     return [f"{record.folder}: {num_lost:,} uploads were lost in {rounds}, {why}."]
+
+
+def _change(record: Record) -> str:
+    """What becomes of the model in a round without an upload: a trusted server adds noise also then."""
+    has_noise = not np.isnan(record.column("privacy/noise")).all()
+    return "only noise changed the model" if has_noise else "the model did not change"
 
 
 def _evaluation(groups: Sequence[Group]) -> list[str]:

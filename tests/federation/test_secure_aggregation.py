@@ -36,6 +36,7 @@ from lightning_fl.communication import ClientClock, SecureAggregation
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.final_table import final_lines
+from lightning_fl.privacy import ClientPrivacy
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 
 ON = SecureAggregation()
@@ -188,6 +189,33 @@ def test_a_lost_sum_leaves_model_and_clients_as_they_were(
         f"{num_lost} uploads, in {sum(lost)} of 8"
     )
     assert trainer.run.num_rejected == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "module", "said"),
+    [
+        (
+            {"dropout_rate": 0.8},
+            Perceptron,
+            "a secure sum over 4 needs 3, so it is lost and only noise changed the model.",
+        ),
+        ({"secure_aggregation": None}, Poisoned, "were rejected (not finite), so only noise changed the model."),
+    ],
+    ids=["lost", "rejected"],
+)
+def test_noise_moves_the_model_in_rounds_without_an_upload(
+    flags: dict[str, Any], module: Any, said: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    x, y = samples(40)
+    if module is Poisoned:
+        x = x + 1000
+    watch, privacy = Models(), ClientPrivacy(noise_multiplier=1.0, sampling="fixed")
+    trainer = secure(make_trainer, max_rounds=3, callbacks=watch, privacy=privacy, **flags)
+    trainer = fitted(trainer, data=federation(train=(x, y)), module=module)
+    assert rows(trainer, "clients/accepted") == [0, 0, 0]
+    assert not any(torch.equal(before, after) for before, after in zip(watch.models, watch.models[1:], strict=False))
+    assert said in caplog.text
 
 
 def test_clients_of_a_lost_sum_keep_their_old_state(make_trainer: MakeTrainer) -> None:

@@ -411,11 +411,15 @@ def test_rejected_uploads_are_remarked_on(run: Callable[..., tuple], tmp_path: P
     write_run(tmp_path / "a", rising(4), rejected=[0, 10, 1, 0])
     write_run(tmp_path / "b", rising(4), "FedProx")
     write_run(tmp_path / "c", [0.1] * 4, "FedDU", rejected=[10] * 4, trainer={"loss_guard": {"clients": 3.0}})
-    out = run("report", "a", "b", "c")[1]
+    noisy = write_run(tmp_path / "d", rising(4), "FedAdam", rejected=[10, 0, 0, 0]) / "metrics.csv"
+    head, *lines = noisy.read_text().splitlines()
+    noisy.write_text("\n".join([f"{head},privacy/noise", *(f"{line},0.1" for line in lines)]))
+    out = run("report", "a", "b", "c", "d")[1]
     assert (
-        "- a: 11 of 40 uploads were rejected (not finite) in 2 of 4 rounds; in 1 of these no upload was accepted, and"
-        in out
+        "- a: 11 of 40 uploads were rejected (not finite) in 2 of 4 rounds; in 1 of these no upload was accepted, and the model "
+        "did not change." in out
     )
+    assert "in all of these no upload was accepted, and only noise changed the model." in out
     assert "- c: 40 of 40 uploads were rejected (not finite or loss exploded) in 4 of 4 rounds; in all of" in out
     assert "- b:" not in out
 
