@@ -92,6 +92,12 @@ class Population:
         """Clients that must be there for a round to begin."""
         return min(self.cohort_size, 1) if self.if_too_few == "fewer" else self.cohort_size
 
+    @property
+    def num_selected(self) -> int:
+        """Clients that a round selects of all that have samples, if it draws a fixed number."""
+        # Without rounding error: 1.1 times 10 is above 11 in floats.
+        return min(ceil(self.over_selection * self.cohort_size - 1e-9), len(self.eligible))
+
     def _there(self, run: Run) -> tuple[float, np.ndarray]:
         """Return the time at which the present round begins, and the clients with samples that are there then."""
         if self.availability is None:
@@ -108,9 +114,7 @@ class Population:
             number, position = divmod(run.round, ceil(len(there) / self.cohort_size))
             order = run.random(COHORT, in_round=number).permutation(there)
             return [int(client) for client in order[position * self.cohort_size :][: self.cohort_size]]
-        # Without rounding error: 1.1 times 10 is above 11 in floats.
-        number = min(ceil(self.over_selection * self.cohort_size - 1e-9), len(there))
-        chosen = run.random(COHORT).choice(there, number, replace=False)
+        chosen = run.random(COHORT).choice(there, min(self.num_selected, len(there)), replace=False)
         return [int(client) for client in chosen]
 
     def answering(self, run: Run, selected: list[int]) -> list[int]:

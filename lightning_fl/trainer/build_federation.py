@@ -86,7 +86,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if algorithm.pace is not None:
         _check_pace(trainer)
         kind = partial(WithoutBarrier, pace=algorithm.pace)
-    _check_secure_sums(trainer, data, selected)
+    _check_secure_sums(trainer, data, population)
     federation = kind(
         algorithm=algorithm,
         flat_module=flat_module,
@@ -191,11 +191,11 @@ def _check_pace(trainer: TrainerInterface) -> None:
             trainer.algorithm.check_pruning(type(callback).__name__)
 
 
-def _check_secure_sums(trainer: TrainerInterface, data: FederatedDataModule, cohort_size: int) -> None:
-    """Raise `UserError` if sums over the clients of a round do not suffice, or are over one client alone."""
+def _check_secure_sums(trainer: TrainerInterface, data: FederatedDataModule, population: Population) -> None:
+    """Raise `UserError` if sums over the clients of a round do not suffice, are over one client alone, or are all lost."""
     if trainer.secure_aggregation is None:
         return
-    method, flag = trainer.algorithm, "trainer.secure_aggregation"
+    method, flag, cohort_size = trainer.algorithm, "trainer.secure_aggregation", population.cohort_size
     has_server_samples = len(data.server_indices) > 0
     readers = method.readers_of_single_clients(has_server_samples)
     readers += [
@@ -219,6 +219,14 @@ def _check_secure_sums(trainer: TrainerInterface, data: FederatedDataModule, coh
     senders = method.exchange.num_senders(cohort_size)
     who = f"{method.name}'s n" if senders < cohort_size else "clients_per_round"
     require(senders > 1, f"{flag} needs at least 2 clients in a sum, as a sum over one is its upload, but {who} is 1.")
+    selected = population.num_selected
+    needed = trainer.secure_aggregation.threshold(selected)
+    require(
+        needed <= cohort_size or population.availability is not None,  # fewer may be there
+        f"trainer.over_selection {trainer.over_selection} selects {selected} clients, and a sum over {selected} needs {needed} "
+        f"answers, but a round closes after {cohort_size}, so that {flag} would lose every sum: use an over_selection of "
+        f"{100 * (3 * cohort_size // 2) // cohort_size / 100:g} or less.",
+    )
     if method.setup_reads_clients:
         rank_zero_info(
             f"{flag} is about the rounds: before the first, {method.name}'s clients send what the server reads one by one."

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,24 @@ def test_what_reads_single_clients_is_refused_before_training(case: str, make_tr
         trainer.fit(Perceptron(), Served(9), copy.deepcopy(method))
     assert all(word in str(caught.value) for word in ["trainer.secure_aggregation", *words])
     assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(("cohort", "most"), [(2, 1.5), (3, 1.33), (4, 1.5), (5, 1.4)])
+def test_over_selection_that_would_lose_every_sum_is_refused(
+    cohort: int, most: float, make_trainer: MakeTrainer
+) -> None:
+    """Test that just the runs that are refused select more clients than a sum over them can spare."""
+    data = federation((3,) * 9)
+    for over_selection in (1.0, most, most + 0.01, 1.8):
+        flags = {"clients_per_round": cohort, "over_selection": over_selection, "clock": ClientClock(devices="phones")}
+        trainer = secure(make_trainer, max_rounds=1, **flags)
+        if over_selection <= most:
+            assert rows(fitted(trainer, data=data), "clients/lost") == [0]
+        else:
+            said = rf"a round closes after {cohort}, so that .* would lose every sum: use an over_selection of {most:g} or less\."
+            with pytest.raises(UserError, match=said):
+                fitted(trainer, data=data)
+            assert ON.threshold(ceil(over_selection * cohort)) > cohort
 
 
 def test_a_wrong_value_is_refused(make_trainer: MakeTrainer) -> None:
