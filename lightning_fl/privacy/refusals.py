@@ -12,7 +12,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients, name_of
 from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning
 from lightning_fl.communication import ClientClock
-from lightning_fl.errors import require
+from lightning_fl.errors import nearest, require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Privacy
@@ -58,6 +58,8 @@ def check_privacy(
     """
     if trainer.privacy is None:
         return
+    buffers = list(buffers)
+    _check_scales(trainer.privacy, algorithm, has_buffers=bool(buffers))
     problems = [*_asking(trainer, algorithm, schedulers, has_server_samples, owns), *_buffers(trainer.privacy, buffers)]
     if isinstance(trainer.privacy, ClientPrivacy):
         problems += [
@@ -70,6 +72,18 @@ def check_privacy(
         not problems,
         f"{type(trainer.privacy).__name__} does not hold for {algorithm.name} here: {'; '.join(dict.fromkeys(problems))}.",
     )
+
+
+def _check_scales(privacy: Privacy, algorithm: Algorithm, has_buffers: bool) -> None:
+    """Raise `UserError` if a vector that has a scale is none that clients send."""
+    sent = {"model", *algorithm.rule.provides}
+    if has_buffers and getattr(privacy, "buffers", None) != "keep":
+        sent.add("buffers")
+    for name in getattr(privacy, "scales", None) or ():
+        require(
+            name in sent,
+            f"privacy.scales has {name!r}, which clients of {algorithm.name} do not send; {nearest(name, sent)}.",
+        )
 
 
 def _asking(

@@ -15,6 +15,7 @@ from lightning_fl.algorithms import (
     IMC,
     Algorithm,
     Ditto,
+    FedAdam,
     FedAP,
     FedAvg,
     FedBN,
@@ -27,7 +28,7 @@ from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPrun
 from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.exchanges import OneShot
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.privacy import ClientPrivacy
+from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.privacy.refusals import check_privacy
 from lightning_fl.slots import ServerTurn, State, Step
@@ -185,6 +186,32 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
 )
 def test_what_would_make_the_claim_false_is_refused(algorithm: Algorithm, given: dict[str, Any], sentence: str) -> None:
     assert re.search(sentence, refusal(algorithm, **given)), refusal(algorithm, **given)
+
+
+@pytest.mark.parametrize("kind", [ClientPrivacy, LocalPrivacy])
+@pytest.mark.parametrize(
+    ("name", "algorithm", "given", "said"),
+    [
+        ("model", FedAvg(), {}, ""),
+        ("moments/second", FedAdam(), {}, ""),
+        ("buffers", FedAvg(), {"buffers": "clip"}, ""),
+        (
+            "moment/second",
+            FedAdam(),
+            {},
+            "'moment/second', which clients of FedAdam do not send; did you mean 'moments/second'?",
+        ),
+        ("moments/second", FedAvg(), {}, "'moments/second', which clients of FedAvg do not send; allowed: model."),
+        ("buffers", FedAvg(), {"buffers": "keep"}, "which clients of FedAvg do not send; allowed: model."),
+    ],
+)
+def test_scales_are_of_what_clients_send(
+    kind: Any, name: str, algorithm: Algorithm, given: dict[str, Any], said: str
+) -> None:
+    privacy = kind(noise_multiplier=0, scales={name: 2.0}, **given)
+    found = refusal(algorithm, privacy, buffers=["norm.running_mean"] if given else [])
+    assert said in found
+    assert bool(found) == bool(said)
 
 
 def test_what_changes_no_claim_is_allowed() -> None:
