@@ -89,7 +89,8 @@ class Robust(Aggregator):
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Keep the upload."""
         result = upload.result
-        entry = Entry(Uploader(result.client, result.attacking), result.weight, upload.message, upload.sent)
+        uploader = Uploader(result.client, result.attacking, result.num_uploads)
+        entry = Entry(uploader, result.weight, upload.message, upload.sent)
         accumulator.setdefault("uploads", []).append(entry)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:

@@ -70,6 +70,6 @@ class Bucketing(Aggregator):
             shares = [rows.uploaders[k].attacking for k in bucket.tolist()]
             known = [share for share in shares if share is not None]
             attacking = sum(known) / len(known) if known else None
-            result = Result(place, {}, weight, {}, {}, {}, num_steps=0, attacking=attacking)
+            result = Result(place, {}, weight, {}, {}, {}, 0, attacking=attacking, num_uploads=len(bucket))
             self.inner.add(inner, Upload(result, means))
         return inner

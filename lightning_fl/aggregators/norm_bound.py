@@ -49,9 +49,9 @@ class NormBound(Aggregator):
             accumulator[COUNT] = torch.zeros(1, dtype=torch.float64, device=length.device)
             accumulator[KEPT] = torch.zeros(4, dtype=torch.float64, device=length.device)
         accumulator[COUNT] += 1
-        attacking = upload.result.attacking
+        attacking, squared = upload.result.attacking, factor.square() / upload.result.num_uploads
         terms = torch.stack(
-            [factor, factor.square(), factor * (attacking or 0.0), torch.full_like(factor, attacking is not None)]
+            [factor, squared, factor * (attacking or 0.0), torch.full_like(factor, attacking is not None)]
         )
         accumulator[KEPT] += terms
         for name, vector in upload.message.items():

@@ -41,16 +41,17 @@ def kept_columns(weights: Tensor, uploaders: Sequence[Uploader]) -> dict[str, fl
 
     Returns:
         `robust/kept`, the number of equally weighted uploads with as much weight each, (Σa)² / Σa², and with an adversary
-        `robust/attackers_kept`, the share of the attackers' weights.
+        `robust/attackers_kept`, the share of the attackers' weights. A mean of n uploads gives each of them a/n.
 
     >>> import torch
     >>> kept_columns(torch.tensor([1.0, 1.0, 0.0, 2.0]), [Uploader(k, float(k == 3)) for k in range(4)])
     {'robust/kept': 2.6666666666666665, 'robust/attackers_kept': 0.5}
     """
     exact = weights.detach().double().cpu()
-    total, squares = float(exact.sum()), float(exact.square().sum())
+    counts = exact.new_tensor([uploader.num_uploads for uploader in uploaders])
+    total, squares = float(exact.sum()), float((exact.square() / counts).sum())
     columns = {"robust/kept": total**2 / squares if squares else 0.0}
-    shares = [attacking for _, attacking in uploaders if attacking is not None]
+    shares = [uploader.attacking for uploader in uploaders if uploader.attacking is not None]
     if len(shares) == len(uploaders):
         columns["robust/attackers_kept"] = float(exact @ exact.new_tensor(shares)) / total if total else 0.0
     return columns

@@ -37,6 +37,7 @@ class Result:
         last_loss: mean training loss of its last pass over its samples; None if there is none or the loss guard does not need it.
         attacking: 1 if the client attacks, 0 if not, and a share for a mean of several uploads; None without an adversary. Only
             what is reported may depend on it.
+        num_uploads: number of uploads of which it is the mean.
     """
 
     client: int
@@ -49,6 +50,7 @@ class Result:
     owned: State = field(default_factory=dict)
     last_loss: float | None = None
     attacking: float | None = None
+    num_uploads: int = 1
 
 
 @dataclass
@@ -71,10 +73,11 @@ class Upload:
 
 
 class Uploader(NamedTuple):
-    """Client of an upload, and `Result.attacking` of it."""
+    """Client of an upload, and `attacking` and `num_uploads` of its `Result`."""
 
     client: int
     attacking: float | None
+    num_uploads: int = 1
 
 
 class Job(Protocol):

@@ -564,6 +564,22 @@ def told(aggregator: Aggregator, rows: Tensor, attackers: Sequence[int]) -> dict
     return merging.metrics
 
 
+@given(seed=seeds, num=st.integers(4, 11), s=st.integers(1, 5))
+@settings(max_examples=15)
+def test_what_is_kept_of_buckets_are_the_uploads_in_them(seed: int, num: int, s: int) -> None:
+    rows = points(num, 6, seed)
+    for inner in (TrimmedMean(0), NormBound(1e30), MultiKrum(0, -(-num // s)) if num > 2 * s else TrimmedMean(0)):
+        metrics = told(Bucketing(inner, s), rows, [1, 3])
+        buckets = [min(s, num - first) for first in range(0, num, s)]
+        equal = len(buckets) ** 2 / sum(
+            1 / size for size in buckets
+        )  # each bucket has the same weight, whatever its size
+        assert metrics["robust/kept"] == pytest.approx(equal)
+        assert num % s or equal == pytest.approx(num)
+    if s < num and num % s == 0 and num >= 3 * s:
+        assert told(Bucketing(Krum(0), s), rows, [1])["robust/kept"] == pytest.approx(s)
+
+
 @given(seed=seeds, num=st.integers(7, 11))
 @settings(max_examples=15)
 def test_shares_are_those_of_plain_loops(seed: int, num: int) -> None:
