@@ -200,10 +200,11 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
 
 
 def _attack(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> str:
-    """Return an attack in words, after its success if a `BackdoorProbe` has measured that."""
+    """Return an attack in words, after its success if a `BackdoorProbe` has measured that; its attackers if they are counted."""
     counts = [row[ATTACKERS] for row in rows if ATTACKERS in row]
-    mean = significant(sum(counts) / len(counts)) if counts else "no"
-    words = f"{type(trainer.adversary.attack).__name__}, {mean} attackers a round"
+    words = type(trainer.adversary.attack).__name__
+    if counts:
+        words += f", {significant(sum(counts) / len(counts))} attackers a round"
     if SUCCESS not in trainer.callback_metrics:
         return words
     return f"success {float(trainer.callback_metrics[SUCCESS]):.2f} ({words})"

@@ -9,9 +9,11 @@ from compared_runs import MakeTrainer
 from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, vector
 
 from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAdam, FedAvg, FedBN
+from lightning_fl.attacks import Adversary, SignFlip
 from lightning_fl.callbacks import SparseUpdates
 from lightning_fl.codecs import Followed, OneBit
 from lightning_fl.outputs.communication_json import read_communication
+from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
 from lightning_fl.steps import Apply, Compress
 
@@ -78,6 +80,16 @@ def test_no_value_depends_on_clients_whose_uploads_do_not_count(
     shown = set() if ending is None else {f"{name}{ending}" for name in measured}
     assert {name for name in values[0] if name.startswith(("val/", "test/"))} == shown
     assert trainer.metric in {None, *shown}
+
+
+@pytest.mark.parametrize(("channels", "said"), [("keep", "SignFlip, 2.00 attackers a round"), ("drop", "SignFlip")])
+def test_the_table_says_nothing_of_attackers_that_are_not_counted(
+    channels: str, said: str, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    settings = {"sampling": "every", "side_channels": channels}
+    given = {"adversary": Adversary(SignFlip(), [1, 2]), "clients_per_round": 6}
+    _, trainer, _ = fitted(make_trainer, FedAvg(), tmp_path, {"logger": True}, settings=settings, **given)
+    assert dict(final_lines(trainer, trainer.fit_loop.rows))["attack"] == said
 
 
 def test_a_plan_is_that_of_a_run_that_tells_all(make_trainer: MakeTrainer) -> None:
