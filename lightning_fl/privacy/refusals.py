@@ -134,7 +134,9 @@ def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
         yield f"{name_of(algorithm.aggregator)} needs more than a sum of uploads: use WeightedMean"
     elif privacy.weights == "samples" and algorithm.aggregator.weighting == "uniform":
         yield "its aggregator counts clients alike, and privacy.weights is samples: use uniform"
-    if type(algorithm.exchange) not in (OneShot, GradientTurn):
+    if not algorithm.exchange.uses_link:
+        yield f"clients of {algorithm.name} send nothing, so there is no sum to which noise could be added"
+    elif type(algorithm.exchange) not in (OneShot, GradientTurn):
         yield f"{name_of(algorithm.exchange)} chooses what single clients send: use OneShot"
     if algorithm.rule.omits:
         yield f"{name_of(algorithm.rule)} sends other entries in some rounds than in others"

@@ -77,6 +77,9 @@ def assemble(trainer: TrainerInterface) -> Federation:
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     _check_schedules(trainer, data)
+    schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
+    owns = bool(flat_module.read_personal()) or algorithm.model_keeper is not None
+    check_privacy(trainer, algorithm, schedulers, buffers, len(data.server_indices) > 0, owns)
     privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
     population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
     clock = trainer.clock.with_work(
@@ -122,9 +125,6 @@ def assemble(trainer: TrainerInterface) -> Federation:
         if isinstance(callback, MagnitudePruning):
             algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
-    schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
-    owns = bool(flat_module.read_personal()) or algorithm.model_keeper is not None
-    check_privacy(trainer, algorithm, schedulers, buffers, federation.server.num_samples > 0, owns)
     if owns and privacy.hides_costs:
         rank_zero_info(
             f"privacy.side_channels drop leaves out what clients of {algorithm.name} measure with what they own."

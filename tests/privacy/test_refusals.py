@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from roster import ROSTER
-from toys import Normalised
+from toys import Normalised, Perceptron, federation
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
@@ -40,7 +41,7 @@ TREE = ClientPrivacy(noise_multiplier=0, sampling="passes", mechanism="tree")
 BY_SAMPLES = ClientPrivacy(noise_multiplier=0, weights="samples", cap=100)
 REASONS = {
     "Centralised": "Centralised has all samples in one place",
-    "LocalOnly": "NoUploads chooses what single clients send: use OneShot",
+    "LocalOnly": "clients of LocalOnly send nothing",
     "DeviceM-mime": "clients of CorrectedMomentum send their gradient on all samples",
     "SCAFFOLD": "clients of ControlVariates keep a copy of what they sent",
     "FedNova": "NormalisedMean needs more than a sum of uploads: use WeightedMean",
@@ -186,6 +187,14 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
 )
 def test_what_would_make_the_claim_false_is_refused(algorithm: Algorithm, given: dict[str, Any], sentence: str) -> None:
     assert re.search(sentence, refusal(algorithm, **given)), refusal(algorithm, **given)
+
+
+@pytest.mark.parametrize("method", ["Centralised", "LocalOnly", "SCAFFOLD"])
+def test_what_a_method_lacks_is_said_before_what_the_federation_lacks(method: str, make_trainer: MakeTrainer) -> None:
+    """Test a δ that is too large for one client, of which Centralised has made one."""
+    trainer = make_trainer(privacy=ClientPrivacy(noise_multiplier=1, delta=0.9), clients_per_round=2)
+    with pytest.raises(UserError, match=REASONS[method]):
+        trainer.fit(Perceptron(), federation(), ROSTER[method].algorithm())
 
 
 @pytest.mark.parametrize("kind", [ClientPrivacy, LocalPrivacy])
