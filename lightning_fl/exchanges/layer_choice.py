@@ -81,9 +81,8 @@ class LayerChoice(Exchange):
                 yield Upload(result, {"scalars/score": torch.full_like(score, torch.nan)})
                 continue
             waiting[result.client], scores[result.client] = result, score.tolist()
-            for client, chosen in best(scores, self.n).items():
-                if not chosen.any():
-                    waiting[client] = replace(waiting[client], message=_without_delta(waiting[client].message))
+            for client in outscored(scores, self.n):
+                waiting[client] = replace(waiting[client], message=_without_delta(waiting[client].message))
         everyone = best(channel.gather(scores), self.n)
         for client in list(waiting):
             result, chosen = waiting.pop(client), everyone[client]
@@ -120,8 +119,21 @@ def upload_of(result: Result, layers: Sequence[Group], chosen: Sequence[Tensor],
     return Upload(result, channel.send_up(result.client, result.message, submodel), submodel.masks(result.message))
 
 
+def outscored(scores: Mapping[int, list[float]], n: int) -> list[int]:
+    """Return the clients that n others outscore in every layer, whoever wins ties.
+
+    >>> outscored({7: [0.5, 1.0], 2: [0.5, 3.0], 4: [0.1, 2.0]}, n=1)
+    [4]
+    """
+    table = torch.tensor(list(scores.values()), dtype=torch.float64)
+    if len(table) <= n:
+        return []
+    are_lower = (table < table.topk(n, dim=0).values[-1]).all(1).tolist()
+    return [client for client, is_lower in zip(scores, are_lower, strict=True) if is_lower]
+
+
 def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:
-    """Return for each client bools (L,), True for layers with one of the n highest scores; the earlier client wins a tie.
+    """Return for each client bools (L,), True for layers with one of the n highest scores; of a tie the earlier client wins.
 
     >>> {client: chosen.tolist() for client, chosen in best({7: [0.5, 1.0], 2: [0.5, 3.0], 4: [0.1, 2.0]}, n=1).items()}
     {7: [True, False], 2: [False, True], 4: [False, False]}

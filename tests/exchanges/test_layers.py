@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,23 @@ def test_of_equal_divergences_the_earlier_client_is_chosen() -> None:
     context = setting_of(Perceptron())
     uploads = collected(LayerDivergence(n=2), context, {k: torch.ones(26) for k in (5, 1, 4)})
     assert [bool(uploads[k].sent["model"].any()) for k in (5, 1, 4)] == [True, True, False]
+
+
+@pytest.mark.parametrize("arrival", list(permutations([5, 1, 4])), ids=repr)
+@pytest.mark.parametrize("n", [1, 2])
+def test_equal_divergences_are_chosen_in_the_order_of_the_cohort(arrival: tuple[int, ...], n: int) -> None:
+    """Test that whoever is chosen still has its delta, also if others with the same divergence have come before."""
+    context, cohort = setting_of(Perceptron()), [4, 5, 1]
+
+    def gather(mine: dict[int, Any]) -> dict[int, Any]:
+        return {client: mine[client] for client in cohort}
+
+    results = [result(client, {"model": torch.ones(26)}) for client in arrival]
+    link = Link(context, Dense(), Dense(), Ledger(), {}, {}, gather)
+    uploads = {upload.result.client: upload for upload in LayerDivergence(n=n).collect(results, link)}
+    for place, client in enumerate(cohort):
+        assert (uploads[client].message["model"] == float(place < n)).all()
+        assert (uploads[client].sent["model"] == (place < n)).all()
 
 
 def test_a_layer_is_the_mean_by_samples_over_those_that_sent_it() -> None:
