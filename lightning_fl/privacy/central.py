@@ -256,8 +256,9 @@ class CentralMechanism(Mechanism):
 
     def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
         """Return u_k, and W̄ unless the weights that came divide."""
+        cap = np.inf if self.settings.cap is None else self.settings.cap
         counts_alike = self.settings.cap is None or aggregator.weighs_equally(name)
-        weights = np.ones(len(sizes)) if counts_alike else np.minimum(sizes, self.settings.cap)
+        weights = np.ones(len(sizes)) if counts_alike else np.minimum(sizes, cap)
         return weights, self.denominator(counts_alike) if self.settings.denominator == "fixed" else float(weights.sum())
 
     def announce(self, link: Link, recipients: Sequence[int]) -> None:
