@@ -101,7 +101,12 @@ class Stacked:
         """Train one stack; return None, with its memory free again, if several clients need more than there is."""
         names = ", ".join(str(member.client) for member in members)
         try:
-            with noting(lambda: f"Clients {names} were training at once in round {job.run.round}."):
+            with noting(
+                lambda: (
+                    f"Clients {names} were training at once in round {job.run.round}; trainer.runner serial trains one after "
+                    "the other, which allows what a stack does not."
+                )
+            ):
                 return train_stack(flat_module, job, members)
         except torch.OutOfMemoryError:
             if len(members) == 1:

@@ -164,6 +164,7 @@ class FitLoop:
         if run.round == self.folder.first_round and not self.folder.goes_on_here:
             self._begin_to_write()
         trainer.hooks.call("on_fit_end")
+        self._adopt_module_changes()
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = checkpointing.build_checkpoint(trainer)
             checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
@@ -225,7 +226,9 @@ class FitLoop:
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.should_stop:  # which a callback may have set after others had read it
             trainer.hooks.call("on_early_stop")
-            record |= (late := self.federation.privacy.shown(self._logged_beside(record) | self.federation.privacy.loss(run)))
+            record |= (
+                late := self.federation.privacy.shown(self._logged_beside(record) | self.federation.privacy.loss(run))
+            )
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started

@@ -405,3 +405,24 @@ def test_a_second_machine_prepares_data_if_it_is_asked_to(
     monkeypatch.setattr(FederatedTrainer, "node_rank", 1)
     make_trainer(max_rounds=1).fit(module, Federated(data, num_clients=3))
     assert called == (["data module", "module"] if per_node else [])
+
+
+@pytest.mark.parametrize("name", ["on_train_end", "on_fit_end"])
+def test_what_the_last_hooks_make_of_the_model_stays(
+    name: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Rounding(Perceptron):
+        pass
+
+    def hook(self: Rounding) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.round_()
+
+    setattr(Rounding, name, hook)
+    module = Rounding()
+    make_trainer(**keeps_files).fit(module, federation())
+    saved = torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"]
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, value.round()), key
+        assert torch.equal(value, saved[key]), key
