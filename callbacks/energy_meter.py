@@ -95,8 +95,8 @@ class EnergyMeter(Callback):
 
     Huang's values were taken from the text and are to be verified. Loggers get all five coefficients as hyper-parameters. Their
     ranges are wide: `compare` ranks two runs only if all values in them agree. Left out: the radio's tails and idle times,
-    screens, the server, the making of the devices, and training that `clients/samples` leaves out: before the first round, and
-    gradients before the local training, as with Mime. Works in a `FederatedTrainer` only, and changes nothing.
+    screens, the server, the making of the devices, and training before the first round. Works in a `FederatedTrainer` only, and
+    changes nothing.
 
     Args:
         profile: `lte`, `wifi`, or a mapping from each of the five coefficients to (low, value, high, source). 5G has no profile.

@@ -32,6 +32,7 @@ from lightning_fl.slots import (
     Aggregator,
     Codec,
     Exchange,
+    Gradients,
     Message,
     Owned,
     Pace,
@@ -143,6 +144,16 @@ class Algorithm(Remembering):
     def num_models(self) -> int:
         """Models that a client trains in a round: one, or with one of its own two."""
         return max((part.num_models for part in self.personal), default=1)
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradients of each step's batches: of every model that a client trains, and at the received one if the rule reads it."""
+        return self.num_models + (Gradients.MINIBATCH_AT_RECEIVED in self.rule.reads)
+
+    @property
+    def passes_at_received(self) -> int:
+        """Passes over a client's samples for gradients at the received model, besides its steps."""
+        return (Gradients.FULL_AT_RECEIVED in self.rule.reads) + isinstance(self.exchange, GradientTurn)
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""

@@ -116,6 +116,10 @@ class LocalSchedule:
         starts = range(0, self.pass_batches(num_samples) * self.batch_size, self.batch_size)
         return [min(self.batch_size, num_samples - start) for start in starts]
 
+    def pass_samples(self, num_samples: int) -> int:
+        """Return the number of samples in the batches of one pass."""
+        return min(num_samples, self.pass_batches(num_samples) * self.batch_size)
+
     def num_steps(self, batches_per_epoch: int) -> int:
         """Return the number of optimiser steps of the whole local training, given the batches of one pass."""
         if not batches_per_epoch:
@@ -142,9 +146,7 @@ class LocalSchedule:
     def num_samples(self, num_samples: int, num_steps: int | None = None) -> int:
         """Return the number of samples that a client with `num_samples` reads in its local training, or in `num_steps` of it."""
         batches_per_epoch = self.pass_batches(num_samples)
-        return self._read(
-            batches_per_epoch, num_steps, min(num_samples, batches_per_epoch * self.batch_size), self.batch_size
-        )
+        return self._read(batches_per_epoch, num_steps, self.pass_samples(num_samples), self.batch_size)
 
     def num_batches(self, num_samples: int, num_steps: int | None = None) -> int:
         """Return the number of batches of the whole local training, or of `num_steps` of it."""

@@ -58,14 +58,14 @@ class Training(NamedTuple):
     """Local training of one client in a round.
 
     Attributes:
-        samples: samples that it reads in all its steps, of all models that it trains.
-        planned: the same for a client that does not stop early.
+        samples: samples whose gradients it computes, for all models that it trains.
+        measured: samples that the clock's `computation_seconds` are for.
         macs: multiply-accumulates of a sample's forward pass.
         share: these as a fraction of those when the run began.
     """
 
     samples: float
-    planned: float
+    measured: float
     macs: float
     share: float
 
@@ -200,7 +200,7 @@ class ClientClock(SimulatedClock):
         elif self.computation_seconds is None:
             computation = 3 * training.macs * training.samples / device.macs_per_second
         else:
-            done = training.samples / training.planned if training.planned else 0.0
+            done = training.samples / training.measured if training.measured else 0.0
             slower = self.macs_per_second / device.macs_per_second
             computation = training.share * self.computation_seconds * done * slower
         sent, received = self.transfer_seconds(device, uplink_bits, downlink_bits)

@@ -3,14 +3,15 @@
     seconds = computation + uplink volume / client bandwidth + downlink volume / server bandwidth
 
 The volumes are those of the ledger, summed over the clients of the round as in the authors' code; the server's computation
-is free. A network with pruned filters computes for a time in proportion to its remaining multiply-accumulates, and a client
-that a method gives more samples, as Data-sharing does, in proportion to all of its samples.
+is free. A network with pruned filters computes for a time in proportion to its remaining multiply-accumulates, and clients
+whose method computes gradients of more samples than their own in the steps of the flags, as Data-sharing, Mime and Centralised
+do, in proportion to all of these.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
@@ -25,9 +26,9 @@ class SimulatedClock:
     """Compute the seconds of a round from its bits and its computation.
 
     Attributes:
-        computation_seconds: seconds of local training in a round, at least 0, with the network as the run begins and the clients'
-            own samples; None: estimate from the multiply-accumulates. The authors measured 2.3 (CNN), 8.0 (VGG-11), 10.1
-            (ResNet-18) and 1.3 (LeNet-5) for 400 CIFAR images and 5 epochs.
+        computation_seconds: seconds of a client's local training in a round of FedAvg, at least 0, with the network as the run
+            begins and the clients' own samples; None: estimate from the multiply-accumulates. The authors measured 2.3 (CNN),
+            8.0 (VGG-11), 10.1 (ResNet-18) and 1.3 (LeNet-5) for 400 CIFAR images and 5 epochs.
         macs_per_second: speed of a client for the estimate, in which a training step costs three forward passes.
         uplink_mebibytes_per_second: MiB/s towards the server; 6.25 is 50 Mbit/s.
         downlink_mebibytes_per_second: MiB/s from the server; 12.5 is 100 Mbit/s.
@@ -63,26 +64,20 @@ class SimulatedClock:
             if getattr(self, name) is not None:
                 check_between(f"the clock's {name}", getattr(self, name), 0, 10)
 
-    def with_work(self, factor: float) -> SimulatedClock:
-        """Return a clock of clients whose measured training takes `factor` times as long.
-
-        >>> SimulatedClock(computation_seconds=2.5).with_work(6).computation_seconds
-        15.0
-        """
-        measured = self.computation_seconds
-        return self if measured is None else replace(self, computation_seconds=factor * measured)
-
-    def seconds(self, uplink_bits: int, downlink_bits: int, macs: float, share: float = 1.0) -> float:
+    def seconds(self, uplink_bits: int, downlink_bits: int, macs: float, work: float = 1.0) -> float:
         """Return the seconds of one round.
 
         Args:
             uplink_bits: bits that all clients together sent.
             downlink_bits: bits that all clients together received.
             macs: multiply-accumulates of the forward passes of the client that trained most.
-            share: multiply-accumulates of a sample, as a fraction of those when the run began.
+            work: multiply-accumulates of the clients, as a multiple of those that `computation_seconds` are for.
+
+        >>> SimulatedClock(computation_seconds=2.5).seconds(0, 0, macs=1e9, work=6)
+        15.0
         """
         measured = self.computation_seconds
-        computation = 3 * macs / self.macs_per_second if measured is None else share * measured
+        computation = 3 * macs / self.macs_per_second if measured is None else work * measured
         uplink = uplink_bits / 8 / MEBIBYTE / self.uplink_mebibytes_per_second
         downlink = downlink_bits / 8 / MEBIBYTE / self.downlink_mebibytes_per_second
         return computation + uplink + downlink

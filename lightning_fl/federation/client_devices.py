@@ -83,22 +83,21 @@ class ClientTimes:
     Attributes:
         devices: their devices.
         work: length of their local training.
-        num_models: models that a client trains in a round.
         macs: multiply-accumulates of a sample's forward pass.
         share: these as a fraction of those when the run began.
+        growth: samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for.
     """
 
     devices: ClientDevices
     work: LocalWork
-    num_models: int
     macs: float
     share: float
+    growth: float
 
     def seconds(self, client: int, bits: Bits) -> float:
         """Return the seconds of a client that sends and receives so many bits."""
-        samples = self.work.num_samples([client]) * self.num_models
-        planned = self.work.schedule.num_samples(int(self.work.sizes[client])) * self.num_models
-        training = Training(samples, planned, self.macs, self.share)
+        measured = self.work.planned_samples(client) / self.growth
+        training = Training(self.work.num_samples([client]), measured, self.macs, self.share)
         devices = self.devices
         return devices.clock.seconds_on(devices.device(client), *bits, training) / devices.jitter(client, self.work.run)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -19,11 +20,15 @@ class LocalWork:
         schedule: length and batches of a client's local training in the round.
         run: says which clients straggle.
         sizes: number of samples of each client (N,).
+        gradients_per_step: gradients of each step's batches.
+        passes_at_received: passes over a client's samples for gradients at the received model, besides its steps.
     """
 
     schedule: LocalSchedule
     run: Run
     sizes: np.ndarray
+    gradients_per_step: int = 1
+    passes_at_received: int = 0
 
     def num_batches(self, clients: Iterable[int]) -> int:
         """Return the number of batches of these clients' training."""
@@ -34,8 +39,20 @@ class LocalWork:
         return sum(self.schedule.steps_done(self._in_pass(k), self.run, k) for k in clients)
 
     def num_samples(self, clients: Iterable[int]) -> int:
-        """Return the number of samples in these batches."""
-        return sum(self.schedule.num_samples(int(self.sizes[k]), self._steps_done(k)) for k in clients)
+        """Return the number of samples whose gradients these clients compute."""
+        return sum(self._num_samples(int(self.sizes[k]), self._steps_done(k)) for k in clients)
+
+    def planned_samples(self, client: int) -> int:
+        """Return the number of samples whose gradients a client computes that does not stop early."""
+        return self._num_samples(int(self.sizes[client]))
+
+    def mean_samples(self) -> Fraction:
+        """Return the mean of these numbers over the clients with samples; 0 if there are none."""
+        sizes, counts = np.unique(self.sizes[self.sizes > 0], return_counts=True)
+        total = sum(
+            self._num_samples(size) * count for size, count in zip(sizes.tolist(), counts.tolist(), strict=True)
+        )
+        return Fraction(total, max(1, int(counts.sum())))
 
     def num_stragglers(self, clients: Iterable[int]) -> int | None:
         """Return the number of these clients that run out of time; None if clients never do."""
@@ -48,6 +65,11 @@ class LocalWork:
         if not self.schedule.straggler_rate:
             return None
         return self.schedule.steps_done(self._in_pass(client), self.run, client)
+
+    def _num_samples(self, size: int, num_steps: int | None = None) -> int:
+        """Return the number of samples whose gradients a client with `size` samples computes in all steps, or some."""
+        in_steps = self.gradients_per_step * self.schedule.num_samples(size, num_steps)
+        return in_steps + self.passes_at_received * self.schedule.pass_samples(size)
 
     def _in_pass(self, client: int) -> int:
         """Return the batches of one pass of a client."""

@@ -75,6 +75,7 @@ class Federation:
         schedule: length and batches of a client's local training.
         num_rounds: rounds of the run.
         clock: simulates the time of a round.
+        measured_work: local training that the clock's `computation_seconds` are for: by the flags, on the clients' own samples.
         client_devices: devices of the clients, if the clock is one of clients; else None.
         deadline: seconds after which a round closes; None for never.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
@@ -99,6 +100,7 @@ class Federation:
     schedule: LocalSchedule
     num_rounds: int
     clock: SimulatedClock
+    measured_work: LocalWork
     guard: LossGuard
     client_devices: ClientDevices | None = None
     deadline: float | None = None
@@ -115,6 +117,7 @@ class Federation:
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
+    _growths: dict[LocalSchedule, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
     _notes: RoundNotes = field(init=False, repr=False)
 
@@ -137,16 +140,15 @@ class Federation:
         intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
-        number, notes, trained_samples = run.round + 1, self._notes, work.num_samples(cohort.answering)
+        number, notes, num_samples = run.round + 1, self._notes, work.num_samples(cohort.answering)
         notes.none_accepted(number, outcome)
         notes.lost_sum(number, outcome, link.secure_sum)
         notes.all_late(number, cohort, self._planned_seconds)
-        notes.without_loss(number, outcome, trained_samples)
+        notes.without_loss(number, outcome, num_samples)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
-        num_samples = trained_samples * method.num_models
         times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(outcome)
         if self.privacy.hides_costs:
             cohort = self._expect(cohort, link, outcome)
@@ -390,14 +392,28 @@ class Federation:
     @property
     def work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
-        schedule = self.schedule.in_round(self.algorithm.rule, self.context)
-        return LocalWork(schedule, self.run, self.data.client_sizes)
+        return self._work_of(self.run, self.context)
+
+    def _work_of(self, run: Run, context: RoundContext) -> LocalWork:
+        """Return the length of the clients' local training in the present round of a run, which has the context."""
+        method = self.algorithm
+        schedule, sizes = self.schedule.in_round(method.rule, context), self.data.client_sizes
+        return LocalWork(schedule, run, sizes, method.gradients_per_step, method.passes_at_received)
 
     @property
     def _macs(self) -> tuple[float, float]:
         """Multiply-accumulates of a sample's forward pass, and these as a fraction of those when the run began."""
         macs, at_start = self.network.macs or 0, self.run.macs_at_start or 0
         return macs, macs / at_start if macs and at_start else 1.0
+
+    def _growth(self, work: LocalWork) -> float:
+        """Return the samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for."""
+        if self.clock.computation_seconds is None:
+            return 1.0
+        if work.schedule not in self._growths:
+            measured = self.measured_work.mean_samples()
+            self._growths[work.schedule] = float(work.mean_samples() / measured) if measured else 1.0
+        return self._growths[work.schedule]
 
     def _seconds(
         self, cohort: Cohort, work: LocalWork, times: RoundTimes | None, uplink_bits: int, downlink_bits: int
@@ -409,14 +425,14 @@ class Federation:
         if times is not None and self.client_devices is not None:
             self.run.radio_seconds = self.client_devices.radio_seconds(times.bits, (uplink_bits, downlink_bits))
             return (cohort.begin - self.run.simulated_seconds) + self.run.coming_seconds + times.seconds
-        most = int(self.data.client_sizes[cohort.answering].max(initial=0))
-        num_samples = work.schedule.num_samples(most) if most else 0
+        sizes = self.data.client_sizes
+        num_samples = work.planned_samples(max(cohort.answering, key=sizes.__getitem__)) if cohort.answering else 0
         macs, share = self._macs
-        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples * self.algorithm.num_models, share)
+        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share * self._growth(work))
 
     def _client_times(self, work: LocalWork) -> ClientTimes:
         assert self.client_devices is not None
-        return ClientTimes(self.client_devices, work, self.algorithm.num_models, *self._macs)
+        return ClientTimes(self.client_devices, work, *self._macs, self._growth(work))
 
     def _times(self, cohort: Cohort, work: LocalWork, outcome: Outcome, link: Link) -> RoundTimes | None:
         """Return the seconds of the round and of its clients, with the bits that they sent; None if the clock is not theirs."""

@@ -36,7 +36,7 @@ def round_record(
         outcome: outcome of its clients.
         network: network that they trained.
         averages: averages of the values that the module logged, by name.
-        num_samples: samples in all batches of the clients' local training, also of rejected clients, once for each model.
+        num_samples: samples whose gradients clients have computed, also rejected clients, once for each gradient.
         num_stragglers: clients that ran out of time; None if clients never do.
         server: values that the server's steps report, by name.
         times: columns about the clients' times; {} unless the clock is one of clients.

@@ -151,12 +151,11 @@ class WithoutBarrier(Federation):
         taken = [
             (self._work_of(run.as_of(entry.version, entry.again), context), entry.client) for entry in self.update.taken
         ]
-        return TakenWork(now.schedule, now.run, now.sizes, taken)
+        return TakenWork(**vars(now), taken=taken)
 
-    def _work_of(self, run: Run, present: RoundContext) -> LocalWork:
+    def _work_of(self, run: Run, context: RoundContext) -> LocalWork:
         """Return the length of the local training of clients that begin in a round, given the facts about the present one."""
-        schedule = self.schedule.in_round(self.algorithm.rule, self._context_of(run.round, present))
-        return LocalWork(schedule, run, self.data.client_sizes)
+        return super()._work_of(run, self._context_of(run.round, context))
 
     def _context_of(self, version: int, context: RoundContext) -> RoundContext:
         """Return the facts about the run for the training on a version, given those about the present round."""

@@ -23,7 +23,7 @@ from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_run
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication import ClientClock
 from lightning_fl.communication.availability import Availability
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
@@ -33,6 +33,7 @@ from lightning_fl.evaluation.client_evaluation import ClientEvaluator
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
+from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
 from lightning_fl.federation.without_barrier import WithoutBarrier
@@ -66,6 +67,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     divided = trainer.data if algorithm.pools_clients else data
     num_eligible = int((divided.client_sizes > 0).sum())
     num_clients = cohort_size(trainer.clients_per_round, divided.num_clients, num_eligible)
+    own_schedule = _local_schedule(trainer, trainer.data)
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
     group = device_group(trainer, schedule)
@@ -82,9 +84,6 @@ def assemble(trainer: TrainerInterface) -> Federation:
     check_privacy(trainer, algorithm, schedulers, buffers, len(data.server_indices) > 0, owns)
     privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
     population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
-    clock = trainer.clock.with_work(
-        _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
-    )
     kind: Callable[..., Federation] = Federation
     if algorithm.pace is not None:
         _check_pace(trainer)
@@ -99,8 +98,9 @@ def assemble(trainer: TrainerInterface) -> Federation:
         group=group,
         network=network,
         schedule=schedule,
-        clock=clock,
-        client_devices=_client_devices(trainer, clock),
+        clock=trainer.clock,
+        measured_work=LocalWork(own_schedule, run, trainer.data.client_sizes),
+        client_devices=_client_devices(trainer),
         deadline=None if algorithm.pools_clients else trainer.deadline,
         secure_aggregation=trainer.secure_aggregation,
         guard=trainer.loss_guard,
@@ -265,12 +265,13 @@ def _population(
     return population
 
 
-def _client_devices(trainer: TrainerInterface, clock: SimulatedClock) -> ClientDevices | None:
+def _client_devices(trainer: TrainerInterface) -> ClientDevices | None:
     """Return the devices of a clock of clients; None for another clock.
 
     Raises:
         UserError: the clock's trace is malformed or lacks a client.
     """
+    clock = trainer.clock
     if trainer.algorithm.pace is not None:  # clients are parallel, whatever the clock
         clock = ClientClock(**{field.name: getattr(clock, field.name) for field in fields(clock)})
     if not isinstance(clock, ClientClock):
@@ -290,13 +291,6 @@ def _check_schedules(trainer: TrainerInterface, data: FederatedDataModule) -> No
 def _hook(trainer: TrainerInterface, name: str) -> Callable[..., None] | None:
     """Return a function that calls a hook; None if nobody has it, so that nothing is computed for it."""
     return partial(trainer.hooks.call, name) if trainer.hooks.listeners(name) else None
-
-
-def _growth(given_data: FederatedDataModule, arranged: FederatedDataModule, schedule: LocalSchedule) -> float:
-    """Return how many times as many samples the clients train on with a method that arranges the data anew."""
-    if schedule.steps is not None or not given_data.client_sizes.sum():
-        return 1.0
-    return float(arranged.client_sizes.sum() / given_data.client_sizes.sum())
 
 
 def _set_threads(trainer: TrainerInterface, work: int | None) -> None:

@@ -1,7 +1,7 @@
 """Test estimates of energy against sums by hand, and the ranking of runs against every corner of the coefficients' ranges."""
 
 from collections.abc import Callable
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from toys import SIZES, Perceptron, Served, federation, read_rows
 
-from lightning_fl.algorithms import Algorithm, Ditto, FedKT
+from lightning_fl.algorithms import Algorithm, DeviceM, Ditto, FedKT
 from lightning_fl.callbacks import EnergyMeter
 from lightning_fl.callbacks.energy_meter import PROFILES, joules, takes_less
 from lightning_fl.errors import UserError
@@ -27,14 +27,24 @@ PLAIN = {
 }
 
 
+class Counting(Perceptron):
+    """Perceptron that counts the samples of which it has computed the loss, of clients that train one after the other."""
+
+    counted = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.counted += len(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
 class Watch(Callback):
-    """Callback that counts the samples of each round's batches, of clients that train one after the other."""
+    """Callback that keeps the samples that a `Counting` module has counted up to each round."""
 
     def __init__(self) -> None:
-        self.samples: dict[int, int] = {}
+        self.samples: list[int] = []
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.samples[trainer.current_epoch] = self.samples.get(trainer.current_epoch, 0) + len(batch[0])
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.samples.append(pl_module.counted)
 
 
 class Unlike(Perceptron):
@@ -96,16 +106,19 @@ def test_columns_by_hand(make_trainer: MakeTrainer, keeps_files: dict[str, Any],
         ({"local_epochs": 2}, Algorithm()),
         ({"local_steps": 7, "accumulate_grad_batches": 2, "straggler_rate": 0.5, "dropout_rate": 0.3}, Algorithm()),
         ({"local_epochs": 1}, Ditto()),
+        ({"local_epochs": 2, "limit_train_batches": 2}, DeviceM(variant="mime_lite")),
+        ({"local_steps": 7, "straggler_rate": 0.5, "dropout_rate": 0.3}, DeviceM(variant="mime")),
+        ({"local_epochs": 1}, Ditto(DeviceM(variant="mime"))),
     ],
-    ids=["epochs", "stragglers", "two models"],
+    ids=["epochs", "stragglers", "two models", "full gradients", "two gradients", "two models and gradients"],
 )
-def test_samples_are_those_of_all_batches(
+def test_samples_are_those_of_all_gradients(
     flags: dict[str, Any], method: Algorithm, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:
     watch = Watch()
     flags = {"max_rounds": 5, "clients_per_round": 5, "runner": "serial", **flags}
-    make_trainer(callbacks=[watch], **flags, **keeps_files).fit(Perceptron(), federation(), method)
-    assert {int(row["round"]): int(row["clients/samples"]) for row in read_rows(tmp_path)} == watch.samples
+    make_trainer(callbacks=[watch], **flags, **keeps_files).fit(Counting(), federation(), method)
+    assert list(accumulate(int(row["clients/samples"]) for row in read_rows(tmp_path))) == watch.samples
 
 
 def test_rejected_clients_count(

@@ -13,7 +13,7 @@ from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.communication.client_clock import PRESETS, Training
 
 SPEEDS = "macs_per_second,uplink_mebibytes_per_second,downlink_mebibytes_per_second"
-WHOLE = Training(samples=10, planned=10, macs=1e6, share=1.0)
+WHOLE = Training(samples=10, measured=10, macs=1e6, share=1.0)
 
 
 def in_order(count: int) -> np.ndarray:
@@ -39,8 +39,8 @@ def test_seconds_of_a_client_add_up_by_hand() -> None:
 def test_measured_seconds_follow_speed_steps_and_size_of_the_network() -> None:
     clock = ClientClock(computation_seconds=8.0)
     slow = clock.median._replace(macs_per_second=clock.macs_per_second / 4)
-    assert clock.seconds_on(slow, 0, 0, Training(samples=5, planned=10, macs=7.0, share=0.5)) == 8 * 4 * 0.5 * 0.5
-    assert clock.seconds_on(slow, 0, 0, Training(samples=0, planned=0, macs=7.0, share=0.5)) == 0
+    assert clock.seconds_on(slow, 0, 0, Training(samples=5, measured=10, macs=7.0, share=0.5)) == 8 * 4 * 0.5 * 0.5
+    assert clock.seconds_on(slow, 0, 0, Training(samples=0, measured=0, macs=7.0, share=0.5)) == 0
 
 
 @given(st.floats(0.01, 100), st.integers(0, 10**9), st.integers(0, 10**9))

@@ -8,7 +8,8 @@ import pytest
 from toys import Perceptron, Served, federation, read_rows
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import DataSharing, FedAvg
+from lightning_fl.algorithms import Algorithm, Centralised, DataSharing, DeviceM, Ditto, FedAvg, FedBuff, FedDA, PFedMe
+from lightning_fl.communication import ClientClock
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.modules import network
 
@@ -66,14 +67,52 @@ def test_shared_samples_take_their_time(make_trainer: Callable[..., FederatedTra
     sizes = trainer.data.client_sizes
     assert seconds["DataSharing"] - seconds["FedAvg"] == pytest.approx(2.3 * len(sizes) * 9 / sizes.sum())
     bits = 10 * 32 * sum(parameter.numel() for parameter in network("cnn", num_classes=10).parameters())
-    clock = SimulatedClock(computation_seconds=2.3).with_work((400 + 2000) / 400)
-    assert clock.seconds(bits, bits, macs=1e12) == pytest.approx(14.92, abs=5e-3)
+    clock = SimulatedClock(computation_seconds=2.3)
+    assert clock.seconds(bits, bits, macs=1e12, work=(400 + 2000) / 400) == pytest.approx(14.92, abs=5e-3)
 
 
-def test_shared_samples_do_not_lengthen_a_number_of_steps(make_trainer: Callable[..., FederatedTrainer]) -> None:
-    trainer = make_trainer(max_rounds=1, local_steps=3, clock=SimulatedClock(computation_seconds=1e6))
-    trainer.fit(Perceptron(), Served(9), DataSharing(cap=1.0))
-    assert trainer.run.simulated_seconds == pytest.approx(1e6)
+@pytest.mark.parametrize("clock", [SimulatedClock, ClientClock])
+@pytest.mark.parametrize(
+    ("flags", "of_fedavg"),
+    [
+        ({"local_epochs": 2}, 16),
+        ({"local_steps": 3}, 12),
+        ({"local_epochs": 2, "limit_train_batches": 1}, 8),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, dict) else "",
+)
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(),
+        FedBuff(2),
+        Centralised(),
+        DataSharing(cap=1.0),
+        DeviceM(variant="mime_lite"),
+        DeviceM(variant="mime"),
+        Ditto(DeviceM(variant="mime")),
+        PFedMe(strength=1.0, inner_steps=3),
+        FedDA(full_batch_last=1),
+    ],
+    ids=lambda method: f"{method!r}",
+)
+def test_measured_seconds_grow_as_estimated_ones(
+    method: Algorithm,
+    flags: dict[str, Any],
+    of_fedavg: int,
+    clock: type[SimulatedClock],
+    make_trainer: Callable[..., FederatedTrainer],
+) -> None:
+    """Compare both with the seconds measured for FedAvg, whose clients, alike, read so many samples in a round."""
+    fast = {"uplink_mebibytes_per_second": 1e30, "downlink_mebibytes_per_second": 1e30}
+    seconds = []
+    for given in ({"macs_per_second": 3 * 20.0}, {"computation_seconds": float(of_fedavg)}):
+        trainer = make_trainer(max_rounds=2, clock=clock(**given, **fast), **flags)
+        trainer.fit(Perceptron(), Served(8, sizes=(8,) * 6), method)
+        seconds.append([row["time/simulated_seconds"] for row in trainer.fit_loop.rows])
+    assert seconds[1] == pytest.approx(seconds[0])
+    if isinstance(method, FedAvg | FedBuff):
+        assert seconds[1] == pytest.approx([of_fedavg, 2 * of_fedavg])
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5])

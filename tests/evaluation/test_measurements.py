@@ -84,8 +84,8 @@ def test_metrics_see_each_sample_once(name: str, make_trainer: MakeTrainer) -> N
     flags = {"local_epochs": 2, "client_optimizer": "sgd", "loss_guard": guard}
     trainer = make_trainer(**flags, callbacks=ClientEvaluation(every_n_rounds=1, finetune_epochs=1), logger=True)
     seen = seen_by(trainer, METHODS[name]())
-    models = trainer.algorithm.num_models
-    trained = [row["clients/samples"] / models for row in trainer.fit_loop.rows]
+    gradients = trainer.algorithm.gradients_per_step + trainer.algorithm.passes_at_received / 2  # of two passes
+    trained = [row["clients/samples"] / gradients for row in trainer.fit_loop.rows]
     validated = [("table", NUM_VALIDATED), ("both", NUM_VALIDATED)]
     assert seen == [*validated, ("train", trained[0]), *validated, ("train", trained[1]), *validated]
 

@@ -94,12 +94,12 @@ def federation(sizes: tuple[int, ...] = SIZES, train: Any = None, batch_size: in
 class Served(FederatedDataModule):
     """`federation` with `num_server` more samples for the server; the class of a sample is its larger target."""
 
-    def __init__(self, num_server: int, train: Any = None) -> None:
-        num_clients = sum(SIZES)
+    def __init__(self, num_server: int, train: Any = None, sizes: tuple[int, ...] = SIZES) -> None:
+        num_clients = sum(sizes)
         super().__init__(
-            num_clients=len(SIZES),
+            num_clients=len(sizes),
             batch_size=BATCH_SIZE,
-            partition=Sizes(),
+            partition=Sizes(sizes=sizes),
             client_fraction=num_clients / (num_clients + num_server),
             server_fraction=num_server / num_clients,
             eval_batch_size=4,
