@@ -27,6 +27,7 @@ class Plan:
         uplink_bytes: bytes up in the run.
         downlink_bytes: bytes down in the run.
         is_fixed: True if the bytes do not depend on what is trained.
+        has_fixed_work: True if neither steps nor multiply-accumulates depend on what is trained.
         rehearsed_rounds: rounds that were rehearsed; the others are taken to cost what the last of these does.
         round_steps: optimiser steps of the first round, of all clients, and of the server on its own samples.
         steps: optimiser steps of the run.
@@ -52,6 +53,7 @@ class Plan:
     uplink_bytes: float
     downlink_bytes: float
     is_fixed: bool
+    has_fixed_work: bool
     rehearsed_rounds: int
     round_steps: int
     steps: int
@@ -73,13 +75,14 @@ class Plan:
 
     def __str__(self) -> str:
         first, about = "" if self.is_fixed else "about ", "" if self.is_exact else "about "
-        is_whole = self.rehearsed_rounds == self.rounds
+        first_work = "" if self.has_fixed_work else "about "
+        work = first_work if self.rehearsed_rounds == self.rounds else "about "
         rows = [
             ("", "first round", "run"),
             ("uplink", first + in_bytes(self.round_uplink_bytes), about + in_bytes(self.uplink_bytes)),
             ("downlink", first + in_bytes(self.round_downlink_bytes), about + in_bytes(self.downlink_bytes)),
-            ("steps", f"{self.round_steps:,}", f"{'' if is_whole else 'about '}{self.steps:,}"),
-            *([] if self.macs is None else [("MACs", "", _count(self.macs))]),
+            ("steps", f"{first_work}{self.round_steps:,}", f"{work}{self.steps:,}"),
+            *([] if self.macs is None else [("MACs", "", work + _count(self.macs))]),
             ("time", f"about {duration(self.round_seconds)}", f"about {duration(self.seconds)}"),
             (
                 "simulated time",

@@ -2,8 +2,8 @@
 
 The engine itself counts bytes and steps, round by round, so that warm-ups, masks and prunings are in them. The first clients of
 the first round train whole, and are timed. Of the others one makes a step on a few samples in each pass, and stands for all:
-their messages have the same size. A second rehearsal starts from another model: bytes that differ from the first one's depend
-on what is trained.
+their messages have the same size. A second rehearsal starts from another model: bytes, steps and multiply-accumulates that
+differ from the first one's depend on what is trained.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class Rehearsed:
     peak: int | None = None
     accelerator_peak: int | None = None
 
+    @property
+    def macs(self) -> list[int]:
+        """Multiply-accumulates of the clients' forward passes in each round; 0 if unknown."""
+        return [int(row.get("model/macs", 0)) * int(row["clients/samples"]) for row in self.rows]
+
     def bits(self, direction: str) -> list[int]:
         """Return the bits of each round in a direction."""
         return [int(row[f"comm/{direction}link_bits"]) for row in self.rows]
@@ -129,15 +134,20 @@ def rehearse(
     finally:
         if isinstance(datamodule, LightningDataModule):
             datamodule.trainer = before
-    return replace(plan, is_fixed=_are_same(rehearsed, other))
-
-
-def _are_same(one: Rehearsed, other: Rehearsed) -> bool:
-    """True if two rehearsals have the same bits in the rounds that both have."""
-    num_rounds = min(len(one.rows), len(other.rows))
-    return one.setup_bits == other.setup_bits and all(
-        one.bits(way)[:num_rounds] == other.bits(way)[:num_rounds] for way in ("up", "down")
+    has_same_bits = rehearsed.setup_bits == other.setup_bits and all(
+        _are_same(rehearsed.bits(way), other.bits(way)) for way in ("up", "down")
     )
+    has_same_work = (
+        rehearsed.setup_steps == other.setup_steps
+        and _are_same(rehearsed.steps, other.steps)
+        and _are_same(rehearsed.macs, other.macs)
+    )
+    return replace(plan, is_fixed=has_same_bits, has_fixed_work=has_same_work)
+
+
+def _are_same(one: Sequence[int], other: Sequence[int]) -> bool:
+    """True if two rehearsals have the same counts in the rounds that both have."""
+    return all(count == again for count, again in zip(one, other, strict=False))
 
 
 class _Rehearsal(Callback):
@@ -237,8 +247,6 @@ class _Rehearsal(Callback):
         up, down = (_continued(rehearsed.bits(way), rounds) for way in ("up", "down"))
         totals = {way: rehearsed.setup_bits.get(way, 0) + sum(bits) for way, bits in (("up", up), ("down", down))}
         steps = _continued(rehearsed.steps, rounds)
-        samples = sum(_continued([int(row["clients/samples"]) for row in rehearsed.rows], rounds))
-        macs = federation.network.macs
         beside = float(np.median(rehearsed.beside_seconds)) if rehearsed.beside_seconds else 0.0
         round_seconds = beside + rehearsed.training_seconds
         evaluations = {"validate": trainer.val_every_n_rounds, "test": trainer.test_every_n_rounds}
@@ -268,10 +276,11 @@ class _Rehearsal(Callback):
             uplink_bytes=_bytes(totals["up"]),
             downlink_bytes=_bytes(totals["down"]),
             is_fixed=False,
+            has_fixed_work=False,
             rehearsed_rounds=len(rehearsed.rows),
             round_steps=sum(steps[:1]),
             steps=rehearsed.setup_steps + sum(steps),
-            macs=None if macs is None else 3.0 * macs * samples,
+            macs=None if federation.network.macs is None else 3.0 * sum(_continued(rehearsed.macs, rounds)),
             setup_seconds=rehearsed.setup_seconds,
             round_seconds=round_seconds,
             seconds=seconds,

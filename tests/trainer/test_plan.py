@@ -41,6 +41,11 @@ def costs(trainer: FederatedTrainer) -> tuple[float, float, int]:
     return row["comm/total_uplink_bytes"], row["comm/total_downlink_bytes"], trainer.run.num_steps
 
 
+def macs(trainer: FederatedTrainer) -> float:
+    """Return the multiply-accumulates of the clients' training in a finished run."""
+    return 3 * sum(row["model/macs"] * row["clients/samples"] for row in trainer.fit_loop.rows)
+
+
 @pytest.mark.parametrize("name", dict.fromkeys((*COVERING, *DEPENDS_ON_VALUES)))
 def test_a_plan_has_the_bytes_and_steps_of_the_run(name: str, make_trainer: MakeTrainer) -> None:
     entry, module = ROSTER[name], Perceptron()
@@ -54,6 +59,8 @@ def test_a_plan_has_the_bytes_and_steps_of_the_run(name: str, make_trainer: Make
     assert plan.round_downlink_bytes == first["comm/downlink_bits"] / 8
     if plan.is_exact:
         assert (plan.uplink_bytes, plan.downlink_bytes, plan.steps) == costs(trainer)
+    if plan.has_fixed_work:
+        assert plan.macs == macs(trainer)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +185,15 @@ def test_the_rounds_after_a_pruning_are_not_taken_to_be_like_it(
     assert fixed.is_fixed
     assert fixed.rehearsed_rounds == (7 if most_seconds else 4)
     assert (fixed.uplink_bytes, fixed.downlink_bytes) == costs(trainer)[:2]
+    assert fixed.has_fixed_work
+    first, last = trainer.fit_loop.rows[0], trainer.fit_loop.rows[-1]
+    assert last["model/macs"] < first["model/macs"]
+    if most_seconds:
+        assert fixed.macs == macs(trainer)
     found, longer = planned(7, max_sources=3), planned(8, max_sources=3)
     assert not found.is_fixed, "the data decide how much is pruned"
+    for line in str(found).splitlines():
+        assert "about" in line or not line.startswith(("uplink", "steps", "MACs"))
     assert longer.uplink_bytes - found.uplink_bytes <= found.round_uplink_bytes
     assert longer.downlink_bytes - found.downlink_bytes <= found.round_downlink_bytes
     assert planned(1).is_fixed, "the pruning would come after the run"
@@ -259,6 +273,7 @@ def test_a_table_fits_80_columns() -> None:
         "simulated_seconds": 9e7,
         "macs": 1e20,
         "is_fixed": False,
+        "has_fixed_work": False,
     }
     plan = Plan(algorithm="FedAdamSSM", rounds=10_000, clients=1_000, rehearsed_rounds=17, **numbers, **rest)
     assert max(map(len, str(plan).splitlines()[:10])) <= 80
