@@ -201,18 +201,10 @@ class FitLoop:
         self.before_round = None
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
         trainer.hooks.after_round(trainer.round_batches)
-        if trainer.validates_this_round and trainer.enable_validation:
-            self.val_loop._has_run = True
-            with trainer.profiler.profile("validate"):
-                validated = self.evaluation.validate(self.federation)
-            check_logged(validated, record)
-            self._say_repeated(validated, record)
-            record |= validated
+        evaluated = set[str]()
+        self._evaluate(record, evaluated)
         if trainer.validates_this_round:
             record |= self.federation.privacy.loss(run)
-        if trainer.test_every_n_rounds is not None and self._is_due(trainer.test_every_n_rounds):
-            with trainer.profiler.profile("test"):
-                record |= self.evaluation.test(self.federation, record)
         record = self.federation.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
@@ -225,6 +217,8 @@ class FitLoop:
             self._begin_to_write()
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.should_stop:  # which a callback may have set after others had read it
+            self._evaluate(record, evaluated)
+            self._check_names(record)
             trainer.hooks.call("on_early_stop")
             record |= (
                 late := self.federation.privacy.shown(self._logged_beside(record) | self.federation.privacy.loss(run))
@@ -236,6 +230,28 @@ class FitLoop:
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
+
+    def _evaluate(self, record: dict[str, float], done: set[str]) -> None:
+        """Validate and test the model if that is due after the round just completed, and not done in it yet.
+
+        Args:
+            record: values of the round so far, to which the measured ones are added.
+            done: names of what is done, to which those of the present evaluations are added.
+        """
+        trainer = self.trainer
+        if "validate" not in done and trainer.validates_this_round and trainer.enable_validation:
+            done.add("validate")
+            self.val_loop._has_run = True
+            with trainer.profiler.profile("validate"):
+                validated = self.evaluation.validate(self.federation)
+            check_logged(validated, record)
+            self._say_repeated(validated, record)
+            record |= validated
+        every = trainer.test_every_n_rounds
+        if "test" not in done and every is not None and self._is_due(every):
+            done.add("test")
+            with trainer.profiler.profile("test"):
+                record |= self.evaluation.test(self.federation, record)
 
     def _say_repeated(self, validated: Collection[str], record: Collection[str]) -> None:
         """Say once if a module logs a name both in training and in validation."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
-from toys import Perceptron, federation, read_rows
+from toys import Perceptron, Served, federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import CommunicationMeter, TargetReached
@@ -108,6 +108,28 @@ def test_a_stopped_run_stays_stopped_and_says_who_stopped_it(
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes() == written
     if name != "CommunicationMeter":  # which knows that the budget is spent
         assert fit(make(), max_rounds=PLANNED + 1).run.round > 2, "a larger max_rounds lets it go on"
+
+
+@pytest.mark.parametrize("name", ["CommunicationMeter", "own", "at the start", "after the validation", "function"])
+@pytest.mark.parametrize("every", [(1, 3), (3, 1), (3, 3)], ids=lambda every: f"every {every}")
+def test_the_last_round_is_evaluated_wherever_a_run_is_stopped(
+    name: str, every: tuple[int, int], make_trainer: MakeTrainer
+) -> None:
+    """Compare the last row with that of a run which ends there as planned."""
+    if name == "after the validation" and every[0] > 1:
+        pytest.skip("there is none in the first two rounds")
+    rows = []
+    for callbacks, max_rounds in ((STOPPING[name][0](), PLANNED), ([], 2)):
+        flags = {"val_every_n_rounds": every[0], "test_every_n_rounds": every[1]}
+        trainer, data = make_trainer(callbacks=callbacks, max_rounds=max_rounds, **flags), Served(9)
+        data.val_fraction = 0.2
+        torch.manual_seed(0)
+        trainer.fit(Perceptron(), data)
+        rows.append({key: value for key, value in trainer.fit_loop.rows[-1].items() if key != "time/round_seconds"})
+        assert trainer.run.round == 2
+        assert float(trainer.callback_metrics["val/loss"]) == rows[-1]["val/loss"]
+    assert rows[0] == rows[0] | rows[1], "but for what a callback logs"
+    assert {"val/loss", "test/loss"} <= rows[0].keys()
 
 
 def test_a_module_may_stop_the_run(fit: Callable[..., FederatedTrainer]) -> None:
