@@ -154,7 +154,8 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     """Return name and value of accuracy, rounds, bytes, curve and model, and of rejected and lost uploads, attack and ε if any.
 
     With a clock of clients the simulated time is beside the bytes. The accuracy is that of the last evaluation. If the test set
-    was measured after rounds, too, a line has the test value of the round that was best in validation.
+    was measured after rounds, too, a line has the test value of the round that was best in validation. Best values and lost
+    uploads are those of the logged rounds, and say so if others have no row.
 
     Args:
         trainer: trainer after its fit.
@@ -170,15 +171,17 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     if any("time/slowest_client" in row for row in rows):  # a clock of clients, whose seconds are theirs
         lines.append(("simulated time", duration(run.simulated_seconds)))
     root = Path(trainer.default_root_dir)
+    is_whole = len(rows) == run.round
+    among = "" if is_whole else ", of the logged ones"
     curve = _curve(trainer)
     target = trainer.metric
     if target is not None and target in trainer.callback_metrics:
         best = best_of(trainer, rows)
-        best_text = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f})" if best else ""
+        best_text = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f}{among})" if best else ""
         lines.insert(0, (target.removeprefix("val/"), f"{float(trainer.callback_metrics[target]):.4f}{best_text}"))
         if chosen := tested_at_best_validation(trainer, rows):
             name, value, number = chosen
-            lines.insert(1, (AT_BEST_VALIDATION, f"{name} {value:.4f} (after round {number:.0f})"))
+            lines.insert(1, (AT_BEST_VALIDATION, f"{name} {value:.4f} (after round {number:.0f}{among})"))
     if run.num_rejected:
         pace = trainer.algorithm.pace
         may_be_stale = pace is not None and pace.max_staleness is not None
@@ -186,7 +189,8 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
         lines.append(("rejected", f"{uploads}, in {run.num_rounds_rejecting:,} of {run.round:,} rounds: {why}"))
     if lost := [row for row in rows if row.get("clients/lost")]:
-        count = f"{sum(int(row['clients/lost']) for row in lost):,} uploads, in {len(lost):,} of {run.round:,} rounds"
+        rounds = f"{len(rows):,} {'' if is_whole else 'logged '}rounds"
+        count = f"{sum(int(row['clients/lost']) for row in lost):,} uploads, in {len(lost):,} of {rounds}"
         lines.append(("lost", f"{count}: too few clients answered for a secure sum"))
     if trainer.adversary is not None:
         lines.append(("attack", _attack(trainer, rows)))

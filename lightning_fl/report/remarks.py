@@ -121,7 +121,7 @@ def _rejected(record: Record) -> list[str]:
     limits = ("trainer.loss_guard.clients", "algorithm.max_staleness")
     why = rejection_reasons(*(record.settings.get(limit) is not None for limit in limits))
     uploads = f"{num_rejected:,} of {int(np.nansum(rejected + accepted)):,} uploads"
-    text = f"{record.folder}: {uploads} were rejected ({why}) in {num_rounds:,} of {counted(len(rejected), 'round')}"
+    text = f"{record.folder}: {uploads} were rejected ({why}) in {num_rounds:,} of {_rounds(record)}"
     if num_lost := int(((rejected > 0) & (accepted == 0)).sum()):
         lost = "all" if num_lost == num_rounds else f"{num_lost:,}"
         text += f"; in {lost} of these no upload was accepted, and {_change(record)}"
@@ -133,7 +133,7 @@ def _lost(record: Record) -> list[str]:
     lost = record.column("clients/lost")
     if not (num_lost := int(np.nansum(lost))):
         return []
-    rounds = f"{int((lost > 0).sum()):,} of {counted(len(lost), 'round')}"
+    rounds = f"{int((lost > 0).sum()):,} of {_rounds(record)}"
     why = f"in which too few clients answered for a secure sum, and {_change(record)}"
     return [f"{record.folder}: {num_lost:,} uploads were lost in {rounds}, {why}."]
 
@@ -142,6 +142,12 @@ def _change(record: Record) -> str:
     """What becomes of the model in a round without an upload: a trusted server adds noise also then."""
     has_noise = not np.isnan(record.column("privacy/noise")).all()
     return "only noise changed the model" if has_noise else "the model did not change"
+
+
+def _rounds(record: Record) -> str:
+    """Return the number of rounds that have a row, in words, which say so if others have none."""
+    count = len(record.columns["round"])
+    return counted(count, "round" if count == record.num_rounds else "logged round")
 
 
 def _evaluation(groups: Sequence[Group]) -> list[str]:

@@ -187,7 +187,7 @@ def test_a_lost_sum_leaves_model_and_clients_as_they_were(
     assert message in caplog.text
     num_lost = sum(rows(trainer, "clients/lost"))
     assert dict(final_lines(trainer, trainer.fit_loop.rows))["lost"].startswith(
-        f"{num_lost} uploads, in {sum(lost)} of 8"
+        f"{num_lost} uploads, in {sum(lost)} of 8 rounds"
     )
     assert trainer.run.num_rejected == 0
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compared_runs import MakeTrainer
+from toys import Perceptron, Served
 
 from lightning_fl.cli import main
+from lightning_fl.outputs.final_table import final_lines
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
 
@@ -54,6 +57,25 @@ def test_a_resumed_run_knows_its_best_from_before(fit: Fit) -> None:
     still = "--model.learning_rate=1e-9"  # the accuracy stays that of round 1
     assert fit(still)["accuracy"].endswith("after round 1)")
     assert fit(still, "--ckpt_path=last", "--trainer.max_rounds=4")["accuracy"].endswith("after round 1)")
+
+
+def test_a_best_value_of_the_logged_rounds_alone_says_so(make_trainer: MakeTrainer) -> None:
+    """Let the value fall, so that the first round without a row is the best, and the first with one is the best of these."""
+
+    class Falling(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/accuracy", 1 / (self.trainer.current_epoch + 1))
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test/accuracy", 0.5)
+
+    for every, best in ((1, "1.0000 after round 1)"), (3, "0.3333 after round 3, of the logged ones)")):
+        trainer, data = make_trainer(max_rounds=4, log_every_n_rounds=every, test_every_n_rounds=1), Served(9)
+        data.val_fraction = 0.2
+        trainer.fit(Falling(), data)
+        lines = dict(final_lines(trainer, trainer.fit_loop.rows))
+        assert lines["accuracy"] == f"0.2500 (best {best}"
+        assert lines["at best validation"].endswith(f"(after {best.partition('after ')[2]}")
 
 
 def test_rejected_uploads_are_counted_in_the_table(fit: Fit) -> None:

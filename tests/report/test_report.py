@@ -424,6 +424,14 @@ def test_rejected_uploads_are_remarked_on(run: Callable[..., tuple], tmp_path: P
     assert "- b:" not in out
 
 
+def test_rounds_without_a_row_do_not_count_in_remarks(run: Callable[..., tuple], tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(7), rejected=[10, 0, 3, 0, 0, 10, 0], trainer={"log_every_n_rounds": 3})
+    out = run("report", "a")[1]
+    assert (
+        "- a: 13 of 30 uploads were rejected (not finite) in 2 of 3 logged rounds; in 1 of these no upload was" in out
+    )
+
+
 def test_values_that_are_not_finite_are_left_out_and_counted(run: Callable[..., tuple], tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", rising(9)) / "metrics.csv"
     text = (

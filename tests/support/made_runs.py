@@ -28,6 +28,7 @@ def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed
     columns += ["model/parameters", "model/macs", "time/simulated_seconds", "time/round_seconds", "step"]
     columns += ["clients/accepted", "clients/rejected"]
     rejected = options.pop("rejected", [0] * len(values))
+    every = options.get("trainer", {}).get("log_every_n_rounds", 1)
     sent = options.pop("sent", 1000)
     costs = {"energy/total_joules": options.pop("joules", None), "privacy/epsilon": options.pop("epsilon", None)}
     costs = {name: cost for name, cost in costs.items() if cost}
@@ -36,6 +37,8 @@ def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed
         writer = csv.writer(file)
         writer.writerow(columns)
         for i, (value, lost) in enumerate(zip(values, rejected, strict=True)):
+            if (i + 1) % every and i + 1 < len(values):
+                continue
             spent = [sent * (i + 1), 3 * sent * (i + 1), 10, 650, 4_500_000, 2.0 * (i + 1), 0.5, i]
             writer.writerow([i, value, *spent, 10 - lost, lost, *(cost * (i + 1) for cost in costs.values())])
     trainer = {"max_rounds": len(values), "default_root_dir": str(folder), "log_every_n_rounds": 1}
