@@ -35,7 +35,7 @@ from lightning_fl.report.made_by import commands_of
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data
 from lightning_fl.report.remarks import in_common, remarks
-from lightning_fl.report.smoothing import ORDER, WINDOW
+from lightning_fl.report.smoothing import DECIMALS, ORDER, WINDOW
 
 
 def _how(groups: Sequence[Group], metric: Metric) -> str:
@@ -43,7 +43,8 @@ def _how(groups: Sequence[Group], metric: Metric) -> str:
     windows = sorted({curve.window for group in groups for curve in group.curves})
     smoothing, curve, best = "Curves are not smoothed.", "curve", "best"
     if windows != [1]:
-        rounded = ", and accuracies are rounded to three decimals" if is_accuracy(metric.name) else ""
+        decimals = "three" if metric.decimals == DECIMALS else metric.decimals
+        rounded = "" if decimals is None else f", and accuracies are rounded to {decimals} decimals"
         suited = f"; at most half of a curve, and {WINDOW} for long ones: `--window` sets another" * (
             metric.window is None
         )

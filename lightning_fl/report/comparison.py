@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property, reduce
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +27,7 @@ from lightning_fl.outputs.metric import (
 )
 from lightning_fl.report.labels import identity, labels, unknown_settings
 from lightning_fl.report.records import Record
-from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth, suitable_window
+from lightning_fl.report.smoothing import DECIMALS, ORDER, WINDOW, Floats, fitting_window, smooth, suitable_window
 
 VALUES = {
     "final": "final",
@@ -76,6 +77,14 @@ class Metric:
     def falls(self) -> bool:
         """True if lower is better."""
         return falls(self.name, self.mode)
+
+    @property
+    def decimals(self) -> int | None:
+        """Decimals of smoothed values: of an accuracy three, or those of the target if it has more; None for no rounding."""
+        if not is_accuracy(self.name):
+            return None
+        exponent = Decimal(str(self.target or 0)).normalize().as_tuple().exponent
+        return max(DECIMALS, -int(exponent))
 
     @property
     def over_clients(self) -> Metric:
@@ -128,7 +137,7 @@ class Curve:
     @cached_property
     def smoothed(self) -> Floats:
         """Smoothed values, of which the best one is shown, and which reach targets (n,)."""
-        return smooth(self.raw, 3 if is_accuracy(self.metric.name) else None, self.window)
+        return smooth(self.raw, self.metric.decimals, self.window)
 
     @property
     def window(self) -> int:
@@ -188,7 +197,10 @@ class Curve:
 
     def price(self, metric: Metric) -> dict[str, float | None]:
         """Return the cost of first reaching a target; all values are None if it was not reached."""
-        position = metric.reached(self.smoothed)
+        smoothed = (
+            self.smoothed if metric.decimals == self.metric.decimals else smooth(self.raw, metric.decimals, self.window)
+        )
+        position = metric.reached(smoothed)
         return {name: None if position is None else float(self.axis(name)[position]) for name in self.record.spent}
 
 

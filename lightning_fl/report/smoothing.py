@@ -1,6 +1,7 @@
 """Smoothed curve for results (Liu et al., FedDUMAP, ACM TIST 2024; window and order are those of the authors' code).
 
-A Savitzky–Golay filter of window 39 and order 3 smooths the accuracy after each round; the result is rounded to three decimals.
+A Savitzky–Golay filter of window 39 and order 3 smooths the accuracy after each round; the result is rounded to three decimals,
+or to those of a target that has more.
 The final accuracy of that paper is the maximum of the smoothed curve; reports call it `best (smoothed)`, because it is chosen on
 the values that it reports, which are test values in the paper. A cubic fitted to a short, steep curve leaves the
 range of the values (curves of 500 rounds never do), so the smoothed curve is clipped to that range before it is rounded.
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 WINDOW = 39
 ORDER = 3
+DECIMALS = 3
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +41,7 @@ def suitable_window(count: int) -> int:
     return fitting_window(count // 2)
 
 
-def smooth(values: Floats, decimals: int | None = 3, window: int = WINDOW) -> Floats:
+def smooth(values: Floats, decimals: int | None = DECIMALS, window: int = WINDOW) -> Floats:
     """Return the smoothed curve.
 
     Args:

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.signal as signal
+from hypothesis import given
+from hypothesis import strategies as st
 from made_runs import groups_of, require_readable, rising, write_run
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.report import report
-from lightning_fl.report.comparison import Metric
+from lightning_fl.report.comparison import Curve, Metric
 from lightning_fl.report.plots import draw_bits, draw_curves
-from lightning_fl.report.records import read_run
+from lightning_fl.report.records import Record, read_run
 from lightning_fl.report.smoothing import smooth
 
 # ------------------------------------------------------------------------------------------------- smoothing
@@ -121,6 +123,33 @@ def test_a_target_that_is_touched_is_reached_whatever_the_last_bit_says(
     monkeypatch.setattr(signal, "savgol_filter", lambda *how: np.nextafter(savgol_filter(*how), toward))
     (group,) = groups_of(path.parent, name=name, target=values[14])
     assert group.curves[0].numbers["target_rounds"] == 15
+
+
+@given(
+    hundredths=st.integers(6, 94),
+    more=st.sampled_from(["", "5", "41", "0001"]),
+    window=st.sampled_from([1, 5, 39, None]),
+)
+def test_a_curve_that_stays_at_a_target_reaches_it(hundredths: int, more: str, window: int | None) -> None:
+    """Check that more than three decimals count, and that fewer leave accuracies rounded to three, as in the paper."""
+    target = float(f"0.{hundredths:02}{more}")
+    is_rounded = len(more) < 2 and window != 1
+
+    def reached(value: float) -> float | None:
+        columns = {"round": np.arange(40.0), "val/accuracy": np.full(40, value)}
+        return Curve(Record(Path("a"), columns, {}, "A", None, ()), Metric(target=target, window=window)).numbers[
+            "target_rounds"
+        ]
+
+    assert reached(target) == 1
+    assert reached(target - 1e-4) == (1 if is_rounded else None)
+
+
+def test_a_report_says_to_how_many_decimals_it_rounds(run: Callable[..., tuple], tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(90))
+    for target, decimals in (("0.8", "three"), ("0.8125", "4")):
+        run("report", "a", "--target", target)
+        assert f"accuracies are rounded to {decimals} decimals" in (tmp_path / "report" / "report.md").read_text()
 
 
 @pytest.mark.parametrize("toward", [-np.inf, np.inf])
