@@ -392,13 +392,13 @@ class Federation:
     @property
     def work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
-        return self._work_of(self.run, self.context)
+        return self._work_of(self.schedule, self.run, self.context)
 
-    def _work_of(self, run: Run, context: RoundContext) -> LocalWork:
+    def _work_of(self, schedule: LocalSchedule, run: Run, context: RoundContext) -> LocalWork:
         """Return the length of the clients' local training in the present round of a run, which has the context."""
-        method = self.algorithm
-        schedule, sizes = self.schedule.in_round(method.rule, context), self.data.client_sizes
-        return LocalWork(schedule, run, sizes, method.gradients_per_step, method.passes_at_received)
+        method, sizes = self.algorithm, self.data.client_sizes
+        in_round = schedule.in_round(method.rule, context)
+        return LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
 
     @property
     def _macs(self) -> tuple[float, float]:

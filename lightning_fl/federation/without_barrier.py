@@ -10,13 +10,14 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.client_devices import Bits
 from lightning_fl.federation.intake import Intake
@@ -147,15 +148,20 @@ class WithoutBarrier(Federation):
     def work(self) -> LocalWork:
         """Length of the local training of the clients whose uploads the next update takes."""
         run, context = self.run, self.context
-        now = self._work_of(run, context)
+        now = self._work_in(run, context)
         taken = [
-            (self._work_of(run.as_of(entry.version, entry.again), context), entry.client) for entry in self.update.taken
+            (self._work_in(run.as_of(entry.version, entry.again), context), entry.client) for entry in self.update.taken
         ]
         return TakenWork(**vars(now), taken=taken)
 
-    def _work_of(self, run: Run, context: RoundContext) -> LocalWork:
+    def _work_in(self, run: Run, present: RoundContext) -> LocalWork:
         """Return the length of the local training of clients that begin in a round, given the facts about the present one."""
-        return super()._work_of(run, self._context_of(run.round, context))
+        return self._work_of(self._schedule_of(run.round), run, self._context_of(run.round, present))
+
+    def _schedule_of(self, version: int) -> LocalSchedule:
+        """Return the schedule of the round in which a version was sent: callbacks, or a resumption, may have changed it."""
+        saved = self.run.schedules.get(version)
+        return self.schedule if version == self.run.round or saved is None else LocalSchedule(**saved)
 
     def _context_of(self, version: int, context: RoundContext) -> RoundContext:
         """Return the facts about the run for the training on a version, given those about the present round."""
@@ -173,7 +179,7 @@ class WithoutBarrier(Federation):
         def bits() -> Bits:
             """Return what a client sends and receives, the same for all."""
             client = int(population.eligible[0])
-            shared, work = self.algorithm.share(run.server), self._work_of(run, context)
+            shared, work = self.algorithm.share(run.server), self._work_in(run, context)
             broadcast = partial(super(WithoutBarrier, self)._broadcast, selected=[client], shared=shared, work=work)
             return planned_bits(self.flat_module, self.algorithm, run, context, [client], broadcast)[client]
 
@@ -192,7 +198,7 @@ class WithoutBarrier(Federation):
             new = []
             for client in map(int, chosen):
                 again = sum(entry.client == client for entry in started)
-                work = self._work_of(run.as_of(run.round, again), context)
+                work = self._work_in(run.as_of(run.round, again), context)
                 is_lost = not population.answering(work.run, [client])
                 new.append(Started(client, again, self._client_times(work).seconds(client, bits()), is_lost))
             return now, new
@@ -208,6 +214,7 @@ class WithoutBarrier(Federation):
         job = super()._broadcast(link, selected, shared, work)
         counters = {f"{COUNTERS}{name}": entry for name, entry in run.counters.items()}
         run.versions[run.round] = {**job.received, **counters}
+        run.schedules[run.round] = asdict(self.schedule)
         schedules = self.flat_module.optimizer.schedules
         if schedules.configs:
             run.rates[run.round] = deepcopy(schedules.state_dict())
@@ -231,7 +238,7 @@ class WithoutBarrier(Federation):
         received = {name: value for name, value in version.items() if not name.startswith(COUNTERS)}
         with self._rates_of(entry.version):
             context = self._context_of(entry.version, job.context)
-            schedule = self.schedule.in_round(job.rule, context)
+            schedule = self._schedule_of(entry.version).in_round(job.rule, context)
             its = replace(job, run=past, context=context, received=received, schedule=schedule)
             results = self._train(its, [entry.client])
             for upload in self.algorithm.exchange.collect(results, link):
@@ -270,6 +277,7 @@ class WithoutBarrier(Federation):
         needed = {entry.version for entry in run.in_flight}
         run.versions = {version: model for version, model in run.versions.items() if version in needed}
         run.rates = {version: rates for version, rates in run.rates.items() if version in needed}
+        run.schedules = {version: schedule for version, schedule in run.schedules.items() if version in needed}
         super()._commit(proposal, outcome, intake)
 
     def _time_ahead(self, link: Link) -> None:

@@ -74,6 +74,7 @@ class Run:
         in_flight: trainings of clients that go on, where the server does not wait for them.
         versions: earlier models that these clients have received, with the shared buffers, by the number of updates before.
         rates: learning rates of the rounds of these versions, as `Schedules.state_dict` returned them; {} without schedulers.
+        schedules: length and batches of the clients' local training in the rounds of these versions, as plain values.
         spent: what a private run has released; None if it is not private.
         again: trainings of a client on one version before the present one, which decide its random draws besides.
         attack: model (d,) and buffers (d_b,) of the last round, for attackers who compare them with the present ones; else {}.
@@ -111,6 +112,7 @@ class Run:
     in_flight: list[Arrival] = field(default_factory=list, init=False)
     versions: dict[int, State] = field(default_factory=dict, init=False)
     rates: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
+    schedules: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
     spent: SpentPrivacy | None = field(default=None, init=False)
     again: int = field(default=0, init=False)
     attack: State = field(default_factory=dict, init=False)
@@ -329,7 +331,12 @@ class Run:
         if not self.in_flight:
             return {}
         trainings = [list(entry) for entry in self.in_flight]
-        return {"in_flight": trainings, "versions": dict(self.versions), "version_rates": dict(self.rates)}
+        return {
+            "in_flight": trainings,
+            "versions": dict(self.versions),
+            "version_rates": dict(self.rates),
+            "version_schedules": dict(self.schedules),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state. Its tensors may belong to a memory-mapped file, so all are copied, those of clients one by one.
@@ -367,6 +374,7 @@ class Run:
         self.in_flight = [Arrival(*entry) for entry in state.get("in_flight", ())]
         self.versions = {version: relaid(entry, device) for version, entry in state.get("versions", {}).items()}
         self.rates = state.get("version_rates", {})
+        self.schedules = state.get("version_schedules", {})  # checkpoints of 0.3 lack it
         self.attack = relaid(state.get("attack", {}), device)
         self.spent = SpentPrivacy.from_state(state["privacy"]) if "privacy" in state else None
 

@@ -12,6 +12,7 @@ from compared_runs import MakeTrainer, equal_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from roster import problem
 from toys import SIZES, Drifting, Halves, Normalised, Perceptron, Recorded, federation, read_rows, vector
 
@@ -311,6 +312,25 @@ def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -
     history = fit(FedBuff(1), halving(), callbacks=[Seen()])[1].history
     expected = [0.5 ** (round - stale) for round, stale in enumerate(history["async/staleness_max"])]
     assert rates == expected
+
+
+@pytest.mark.parametrize("resumes", [False, True], ids=["in one go", "resumed"])
+def test_clients_train_as_long_as_they_need_by_the_clock(
+    resumes: bool, fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Change the local training under way, by a callback or when the run is resumed: samples and seconds go together."""
+    speeds = {"uplink_mebibytes_per_second": 1e30, "downlink_mebibytes_per_second": 1e30}
+    flags = {"clock": ClientClock(macs_per_second=3 * 20.0, **speeds), "max_rounds": 8, **keeps_files}
+    if resumes:
+        fit(FedBuff(1), **{**flags, "max_rounds": 3})
+        fit(FedBuff(1), **flags, local_epochs=10, ckpt_path="last")
+    else:
+        fit(FedBuff(1), **flags, local_steps=2, callbacks=[GradientAccumulationScheduler({0: 1, 2: 4})])
+    rows = read_rows(tmp_path)
+    assert [float(row["time/slowest_client"]) for row in rows] == pytest.approx(
+        [float(row["clients/samples"]) for row in rows]
+    )
+    assert max(float(row["async/staleness_max"]) for row in rows[3:]) > 1
 
 
 def test_clients_that_are_not_there_are_not_drawn(fit: Fit, tmp_path: Path) -> None:
