@@ -102,16 +102,18 @@ class UpdateTimes:
 
     def columns(self) -> dict[str, float]:
         """Return the columns of metrics.csv."""
-        taken = self.update.taken
+        update, taken = self.update, self.update.taken
         staleness = [self.version - entry.version for entry in taken]
-        places = self.num_places * self.seconds
+        places = (
+            max(self.num_places, update.num_before) * self.seconds
+        )  # more are busy if a resumed run has fewer places
         return {
             "time/slowest_client": max(entry.seconds - entry.start for entry in taken),
-            "time/utilisation": self.update.busy_seconds / places if places else 1.0,
+            "time/utilisation": update.busy_seconds / places if places else 1.0,
             "clients/late": 0,
             "async/staleness_mean": float(np.mean(staleness)),
             "async/staleness_max": max(staleness),
-            "async/in_flight": len(self.update.in_flight),
+            "async/in_flight": len(update.in_flight),
         }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import isclose
 from typing import NamedTuple
 
 
@@ -65,6 +67,11 @@ class Update:
     seconds: float
 
     @property
+    def num_before(self) -> int:
+        """Number of trainings that went on at the update before."""
+        return len(self.taken) + len(self.lost) + len(self.in_flight) - len(self.started)
+
+    @property
     def busy_seconds(self) -> float:
         """Seconds that clients have spent since the update before, all of them together."""
         trainings = [*self.taken, *self.lost, *self.in_flight]
@@ -76,7 +83,8 @@ def next_update(
 ) -> Update:
     """Return the events until `buffer_size` uploads have arrived.
 
-    All uploads of an instant are taken, and updates made, before idle places are filled.
+    All uploads of an instant are taken, and updates made, before idle places are filled. Times that differ by rounding alone, as
+    0.7 + 0.7 + 0.7 and 2.1, are one instant.
 
     Args:
         in_flight: trainings that go on.
@@ -88,13 +96,15 @@ def next_update(
     """
     queue, begin = list(in_flight), now
     heapify(queue)
+    instants = sorted(entry.seconds for entry in in_flight)
     started, taken, lost = list[Arrival](), list[Arrival](), list[Arrival]()
     sequence = 1 + max((entry.sequence for entry in in_flight), default=-1)
     while len(taken) < buffer_size:
         if len(queue) < num_places and not (queue and queue[0].seconds <= now):
             now, new = fill(now, {entry.client for entry in queue}, num_places - len(queue), started)
             for client, again, seconds, is_lost in new:
-                entry = Arrival(now + seconds, sequence, client, version, again, is_lost, now)
+                arrival = _instant(now + seconds, instants)
+                entry = Arrival(arrival, sequence, client, version, again, is_lost, now)
                 sequence += 1
                 started.append(entry)
                 heappush(queue, entry)
@@ -102,3 +112,13 @@ def next_update(
         now = entry.seconds
         (lost if entry.is_lost else taken).append(entry)
     return Update(started, taken, lost, sorted(queue), begin, now)
+
+
+def _instant(seconds: float, instants: list[float]) -> float:
+    """Return the instant in an ascending list that differs from a time by rounding alone; a new one is added to the list."""
+    place = bisect_left(instants, seconds)
+    for instant in instants[max(0, place - 1) : place + 1]:
+        if isclose(instant, seconds):
+            return instant
+    instants.insert(place, seconds)
+    return seconds

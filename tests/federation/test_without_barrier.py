@@ -56,6 +56,24 @@ def test_order_of_events_by_hand() -> None:
 
 
 @given(
+    seconds=st.lists(st.integers(1, 4).map(float), min_size=2, max_size=6),
+    buffer_size=st.integers(1, 4),
+    unit=st.floats(1e-3, 1e3) | st.sampled_from([0.1, 0.7, 1 / 3, 1e-6]),
+)
+@settings(max_examples=80)
+def test_order_of_events_does_not_depend_on_the_unit_of_time(
+    seconds: list[float], buffer_size: int, unit: float
+) -> None:
+    """Check that uploads of one instant stay so where sums are rounded."""
+
+    def order(unit: float) -> list[list[tuple[int, int, int]]]:
+        updates = updates_of([unit * each for each in seconds], len(seconds), buffer_size, 12)
+        return [[(entry.sequence, entry.client, entry.version) for entry in update.taken] for update in updates]
+
+    assert order(unit) == order(1.0)
+
+
+@given(
     seconds=st.lists(st.integers(1, 4).map(float), min_size=2, max_size=7),
     places=st.integers(1, 5),
     buffer_size=st.integers(1, 6),
@@ -331,6 +349,30 @@ def test_clients_train_as_long_as_they_need_by_the_clock(
         [float(row["clients/samples"]) for row in rows]
     )
     assert max(float(row["async/staleness_max"]) for row in rows[3:]) > 1
+
+
+def test_speeds_times_c_leave_the_models(fit: Fit, tmp_path: Path) -> None:
+    models = []
+    for number, scale in enumerate((1.0, 10.0, 1.7)):
+        trace = tmp_path / f"{number}.csv"
+        rows = [f"{client},{scale / (client + 1)},1e30,1e30" for client in range(3)]
+        trace.write_text(
+            "\n".join(("client,macs_per_second,uplink_mebibytes_per_second,downlink_mebibytes_per_second", *rows))
+        )
+        clock = ClientClock(trace=trace, macs_per_second=1.0, computation_seconds=1.0)
+        models.append(fit(FedBuff(1), sizes=(6, 6, 6), clock=clock, max_rounds=12)[0])
+    np.testing.assert_array_equal(models[1], models[0])
+    np.testing.assert_array_equal(models[2], models[0])
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_clients_are_busy_at_most_all_the_time_of_the_places(
+    places: int, fit: Fit, keeps_files: dict[str, Any]
+) -> None:
+    fit(FedBuff(1), **keeps_files, clients_per_round=4, max_rounds=3)
+    trainer = fit(FedBuff(1), **keeps_files, clients_per_round=places, max_rounds=9, ckpt_path="last")[1]
+    assert trainer.history["async/in_flight"].iloc[-1] == places - 1
+    assert trainer.history["time/utilisation"].between(0, 1 + 1e-9).all()
 
 
 def test_clients_that_are_not_there_are_not_drawn(fit: Fit, tmp_path: Path) -> None:
