@@ -328,7 +328,7 @@ class Federation:
             server=replace(server, counters=counters),
             round=run.round,
             clients=clients,
-            num_samples=self.privacy.num_samples(float(self.data.client_sizes[clients].sum())),
+            num_samples=self.privacy.num_samples(outcome.num_samples),
             shared=shared,
             params=run.params,
             buffers=run.buffers,

@@ -62,6 +62,7 @@ class Outcome:
         num_attackers: uploads of attackers, also rejected ones.
         num_accepted: uploads that the server accepted.
         silent: accepted clients that sent nothing, as the server has drawn others.
+        num_samples: samples of the accepted clients together; of a client with two uploads twice.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
         memory: new codec memories of the same clients, on the host.
@@ -77,6 +78,7 @@ class Outcome:
     num_stale: int = field(default=0, metadata={REDUCTION: add})
     num_attackers: int = field(default=0, metadata={REDUCTION: add})
     num_accepted: int = field(default=0, metadata={REDUCTION: add})
+    num_samples: float = field(default=0.0, metadata={REDUCTION: add})
     num_lost: int = 0
     silent: frozenset[int] = field(default=frozenset(), metadata={REDUCTION: or_})
     logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
@@ -97,6 +99,7 @@ class Outcome:
         """
         keep_state, keep_memory = keep
         self.num_accepted += 1
+        self.num_samples += result.weight
         self.logs[result.client] = result.logs
         if result.state:
             self.states[result.client] = keep_state(staging.to_host(result.state))
@@ -107,7 +110,7 @@ class Outcome:
     def lose(self, count: int) -> None:
         """Forget the uploads of so many clients, which were too few for a secure sum."""
         self.num_lost, self.num_uploads, self.num_accepted = count, self.num_uploads - count, 0
-        self.num_attackers = 0
+        self.num_attackers, self.num_samples = 0, 0.0
         self.logs, self.states, self.memory, self.counters = {}, {}, {}, {}
 
     def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:

@@ -1,6 +1,7 @@
 """Test methods that do not wait for the clients of a round: the order of events, an oracle, theorems, and resumed runs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.rules import LocalAdam, SharedAdam
+from lightning_fl.slots import ServerTurn, State, Step
 from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
 
 EQUAL = ClientClock(computation_seconds=1.0)
@@ -308,6 +310,27 @@ def test_second_upload_of_an_update_goes_on_from_the_first(fit: Fit) -> None:
     assert state["turns"] == 6
     torch.testing.assert_close(state["sum"], sent)
     torch.testing.assert_close(arrived + memory["model"], sent)
+
+
+@dataclass(frozen=True)
+class Weighed(Step):
+    """Step that keeps the number of samples of each round's uploads, and changes nothing."""
+
+    seen: list[float] = field(default_factory=list)
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        self.seen.append(turn.num_samples)
+        return state
+
+
+@pytest.mark.parametrize("max_staleness", [None, 0])
+def test_samples_of_a_client_count_for_each_of_its_uploads(max_staleness: int | None, fit: Fit) -> None:
+    """Check that steps may weigh the server's samples against those of all uploads that the mean is over."""
+    weighed = Weighed()
+    trainer = fit(FedBuff(5, max_staleness=max_staleness, steps=[weighed]), sizes=(9, 9, 9), max_rounds=8)[1]
+    accepted = trainer.history["clients/accepted"]
+    assert weighed.seen == [9 * count for count in accepted if count]
+    assert max_staleness is None or set(accepted) > {5}
 
 
 @pytest.mark.parametrize("change", [{"buffer_size": 3}, {"max_staleness": 4}, {"decay": 1.0}], ids=str)
