@@ -82,7 +82,8 @@ def curve_block(method: str) -> str:
     text = TEXT.format(
         task=markdown(task[0].upper() + task[1:]), num_seeds=len(kept_groups()[method].curves), others=others
     )
-    command = " \\\n  ".join(["lightning-fl fit", *map(shlex.quote, cell.arguments)])
+    last_given = {word.partition("=")[0]: word for word in cell.arguments}  # a method's flag replaces that of all
+    command = " \\\n  ".join(["lightning-fl fit", *map(shlex.quote, last_given.values())])
     return f"![Accuracy of {method} by rounds and by uplink bytes]({method}.svg)\n\n{text}\n\n{fenced(command, 'bash')}"
 
 

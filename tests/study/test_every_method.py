@@ -46,18 +46,26 @@ def test_kept_runs_go_from_the_first_round_to_the_last() -> None:
             assert ((curve.raw > 0) & (curve.raw <= 1)).all()
 
 
-def test_the_command_beside_a_curve_is_its_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["FedDUMAP", "FedAsync"])
+def test_the_command_beside_a_curve_is_its_first_run(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare configurations: the command has no seed, so it takes the files' and the data's."""
     monkeypatch.chdir(ROOT)
-    (cell,) = (cell for cell in STUDY.cells if cell.name == "FedDUMAP")
-    words = curves.curve_block("FedDUMAP").partition("```bash\n")[2].partition("\n```")[0].replace("\\\n", "").split()
+    (cell,) = (cell for cell in STUDY.cells if cell.name == method)
+    words = curves.curve_block(method).partition("```bash\n")[2].partition("\n```")[0].replace("\\\n", "").split()
     assert words[:2] == ["lightning-fl", "fit"]
     seeded = (*cell.arguments, f"--seed_everything={STUDY.seeds[0]}", f"--data.seed={STUDY.seeds[0]}")
     found, expected = resolve(words[2:]), resolve(seeded)
     assert {key: found[key] for key in found if key != "config"} == {
         key: expected[key] for key in expected if key != "config"
     }
-    assert found["algorithm"]["class_path"].endswith("FedDUMAP")
+    assert found["algorithm"]["class_path"].endswith(method)
+
+
+@pytest.mark.parametrize("method", [cell.name for cell in STUDY.cells])
+def test_the_command_beside_a_curve_has_each_flag_once(method: str) -> None:
+    command = curves.curve_block(method).partition("```bash\n")[2].partition("\n```")[0]
+    flags = [line.split("=")[0] for line in command.splitlines()]
+    assert len(set(flags)) == len(flags)
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedLDF"])
