@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 
 from markup import table
 
@@ -66,6 +67,8 @@ VERDICTS = {
     "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
 }
 """Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
+WIDTH = 140
+"""Characters of a line of these pages at most; rows of tables cannot be wrapped."""
 TIMES = "×\N{NO-BREAK SPACE}"
 HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict"]
 OWN_SAMPLES = ("feddp_controls",)
@@ -130,6 +133,7 @@ def study_block(name: str) -> str:
     if file.regime:
         said = f"**{file.regime.here}** (`{name}`)."
         said += f" In the paper: {file.regime.paper}." * any(claim.paper is not None for claim, _ in pairs)
+    said = fill(said, WIDTH, break_on_hyphens=False)
     if has_runs(name):
         return f"{said}\n\n{lines}"
     head = f"<details><summary>{len(rows)} claims not run yet: lightning-fl study {name}, {file.takes}</summary>"
@@ -154,7 +158,7 @@ def summary_of(title: str) -> str:
         f"{total['undecided']} are undecided, and {total['the other sign']} have the other sign.** A claim counts once for each "
         "study that tests it."
     )
-    return f"{sentence}\n\n{table(['verdict', 'claims', 'where', 'why'], rows)}"
+    return f"{fill(sentence, WIDTH, break_on_hyphens=False)}\n\n{table(['verdict', 'claims', 'where', 'why'], rows)}"
 
 
 def kind_of(outcome: str) -> str:
