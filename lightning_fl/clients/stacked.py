@@ -25,7 +25,7 @@ from lightning_fl.clients.local_training import change_of, move_schedules, rule_
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import Group, Member, StackBatches, stack_batches, whole_pass
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import noting
+from lightning_fl.errors import UserError, add_note, noting
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
@@ -101,16 +101,18 @@ class Stacked:
         """Train one stack; return None, with its memory free again, if several clients need more than there is."""
         names = ", ".join(str(member.client) for member in members)
         try:
-            with noting(
-                lambda: (
-                    f"Clients {names} were training at once in round {job.run.round}; trainer.runner serial trains one after "
-                    "the other, which allows what a stack does not."
-                )
-            ):
+            with noting(lambda: f"Clients {names} were training at once in round {job.run.round}."):
                 return train_stack(flat_module, job, members)
         except torch.OutOfMemoryError:
             if len(members) == 1:
                 raise
+        except UserError:
+            raise
+        except Exception as error:
+            add_note(
+                error, "trainer.runner serial trains one client after the other, which allows what a stack does not."
+            )
+            raise
         # Outside the handler, where the error no longer holds the tensors of the stack.
         flat_module.optimizer.schedules.end_client()
         flat_module.bind_optimizer()

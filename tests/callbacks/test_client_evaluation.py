@@ -782,7 +782,7 @@ def test_test_samples_of_other_users_are_refused(make_trainer: MakeTrainer, tmp_
         make_trainer(callbacks=ClientEvaluation(part="test")).fit(Perceptron(), data)
 
 
-@pytest.mark.parametrize("name", ["round", "client", "name", "samples"])
+@pytest.mark.parametrize("name", ["client", "name", "samples"])
 def test_a_metric_with_the_name_of_another_column_is_refused(name: str, make_trainer: MakeTrainer) -> None:
     class Logs(Perceptron):
         def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -109,7 +109,8 @@ def test_an_error_in_a_client_s_step_names_the_client(runner: str, make_trainer:
     with pytest.raises(RuntimeError) as caught:
         make_trainer(clients_per_round=1, runner=runner).fit(Failing(), data)
     said = _said(caught.value)
-    assert "Client 0 was training in round 1." in said or "Clients 0 were training at once in round 1;" in said
+    assert "Client 0 was training in round 1." in said or "Clients 0 were training at once in round 1." in said
+    assert ("trainer.runner serial trains one client after the other" in said) == (runner == "stacked")
     assert "training_step read batch 0: float32 (5, 1, 8, 8), int64 (5,)." in said
 
 
