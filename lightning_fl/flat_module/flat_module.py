@@ -461,8 +461,7 @@ class FlatModule:
         """Let the optimiser leave out parameters that have no gradient in this step, unless a rule has given them one."""
         if not missing or self._flat_gradient is None:
             return nullcontext()
-        self._flat_gradient.admit_nonzero(missing)
-        return self.optimizer.leaving_out(self.missing)
+        return self.optimizer.leaving_out(self._flat_gradient.recheck_missing())
 
     @contextmanager
     def keeping_gradient(self) -> Iterator[None]:

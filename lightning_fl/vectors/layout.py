@@ -198,15 +198,20 @@ class FlatGradient:
         self._present.difference_update(replaced)
         return self._admitted([name for name, gradient in replaced.items() if gradient is not None])
 
-    def admit_nonzero(self, names: Iterable[str] | None = None) -> list[str]:
-        """Count leaves (all if None) whose part of the vector is not 0 as having a gradient; return as `discover` does."""
-        names = list(self._pairs) if names is None else names
-        return self._admitted([name for name in names if self._pairs[name][1].any()])
+    def admit_nonzero(self) -> list[str]:
+        """Give leaves a gradient to whose part of the vector others have added; return as `discover` does."""
+        return self._admitted([name for name in (*self._outside, *self.missing) if self._pairs[name][1].any()])
+
+    def recheck_missing(self) -> list[str]:
+        """Give missing leaves a gradient to whose part of the vector something has been added; return the others."""
+        self._present.update(name for name in self.missing if self._pairs[name][1].any())
+        return self.missing
 
     def restore(self, gradient: Tensor, missing: Iterable[str]) -> None:
         """Put back the gradients (..., d) of a step, and which of them are `missing`."""
         self._vector.copy_(gradient)
         self._present = self._inside.keys() - set(missing)
+        self._note_versions()
 
     def admit(self, names: Iterable[str]) -> list[str]:
         """Add these leaves to those that have had a gradient; return the new ones."""
