@@ -393,9 +393,12 @@ def _local_schedule(
         drop_last=data.drop_last,
         skips_single_samples=trainer.active_module.skips_single_samples,
     )
+    pooled = cohort if trainer.algorithm.pools_clients else None
+    if pooled is not None and isinstance(limit, int):  # a limit of each client's pass
+        schedule = replace(schedule, limit_batches=limit * pooled[1])
     batches_per_epoch = schedule.pass_batches(int(data.client_sizes.max()))
-    if trainer.algorithm.pools_clients and cohort is not None:
-        schedule = schedule.with_cohort(*cohort, batches_per_epoch)
+    if pooled is not None:
+        schedule = schedule.with_cohort(*pooled, batches_per_epoch)
     repeats = trainer.algorithm.rule.repeats
     trainer.most_local_steps, trainer.round_batches = (
         schedule.num_steps(batches_per_epoch) * repeats,

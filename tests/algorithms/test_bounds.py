@@ -42,6 +42,8 @@ def test_centralised_is_the_stock_trainer_on_all_samples(make_trainer: MakeTrain
         ({"local_epochs": 4, "clients_per_round": 1.0}, 40),
         ({"local_epochs": 2, "accumulate_grad_batches": 3}, 4),
         ({"local_steps": 7}, 21),
+        ({"local_epochs": 2, "limit_train_batches": 1}, 6),  # a pass of one batch of each of six clients
+        ({"local_epochs": 2, "limit_train_batches": 0.5}, 5),
     ],
 )
 def test_centralised_makes_the_steps_of_a_cohort(flags: dict[str, Any], steps: int, make_trainer: MakeTrainer) -> None:
