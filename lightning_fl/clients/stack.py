@@ -209,7 +209,7 @@ class Stack:
 
             def record(name: str, value: Any, *how: Any, **named: Any) -> None:
                 recorded.append((name, how, named))
-                logged.append(torch.as_tensor(value))
+                logged.append(torch.as_tensor(value).clone())
 
             with flat_module.lending(params | buffers, record):
                 loss, _ = flat_module.training_step(batch, group.batch_index)

@@ -267,6 +267,10 @@ class FlatModule:
         self.params.copy_(params)
         self._shared_buffers.load(buffers, counters)
 
+    def adopt_unsaved_buffers(self) -> None:
+        """Let each client begin with the present values of the buffers that the module does not save."""
+        self._shared_buffers.adopt_unsaved()
+
     def load_buffers(self, buffers: Tensor) -> None:
         """Load the shared float buffers (d_b,) into the module."""
         self._shared_buffers.load_floats(buffers)
@@ -459,7 +463,7 @@ class FlatModule:
 
     def step_without(self, missing: Sequence[str]) -> AbstractContextManager[None]:
         """Let the optimiser leave out parameters that have no gradient in this step, unless a rule has given them one."""
-        if not missing or self._flat_gradient is None:
+        if not missing or self._flat_gradient is None or isinstance(self.optimizer, ManualOptimizers):
             return nullcontext()
         return self.optimizer.leaving_out(self._flat_gradient.recheck_missing())
 

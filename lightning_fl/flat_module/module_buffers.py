@@ -17,7 +17,7 @@ class ModuleBuffers:
     """Some buffers of a module: the float ones are views of one vector, the integer and boolean ones are counters.
 
     Buffers that the module does not save (`persistent=False`) are in neither, as they are no part of the model: they are not
-    sent, and each client begins with the values that they had when the buffers were bound.
+    sent, and each client begins with the values that they had when the round began.
 
     Attributes:
         layout, vector: position of each float buffer, and the vector (d_b,).
@@ -59,6 +59,11 @@ class ModuleBuffers:
             self._current(name).copy_(counters[name])
         for name, value in self._unsaved.items():
             self._current(name).copy_(value)
+
+    def adopt_unsaved(self) -> None:
+        """Let each client begin with the present values of the buffers that the module does not save."""
+        for name, value in self._unsaved.items():
+            value.copy_(self._current(name))
 
     def load_floats(self, vector: Tensor) -> None:
         """Copy the float buffers (d_b,) into the module."""

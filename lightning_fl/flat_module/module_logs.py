@@ -93,7 +93,8 @@ class LogCollector:
         if isinstance(value, Metric):
             self._metrics[name] = value
             return
-        self._values[name].append(value.detach() if isinstance(value, Tensor) else value)
+        # A copy, as in Lightning: the module may go on to change the tensor in place.
+        self._values[name].append(value.detach().clone() if isinstance(value, Tensor) else value)
         self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
 
     def _samples_of(self, name: str) -> int:

@@ -330,6 +330,7 @@ class FitLoop:
         follow_pruning.follow(self.federation)
         run, flat_module = self.trainer.run, self.trainer.active_module
         flat_module.bind_replaced()
+        flat_module.adopt_unsaved_buffers()
         run.adopt_model(flat_module.params, flat_module.read_buffers(), flat_module.read_counters())
         if masks := masks_of(flat_module.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)

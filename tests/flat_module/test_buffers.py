@@ -227,3 +227,36 @@ def test_integers_that_a_hook_changes_between_rounds_stay_changed(hook: str, mak
     make_trainer(max_rounds=3, runner="serial", clients_per_round=3).fit(module, federation(SIZES, batch_size=4))
     assert module.rounds == 3
     assert module.batches == (BATCHES if hook == "on_train_epoch_start" else 0)
+
+
+class Annealed(Perceptron):
+    """Module whose loss has a factor in a buffer that is not saved, which a hook sets and the training spoils."""
+
+    def __init__(self, in_place: bool, spoils: bool) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(1.0), persistent=False)
+        self.in_place, self.spoils = in_place, spoils
+
+    def on_train_epoch_start(self) -> None:
+        now = torch.tensor(0.5**self.current_epoch)
+        if self.in_place:
+            self.factor.copy_(now)
+        else:
+            self.factor = now
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("factor", self.factor)
+        loss = self.factor.clone() * super().training_step(batch, batch_idx)
+        if self.spoils:
+            self.factor.fill_(100.0)
+        return loss
+
+
+@pytest.mark.parametrize(("runner", "spoils"), [("serial", False), ("serial", True), ("stacked", False)])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_clients_begin_with_what_a_hook_makes_of_buffers_that_are_not_saved(
+    in_place: bool, runner: str, spoils: bool, make_trainer: MakeTrainer
+) -> None:
+    trainer = make_trainer(max_rounds=3, runner=runner, clients_per_round=3)
+    trainer.fit(Annealed(in_place, spoils), federation((4, 4, 4), batch_size=4))
+    assert [row["factor"] for row in trainer.fit_loop.rows] == [1.0, 0.5, 0.25]

@@ -509,3 +509,27 @@ def test_methods_that_read_an_accuracy_find_it_once(make_trainer: MakeTrainer) -
     trainer = make_trainer()
     trainer.fit(Twice(), Served(20), FedDU())
     assert trainer.callback_metrics["feddu/accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_a_logged_tensor_may_change_in_place(runner: str, make_trainer: MakeTrainer) -> None:
+    """Test a running count in a buffer, and a value that is multiplied after it was logged."""
+
+    class Changing(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.tensor(0.0))
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.count += 1
+            self.log("count", self.count, batch_size=1)
+            loss = self.loss(batch)
+            value = torch.ones_like(loss)
+            self.log("value", value)
+            value.mul_(5.0)
+            return loss
+
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=3, runner=runner)
+    trainer.fit(Changing(), federation(sizes=(8,), batch_size=4))
+    assert trainer.callback_metrics["count"] == 3.5  # the mean of 1 to 6
+    assert trainer.callback_metrics["value"] == 1.0

@@ -72,6 +72,9 @@ class ManualOptimizers:
     momentum = None
     decays = False
     weight_decay = 0.0
+    names = frozenset[str]()
+    acts_without_gradient = False
+    has_step_hooks = False
 
     def __init__(self, flat_module: Bound, layout: Layout) -> None:
         """Call `configure_optimizers`.
