@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,18 @@ def rows(folder: Path) -> list[str]:
 @pytest.mark.process
 def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
     claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg", "paper": 0.5}]
-    written(claims=claims, seeds=[1], budget=[1e3, 1e6], chance=0.1)
+    base = [*SMALL, "--trainer.max_rounds=80"]  # so that the first run has not ended when it is killed
+    written(base=base, claims=claims, seeds=[1], budget=[1e3, 1e6], chance=0.1)
     ordinary, is_over = signal.getsignal(signal.SIGTERM), threading.Event()
+
+    def has_saved() -> bool:
+        with suppress(OSError):  # of files that are replaced at this moment
+            return bool(list(Path("runs").rglob("last.ckpt")))
+        return False
 
     def kill() -> None:
         """End the study after the first complete round of its first run."""
-        while not list(Path("runs").rglob("last.ckpt")) and not is_over.is_set():
+        while not has_saved() and not is_over.is_set():
             time.sleep(0.02)
         if signal.getsignal(signal.SIGTERM) is not ordinary:  # the study waits for the signal
             os.kill(os.getpid(), signal.SIGTERM)
@@ -102,7 +109,7 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.threads=1", "--seed_everything=1", "--data.seed=1"]
     chosen = {"FedAvg": [], "FedProx": ["--algorithm=FedProx", "--algorithm.mu=1"]}  # the first was resumed
     for path, (name, method) in zip(done, chosen.items(), strict=True):
-        main(["fit", *SMALL, *method, *quiet, f"--trainer.default_root_dir=direct-{name}"])
+        main(["fit", *base, *method, *quiet, f"--trainer.default_root_dir=direct-{name}"])
         assert rows(path.parent) == rows(Path(f"direct-{name}"))
 
     before = {path: path.stat().st_mtime_ns for path in done}
