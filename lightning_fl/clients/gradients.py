@@ -46,13 +46,13 @@ def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], 
     return treat
 
 
-def treat_stack(stack: Stack, job: ClientJob) -> None:
-    """Mask the gradients of a stack in place, and clip those of each client."""
+def treat_stack(stack: Stack, job: ClientJob, stepped: Sequence[slice]) -> None:
+    """Mask the gradients of a stack in place, and clip those of each client, of the parts that the optimiser steps."""
     if job.context.unpruned is not None:
         stack.gradient.mul_(job.context.unpruned.factors)
     if job.schedule.clip_value:
         personal = [leaf.grad for leaf in stack.personal_leaves.values() if leaf.grad is not None]
-        shared = [stack.gradient[:, part] for part in stack.stepped]
+        shared = [stack.gradient[:, part] for part in stepped]
         _clip_rows([*shared, *personal], job.schedule.clip_value, job.schedule.clip_algorithm)
 
 

@@ -45,7 +45,8 @@ def train_locally(
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     keeps_batches = reads_at_received or beside is not None
     step_batches: list[Batch] = []
-    step, has_gradient, starts_step, has_listeners = 0, False, True, any(listeners)
+    step, has_gradient, starts_step = 0, False, True
+    has_listeners, rates = any(listeners), flat_module.optimizer.rates
 
     def at_received() -> Tensor:
         flat_module.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
@@ -86,8 +87,8 @@ def train_locally(
                 listener(flat_module.optimizer.optimizer)
             if listeners.on_before_optimizer_step:
                 flat_module.adopt_gradients()
-            if has_listeners:  # which may have set another learning rate
-                local.learning_rate = flat_module.optimizer.learning_rate
+            if has_listeners and flat_module.optimizer.rates != rates:  # a listener has set others
+                rates, local.learning_rate = flat_module.optimizer.rates, flat_module.optimizer.learning_rate
             if has_gradient:
                 has_gradient = False
                 if beside is not None:

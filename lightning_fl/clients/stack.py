@@ -123,10 +123,10 @@ class Stack:
         self._flat_gradient.zero()
         self._arrived.clear()
 
-    @property
-    def stepped(self) -> list[slice]:
-        """Parts of a row that the optimiser steps."""
-        return self._flat_module.layout.slices(self._flat_module.optimizer.names)
+    def _note_arrived(self, group: Group, gradient: FlatGradient) -> None:
+        """Note which parameters of some clients have a gradient in this step."""
+        if self._tells_missing:
+            self._arrived.append((group.rows, set(gradient.names).difference(gradient.missing)))
 
     def require_gradients(self) -> None:
         """Raise `UserError` if the optimiser would move a parameter of a client that has no gradient in this step.
@@ -165,10 +165,7 @@ class Stack:
                 warnings.filterwarnings("ignore", "grad and param do not obey")
                 self._flat_module.fabric.backward((losses * factors).sum())
             discovered = self._flat_gradient.discover()
-            if self._tells_missing:
-                self._arrived.append(
-                    (group.rows, set(self._flat_gradient.names).difference(self._flat_gradient.missing))
-                )
+            self._note_arrived(group, self._flat_gradient)
             return discovered
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(group.rows).to(self.params.device, non_blocking=True)
@@ -188,7 +185,7 @@ class Stack:
         for name, entry in self.owned.items():
             if name != PERSONAL:
                 entry.index_copy_(0, index, part.owned[name])
-        self._arrived.append((group.rows, set(part._flat_gradient.names)))
+        self._note_arrived(group, part._flat_gradient)
         return self._flat_gradient.admit(part._flat_gradient.names)
 
     def _losses(self, group: Group, logs: RowLogs) -> Tensor:

@@ -169,7 +169,13 @@ def train_stack(
             optimizer.activate(names)
             local.learning_rate = optimizer.learning_rate
         stack.require_gradients()
-        rule_step(local, job, flat_module, partial(treat_stack, stack, job), at_received if reads_at_received else None)
+        rule_step(
+            local,
+            job,
+            flat_module,
+            partial(treat_stack, stack, job, optimizer.stepped),
+            at_received if reads_at_received else None,
+        )
         move_schedules(local, flat_module, batches.num_batches)  # clients of a stack share a moving schedule
         if notifies_callbacks:
             _notify_stock_callbacks(flat_module, batches)
@@ -251,7 +257,7 @@ def _gradients_at_received(flat_module: FlatModule, job: ClientJob, twin: Stack,
     twin.zero_gradient()
     for _ in _backward(twin, batches.groups(), RowLogs(LogCollector())):
         pass
-    treat_stack(twin, job)
+    treat_stack(twin, job, flat_module.optimizer.stepped)
     flat_module.add_decay(twin.gradient, twin.params, ())
     return twin.gradient
 

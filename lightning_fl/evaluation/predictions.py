@@ -13,7 +13,7 @@ from lightning_fl.data.samples.loaders import SampleLoader
 
 
 class Predictions:
-    """What `predict_step` returned, and which samples it read, as Lightning's `BasePredictionWriter` reads them.
+    """Outputs of `predict_step` and the samples that it read, as Lightning's `BasePredictionWriter` asks for them.
 
     Attributes:
         outputs: outputs of each loader, batch by batch.

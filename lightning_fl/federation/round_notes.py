@@ -109,7 +109,7 @@ class RoundNotes:
 
     @property
     def _change(self) -> str:
-        """What becomes of the model in a round without an upload."""
+        """Words for the change of the model in a round without an upload."""
         return "only noise changed the model" if self.adds_noise else "the model did not change"
 
     def _is_first(self, what: str) -> bool:

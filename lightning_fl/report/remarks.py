@@ -139,7 +139,7 @@ def _lost(record: Record) -> list[str]:
 
 
 def _change(record: Record) -> str:
-    """What becomes of the model in a round without an upload: a trusted server adds noise also then."""
+    """Return words for the change of the model in a round without an upload: a trusted server adds noise also then."""
     has_noise = not np.isnan(record.column("privacy/noise")).all()
     return "only noise changed the model" if has_noise else "the model did not change"
 

@@ -73,6 +73,8 @@ class ManualOptimizers:
     decays = False
     weight_decay = 0.0
     names = frozenset[str]()
+    stepped = ()
+    rates = ()
     acts_without_gradient = False
     has_step_hooks = False
 

@@ -47,6 +47,7 @@ class ModuleOptimizer:
         schedules: its schedulers.
         is_elementwise: True if it updates each coordinate from that coordinate only.
         names: names of the parameters that it steps.
+        stepped: parts of the flat vector that these cover.
         personal_names: names of the personal parameters in each of its groups, which it does not step itself.
         params: vector or stack that it steps: see `bind`.
     """
@@ -124,6 +125,7 @@ class ModuleOptimizer:
             "runner 'serial'.",
         )
         self.params, self._gradient = params, gradient
+        self.stepped = self._layout.slices(self.names)
         self._weight_decay: float | Tensor | None = None
         self._group_slices: list[list[slice]] = [[] for _ in self._groups]
         is_plain = self.is_plain_sgd and not self.has_step_hooks
@@ -281,6 +283,11 @@ class ModuleOptimizer:
     def learning_rate(self) -> float | Tensor:
         """Current learning rate: a number, or (d,) if parameter groups differ (0 for a parameter in no group)."""
         return self._per_coordinate("lr")
+
+    @property
+    def rates(self) -> list[Any]:
+        """Current learning rate of each parameter group."""
+        return [group["lr"] for group in self.optimizer.param_groups]
 
     @property
     def largest_rate(self) -> float:
