@@ -77,6 +77,11 @@ ROWS = {  # the tests by the row's first words
     ],
     "`on_train_batch_start` that": [(HOOKS, "test_clients_skip_no_rest_of_an_epoch")],
     "parameters that a hook unfreezes": [(FLAT, "test_what_no_message_would_carry_does_not_train")],
+    "a step in which a parameter has no gradient": [
+        ("flat_module/test_missing_gradients.py", "test_one_client_makes_the_steps_of_lightning"),
+        ("flat_module/test_missing_gradients.py", "test_a_stack_makes_the_same_steps_or_refuses"),
+    ],
+    "frozen parameters that move": [("trainer/test_frozen_weights.py", "test_frozen_weights_move_between_rounds_only")],
     "`nn.Embedding(padding_idx": [("clients/test_stacked.py", "test_clients_leave_the_padding_of_an_embedding_alone")],
     "frozen and tied": [
         (FLAT, "test_frozen_parameters_are_neither_trained_nor_sent"),
