@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
+from importlib.util import find_spec
 from inspect import Parameter
 from typing import Any
 
@@ -42,12 +43,16 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
 """Arguments of the codecs that are tried with several; the others get their defaults."""
 INSIDE: dict[str, Codec] = {"EntropyCoded": QSGD()}
 """Codecs inside others; `TopK` for those that are not listed."""
+NEEDS = {"EntropyCoded": "constriction"}
+"""Package that a codec needs."""
 THREE_VECTORS = ("SharedTopK", "FairTopK")
 
 
 def cases() -> Iterator[tuple[str, Codec]]:
-    """Yield each codec with its name and arguments."""
+    """Yield each codec with its name and arguments, without those whose package is not installed."""
     for name in codecs.__all__:
+        if find_spec(NEEDS.get(name, "torch")) is None:
+            continue
         found = getattr(codecs, name)
         required = [key for key, given in parameters_of(found).items() if given.default is Parameter.empty]
         for arguments in ARGUMENTS.get(name, [{}]):

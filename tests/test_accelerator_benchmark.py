@@ -17,7 +17,17 @@ from roster import ROSTER
 from lightning_fl import algorithms
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-MISSING = ("jsonargparse", "lightning_fl", "matplotlib", "scikit_learn", "scipy", "sklearn", "torch_pruning", "wandb")
+MISSING = (
+    "constriction",
+    "jsonargparse",
+    "lightning_fl",
+    "matplotlib",
+    "scikit_learn",
+    "scipy",
+    "sklearn",
+    "torch_pruning",
+    "wandb",
+)
 NETWORKS = ("lenet5", "cnn", "vgg11", "resnet18")
 WAYS = ("serial", "stacked", "bare loop")
 
@@ -70,7 +80,7 @@ def test_every_method_has_the_numbers_of_the_cpu(tiny: dict[str, Any], methods: 
         if name in methods.NEED_TORCH_PRUNING:
             assert row["skipped"] == "torch-pruning is not installed"
             continue
-        if runner == "stacked" and methods.made(name).model_keeper:
+        if runner == "stacked" and (methods.made(name).model_keeper or methods.made(name).pace):
             assert "models of their own" in row["skipped"]
             continue
         assert row["numbers"]["differing"] == []
@@ -139,6 +149,33 @@ def test_differences_are_found(methods: ModuleType) -> None:
     other = {"train/loss": 2.1, "comm/uplink_bits": 100_001.0, "val/loss": 1.0}
     assert methods.differences(replace(expected, metrics=other), expected) == (0, sorted(other))
     assert methods.differences(replace(expected, end=torch.ones(3)), expected) == (float("inf"), [])
+    unchanged = replace(expected, end=start)
+    assert methods.differences(unchanged, unchanged) == (0, [])
+    assert methods.differences(expected, unchanged) == (float("inf"), [])
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(("kind", "clients", "runner"), [("StackedStep", 2, "stacked"), ("SerialStep", 1, "serial")])
+def test_the_step_that_is_timed_changes_the_model(kind: str, clients: int, runner: str) -> None:
+    gpu, step, lengths = importlib.import_module("gpu"), importlib.import_module("gpu.step"), []
+
+    def measure(federation: Any, work: Any) -> None:
+        ours = getattr(step, kind)(federation)
+        lengths.append(float(ours.update(ours).norm()))
+
+    gpu.in_federation("lenet5", clients, gpu.Plan("cpu", gpu.TINY, 0.0, print), measure, runner=runner)
+    assert len(lengths) == 1
+    assert 0 < lengths[0] < float("inf")
+
+
+@pytest.mark.trains
+def test_the_cpu_rounds_the_same_numbers_at_random_as_the_device(methods: ModuleType) -> None:
+    """Check it with QSGD's draws, which fall on other numbers where a CPU stores the channels of convolutions innermost."""
+    own = methods.two_rounds("FedPAQ", "serial", "cpu")
+    with methods.in_order_of("cuda"):
+        as_on_gpu, again = (methods.two_rounds("FedPAQ", runner, "cpu") for runner in ("serial", "stacked"))
+    assert methods.differences(own, as_on_gpu)[0] > 0.1
+    assert methods.differences(again, as_on_gpu)[0] < methods.TOLERANCE
 
 
 def test_a_difference_ends_in_exit_code_1(

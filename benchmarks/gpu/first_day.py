@@ -271,10 +271,13 @@ def _codec(label: Row, name: str, codec: Any, size: int, plan: Plan) -> None:
         arrived[device] = codec_times.both_ways(codec, message, {}, context)[carrier].cpu()
         if device == plan.device:
             timed = in_turns({"": partial(codec_times.both_ways, codec, message, {}, context)}, 3, seconds=1)[""]
-    differing = int((arrived[plan.device] != arrived["cpu"]).sum())
+    there, here = arrived[plan.device], arrived["cpu"]
+    differing, most = int((there != here).sum()), float((there - here).abs().max() / here.abs().max())
     assert timed is not None
-    text = "as on the CPU" if not differing else f"{differing:,} of {layout.numel:,} numbers differ from the CPU's"
-    plan.add(replace(label, ms=timed.ms, result=text, numbers={"differing": differing}))
+    text = "as on the CPU"
+    if differing:
+        text = f"{differing:,} of {layout.numel:,} numbers differ from the CPU's, by at most {most:.1e} of the largest"
+    plan.add(replace(label, ms=timed.ms, result=text, numbers={"differing": differing, "difference": most}))
 
 
 def _in_a_process(folder: str, device: str) -> None:

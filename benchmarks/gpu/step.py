@@ -56,7 +56,8 @@ class StackedStep:
         self.stack.zero_gradient()
         if found := self.stack.backward(self.group, 1.0, logs):
             self.flat_module.optimizer.activate(found)
-        rule_step(self.local, self.job, self.flat_module, partial(treat_stack, self.stack, self.job), None)
+        treat = partial(treat_stack, self.stack, self.job, self.flat_module.optimizer.stepped)
+        rule_step(self.local, self.job, self.flat_module, treat, None)
 
     def update(self, step: Callable[[], None]) -> Tensor:
         """Return the update (n, d) of the received model by one step of this or another kind."""

@@ -175,7 +175,12 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         elif flat_module.optimizer.is_elementwise or not is_the_optimizers:  # otherwise it is already in the list
             remedy = "keep numbers as tensors, and use torch.where instead of if"
             if "BFloat16" in str(error) and flat_module.fabric.strategy.precision.precision == "bf16-mixed":
-                remedy = "on a CPU, torch casts no mapped convolution to bfloat16; use precision 32-true or bf16-true"
+                remedy = "torch casts no mapped convolution to bfloat16; use precision 32-true or bf16-true"
+            elif "LSE is not correctly aligned" in str(error):  # on a GPU, by sequences of 12
+                remedy = (
+                    "torch does not map its fused attention here; compute it under `torch.nn.attention.sdpa_kernel("
+                    "SDPBackend.MATH)`, which it maps"
+                )
             obstacles.append(f"a step of two clients at once failed ({_first_sentence(error)}): {remedy}")
         flat_module.optimizer.schedules.end_client()
     finally:

@@ -400,6 +400,20 @@ def test_batches_of_a_users_class_train_one_by_one(make_trainer: MakeTrainer, mo
     assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "serial"
 
 
+class FusedAttention(Perceptron):
+    """Fails as torch's fused attention does on a GPU with mapped sequences whose length it cannot align."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(batch[0]):
+            raise RuntimeError("LSE is not correctly aligned (strideH)")
+        return super().training_step(batch, batch_idx)
+
+
+def test_fused_attention_that_cannot_be_mapped(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=r"compute it under `torch\.nn\.attention\.sdpa_kernel\(SDPBackend\.MATH\)`"):
+        make_trainer(runner="stacked").fit(FusedAttention(), federation())
+
+
 def test_mixed_precision_of_mapped_convolutions(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UserError, match=r"casts no mapped convolution to bfloat16; use precision 32-true or bf16-true\."
