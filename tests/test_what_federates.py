@@ -98,6 +98,10 @@ ROWS = {  # the tests by the row's first words
         ("callbacks/test_adapters.py", "test_buffers_that_are_not_saved_are_not_sent"),
         ("callbacks/test_adapters.py", "test_what_a_client_writes_to_an_unsaved_buffer_reaches_no_other"),
     ],
+    "numbers, texts, lists, tensors": [
+        ("flat_module/test_plain_attributes.py", "test_what_clients_pass_on_is_said_once"),
+        ("flat_module/test_plain_attributes.py", "test_trials_of_stacks_restore_attributes"),
+    ],
     "parameters of several dtypes": [(FLAT, "test_parameters_of_several_dtypes_are_refused")],
     "complex parameters": [
         (FLAT, "test_a_complex_buffer_is_refused_before_training"),

@@ -30,7 +30,9 @@ def serial(
         data: samples of the clients.
     """
     for client in clients:
-        yield _train(flat_module, job, client, data)
+        with flat_module.shared_by_clients.watching():
+            result = _train(flat_module, job, client, data)
+        yield result
     flat_module.progress = None
 
 

@@ -24,6 +24,7 @@ from lightning_fl.flat_module.module_logs import LogCollector
 from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
 from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.flat_module.optimizers.personal_optimizer import PersonalOptimizer
+from lightning_fl.flat_module.plain_attributes import SharedByClients
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
 from lightning_fl.slots import State
@@ -56,6 +57,7 @@ class FlatModule:
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
         progress: progress of the present local training; None between trainings.
+        shared_by_clients: says which attributes clients pass on to each other.
         generators: torch's global generators that the module may draw from.
     """
 
@@ -80,6 +82,7 @@ class FlatModule:
         self._lay_out()
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.progress: LocalProgress | None = None
+        self.shared_by_clients = SharedByClients(module)
         self.generators = [torch.default_generator]
         if fabric.device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[fabric.device.index or 0])
