@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import partial
 from importlib.util import find_spec
 from inspect import Parameter
 from typing import Any
@@ -30,7 +31,7 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import QSGD, TopK
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.slots import Codec, Message, RoundContext, State
+from lightning_fl.slots import Codec, Draw, Message, RoundContext, State
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 ALPHA = 0.05
@@ -105,8 +106,9 @@ def row(name: str, codec: Codec, layout: Layout, turns: int) -> str:
     bits = sum(packed.bits for packed in codec.encode(message, memory, context)[0].values())
     numbers = layout.numel * (3 if name.startswith(THREE_VECTORS) else 1)
     ours, reference, k = [], [], num_kept(ALPHA, layout.numel)
-    for _ in range(turns + 1):  # the first one warms up
-        ours.append(1e3 * seconds(lambda: both_ways(codec, message, memory, context)))
+    for turn in range(turns + 1):  # the first one warms up
+        drawn = context.drawing(Draw(party=turn))  # every message has draws of its own
+        ours.append(1e3 * seconds(partial(both_ways, codec, message, memory, drawn)))
         reference.append(1e3 * seconds(lambda: vectors[0].topk(k)))
     ratios = sorted(a / b for a, b in zip(ours[1:], reference[1:], strict=True))
     shown = f"{ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}"

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.slots import RoundContext
+from lightning_fl.slots import Draw, Message, RoundContext
 from lightning_fl.switches.float32 import UNSET, Float32
 from lightning_fl.vectors.layout import NO_LAYOUT
 
@@ -270,7 +271,7 @@ def _codec(label: Row, name: str, codec: Any, size: int, plan: Plan) -> None:
         carrier = "model" if codec.change_entry() is None else (*message,)[-1]
         arrived[device] = codec_times.both_ways(codec, message, {}, context)[carrier].cpu()
         if device == plan.device:
-            timed = in_turns({"": partial(codec_times.both_ways, codec, message, {}, context)}, 3, seconds=1)[""]
+            timed = in_turns({"": partial(_of_next, count(), codec, message, context)}, 3, seconds=1)[""]
     there, here = arrived[plan.device], arrived["cpu"]
     differing, most = int((there != here).sum()), float((there - here).abs().max() / here.abs().max())
     assert timed is not None
@@ -278,6 +279,11 @@ def _codec(label: Row, name: str, codec: Any, size: int, plan: Plan) -> None:
     if differing:
         text = f"{differing:,} of {layout.numel:,} numbers differ from the CPU's, by at most {most:.1e} of the largest"
     plan.add(replace(label, ms=timed.ms, result=text, numbers={"differing": differing, "difference": most}))
+
+
+def _of_next(parties: Iterator[int], codec: Any, message: Message, context: RoundContext) -> None:
+    """Encode and decode the message of another party, with draws of its own."""
+    codec_times.both_ways(codec, message, {}, context.drawing(Draw(party=next(parties))))
 
 
 def _in_a_process(folder: str, device: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -178,9 +179,14 @@ class RandomK(Codec):
         return self._drawn(seed, context.layout.numel, values.content.device)
 
     def _drawn(self, seed: int, count: int, device: torch.device) -> Tensor:
-        """Return k of `count` positions, drawn on the CPU, so that all devices draw the same."""
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        return order[: num_kept(self.alpha, count)].sort().values.to(device, non_blocking=True)
+        return _positions(seed, num_kept(self.alpha, count), count, device)
+
+
+@lru_cache(maxsize=1)  # sender and receiver draw the same, one after the other
+def _positions(seed: int, num_kept: int, count: int, device: torch.device) -> Tensor:
+    """Return k of `count` positions, not to be changed; they are drawn on the CPU, so that all devices draw the same."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[:num_kept].sort().values.to(device, non_blocking=True)
 
 
 def _inside(context: RoundContext) -> RoundContext:
