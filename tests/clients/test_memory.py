@@ -66,7 +66,7 @@ def test_processes_agree_on_the_runner() -> None:
     ("given", "reason"),
     [
         ({"draws": True}, "draws random numbers"),
-        ({"work": runners.MOST_WORK_ON_CPU * 10_000}, r"as large as these \(15,000 million multiply-accumulates\)"),
+        ({"work": runners.MOST_WORK_ON_CPU * 10_000}, "of 15,000 million multiply-accumulates"),
         ({"work": None}, "of unknown size"),
         ({"num_clients": 1}, ""),
     ],
