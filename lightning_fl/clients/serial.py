@@ -30,9 +30,7 @@ def serial(
         data: samples of the clients.
     """
     for client in clients:
-        with flat_module.shared_by_clients.watching():
-            result = _train(flat_module, job, client, data)
-        yield result
+        yield _train(flat_module, job, client, data)
     flat_module.progress = None
 
 
@@ -48,7 +46,8 @@ def _train(flat_module: FlatModule, job: ClientJob, client: int, data: Federated
     work = schedule.work(data.client(client), seeds, resident, (run, client))
     own_training = None if part is None else OwnModelTraining(flat_module, job, part, own_model, work)
     beside = own_training.beside if own_training is not None and own_training.steps_beside else None
-    with noting(lambda: f"Client {client} was training in round {run.round}."):
+    noted = noting(lambda: f"Client {client} was training in round {run.round}.")
+    with noted, flat_module.shared_by_clients.watching():
         starting = job if own_training is None else own_training.starting(job)
         local = train_locally(flat_module, starting, work, state, beside)
     message = finish(flat_module, job, local)
