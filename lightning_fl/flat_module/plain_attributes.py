@@ -1,4 +1,4 @@
-"""What training may change of a module besides its parameters and buffers: numbers, texts, containers and tensors in attributes.
+"""Attributes of a module that training may change besides parameters and buffers: numbers, texts, containers, tensors.
 
 No message carries them, and stacks cannot hold them for each client. One after the other, the clients share them.
 """
@@ -82,6 +82,7 @@ def names_of(attributes: Iterable[tuple[nn.Module, str]]) -> list[str]:
 
 
 def _values(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """Return the plain attributes of a module and its parts, by part and name, without those that every LightningModule has."""
     lightning_names = vars(LightningModule()).keys()
     return {
         (part, name): value
