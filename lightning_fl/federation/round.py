@@ -21,12 +21,11 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.communication.secure_sums import SecureAggregation, SecureSum
-from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.errors import require
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
-from lightning_fl.federation.client_devices import ClientDevices, ClientTimes, RoundTimes, in_time
+from lightning_fl.federation.client_devices import RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
@@ -35,6 +34,7 @@ from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_notes import RoundNotes
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
+from lightning_fl.federation.simulated_time import SimulatedTime
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.privacy.mechanism import Mechanism
@@ -74,10 +74,7 @@ class Federation:
         network: layers and size of the module; replaced when the module is pruned.
         schedule: length and batches of a client's local training.
         num_rounds: rounds of the run.
-        clock: simulates the time of a round.
-        measured_work: local training that the clock's `computation_seconds` are for: by the flags, on the clients' own samples.
-        client_devices: devices of the clients, if the clock is one of clients; else None.
-        deadline: seconds after which a round closes; None for never.
+        time: simulated seconds of the rounds.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
@@ -99,11 +96,8 @@ class Federation:
     network: Network
     schedule: LocalSchedule
     num_rounds: int
-    clock: SimulatedClock
-    measured_work: LocalWork
+    time: SimulatedTime
     guard: LossGuard
-    client_devices: ClientDevices | None = None
-    deadline: float | None = None
     secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     privacy: Mechanism = field(default_factory=Mechanism)
@@ -116,14 +110,12 @@ class Federation:
     setup_steps_left_out: int = field(default=0, init=False)
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
-    _planned_seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False)
-    _growths: dict[LocalSchedule, float] = field(default_factory=dict, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
     _notes: RoundNotes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         may_explode, adds_noise = self.guard.clients is not None, self.privacy.hides_clients
-        self._notes = RoundNotes(self.flat_module, self.deadline, may_explode, adds_noise)
+        self._notes = RoundNotes(self.flat_module, self.time.deadline, may_explode, adds_noise)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -143,7 +135,7 @@ class Federation:
         number, notes, num_samples = run.round + 1, self._notes, work.num_samples(cohort.answering)
         notes.none_accepted(number, outcome)
         notes.lost_sum(number, outcome, link.secure_sum)
-        notes.all_late(number, cohort, self._planned_seconds)
+        notes.all_late(number, cohort, self.time.planned)
         notes.without_loss(number, outcome, num_samples)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = self.flat_module.logs.averages(client_logs, intake.known)
@@ -152,7 +144,8 @@ class Federation:
         times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(outcome)
         if self.privacy.hides_costs:
             cohort = self._expect(cohort, link, outcome)
-        run.book(outcome, link, partial(self._seconds, cohort, work, times), guard.later_initial_loss(averages))
+        seconds = partial(self.time.seconds, cohort, work, self.network, times)
+        run.book(outcome, link, seconds, guard.later_initial_loss(averages))
         proposal = None
         if not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
@@ -196,7 +189,7 @@ class Federation:
         """Cohort of the present round, drawn once."""
         run = self.run
         drawn_for: tuple[object, ...] = run.seed, run.round
-        closes_early = self.deadline is not None or self.population.over_selection > 1
+        closes_early = self.time.deadline is not None or self.population.over_selection > 1
         if closes_early:  # who is in time depends on the sizes of model and training, which callbacks may change
             drawn_for += self.schedule, self.network, id(run.unpruned)
         if self._drawn is None or self._drawn[0] != drawn_for:
@@ -234,7 +227,7 @@ class Federation:
             mean=partial(mean, fabric, method.aggregator, context, cohort.answering),
             observer=self.observer,
             catch_up=run.ledger.catch_up,
-            timed=() if self.client_devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
+            timed=() if self.time.devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
             secure_sum=self._secure_sum(cohort.selected),
         )
 
@@ -400,48 +393,10 @@ class Federation:
         in_round = schedule.in_round(method.rule, context)
         return LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
 
-    @property
-    def _macs(self) -> tuple[float, float]:
-        """Multiply-accumulates of a sample's forward pass, and these as a fraction of those when the run began."""
-        macs, at_start = self.network.macs or 0, self.run.macs_at_start or 0
-        return macs, macs / at_start if macs and at_start else 1.0
-
-    def _growth(self, work: LocalWork) -> float:
-        """Return the samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for."""
-        if self.clock.computation_seconds is None:
-            return 1.0
-        if work.schedule not in self._growths:
-            measured = self.measured_work.mean_samples()
-            self._growths[work.schedule] = float(work.mean_samples() / measured) if measured else 1.0
-        return self._growths[work.schedule]
-
-    def _seconds(
-        self, cohort: Cohort, work: LocalWork, times: RoundTimes | None, uplink_bits: int, downlink_bits: int
-    ) -> float:
-        """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs.
-
-        With a clock of clients it lasts until the round closes, and begins when enough clients are there.
-        """
-        if times is not None and self.client_devices is not None:
-            self.run.radio_seconds = self.client_devices.radio_seconds(times.bits, (uplink_bits, downlink_bits))
-            return (cohort.begin - self.run.simulated_seconds) + self.run.coming_seconds + times.seconds
-        sizes = self.data.client_sizes
-        num_samples = work.planned_samples(max(cohort.answering, key=sizes.__getitem__)) if cohort.answering else 0
-        macs, share = self._macs
-        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share * self._growth(work))
-
-    def _client_times(self, work: LocalWork) -> ClientTimes:
-        assert self.client_devices is not None
-        return ClientTimes(self.client_devices, work, *self._macs, self._growth(work))
-
     def _times(self, cohort: Cohort, work: LocalWork, outcome: Outcome, link: Link) -> RoundTimes | None:
         """Return the seconds of the round and of its clients, with the bits that they sent; None if the clock is not theirs."""
-        if self.client_devices is None:
-            return None
-        times, bits = self._client_times(work), added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
-        seconds = {client: times.seconds(client, bits[client]) for client in cohort.answering}
-        seconds |= {client: self._planned_seconds[client] for client in cohort.late}
-        return RoundTimes(cohort, self.population.cohort_size, self.deadline, seconds, bits)
+        bits = added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
+        return self.time.of_round(cohort, self.population.cohort_size, work, self.network, bits)
 
     def _in_time(self, selected: list[int], arriving: list[int]) -> list[int]:
         """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
@@ -450,9 +405,8 @@ class Federation:
         secure_sum = self._secure_sum(selected)
         sent = partial(self.privacy.sent, run=run)
         bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, sent, secure_sum)
-        times = self._client_times(work)
-        self._planned_seconds = {client: times.seconds(client, bits[client]) for client in arriving}
-        return in_time(self._planned_seconds, self.population.cohort_size, self.deadline)
+        planned = self.time.plan(arriving, work, self.network, bits)
+        return in_time(planned, self.population.cohort_size, self.time.deadline)
 
     def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:
         """Replace the bits of a round by their expected values, and count no uploads.
@@ -518,10 +472,10 @@ class Federation:
         if not self.algorithm.exchange.uses_link:
             return
         run, cohort = self.run, self.population.select(self.run)
-        link = Link(self.context, Dense(), Dense(), timed=() if self.client_devices is None else cohort)
+        link = Link(self.context, Dense(), Dense(), timed=() if self.time.devices is None else cohort)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.context, cohort, run.params, run.buffers))
         run.ledger.add(link.ledger.round_bits, ahead=True)
-        self._time_ahead(link)
+        self._send_ahead(link)
 
     def refresh_network(self) -> None:
         """Read layers and size of the module again, after a pruning."""
@@ -544,13 +498,12 @@ class Federation:
     def charge_queries(self) -> None:
         """Charge the next round for the queries of callbacks to clients."""
         if self._queries.counts:
-            cohort, is_timed = set(self.population.select(self.run)), self.client_devices is not None
-            self._time_ahead(self._queries.charge(self.run.ledger, self.context, cohort, is_timed))
+            cohort, is_timed = set(self.population.select(self.run)), self.time.devices is not None
+            self._send_ahead(self._queries.charge(self.run.ledger, self.context, cohort, is_timed))
 
-    def _time_ahead(self, link: Link) -> None:
-        """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
-        if self.client_devices is not None:
-            self.run.coming_seconds += self.client_devices.slowest_transfer(link.bits_by_client)
+    def _send_ahead(self, link: Link) -> None:
+        """Count the time of messages between two rounds."""
+        self.time.send_ahead(link)
 
 
 def _out_of_the_sum_if_lost(result: Result) -> Result:

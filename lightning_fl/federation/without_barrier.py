@@ -202,7 +202,9 @@ class WithoutBarrier(Federation):
                 again = sum(entry.client == client for entry in started)
                 work = self._work_in(run.as_of(run.round, again), context)
                 is_lost = not population.answering(work.run, [client])
-                new.append(Started(client, again, self._client_times(work).seconds(client, bits()), is_lost))
+                new.append(
+                    Started(client, again, self.time.of_clients(work, self.network).seconds(client, bits()), is_lost)
+                )
             return now, new
 
         return fill
@@ -282,7 +284,7 @@ class WithoutBarrier(Federation):
         run.schedules = {version: schedule for version, schedule in run.schedules.items() if version in needed}
         super()._commit(proposal, outcome, intake)
 
-    def _time_ahead(self, link: Link) -> None:
+    def _send_ahead(self, link: Link) -> None:
         """Let nobody wait: what is sent between two updates goes beside the clients' own messages."""
 
 

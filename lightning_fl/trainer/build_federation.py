@@ -36,6 +36,7 @@ from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
+from lightning_fl.federation.simulated_time import SimulatedTime
 from lightning_fl.federation.without_barrier import WithoutBarrier
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.run_folder import require_writable
@@ -98,10 +99,14 @@ def assemble(trainer: TrainerInterface) -> Federation:
         group=group,
         network=network,
         schedule=schedule,
-        clock=trainer.clock,
-        measured_work=LocalWork(own_schedule, run, trainer.data.client_sizes),
-        client_devices=_client_devices(trainer),
-        deadline=None if algorithm.pools_clients else trainer.deadline,
+        time=SimulatedTime(
+            trainer.clock,
+            run,
+            data.client_sizes,
+            LocalWork(own_schedule, run, trainer.data.client_sizes),
+            _client_devices(trainer),
+            None if algorithm.pools_clients else trainer.deadline,
+        ),
         secure_aggregation=trainer.secure_aggregation,
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,

@@ -328,7 +328,7 @@ def test_a_clock_of_clients_knows_keys_before_the_round(make_trainer: MakeTraine
     assert rows(trainer, "comm/downlink_bits") == [6 * (32 * D + protocol_down)] * 3
     plain = fitted(make_trainer(clients_per_round=4, **flags))
     assert trainer.run.simulated_seconds > plain.run.simulated_seconds
-    planned = trainer.fit_loop.federation._planned_seconds
+    planned = trainer.fit_loop.federation.time.planned
     slowest = trainer.fit_loop.rows[-1]["time/slowest_client"]
     assert any(seconds == pytest.approx(slowest, rel=1e-9) for seconds in planned.values())
 

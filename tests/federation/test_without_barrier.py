@@ -158,7 +158,7 @@ Fit = Callable[..., tuple[np.ndarray, FederatedTrainer]]
 def test_is_that_of_the_paper(method: FedBuff, oracle_of: dict[str, Any], clock: ClientClock, fit: Fit) -> None:
     start = vector(_seeded())
     found, trainer = fit(method, clock=clock, max_rounds=9)
-    devices, of = trainer.fit_loop.federation.client_devices, problem(9)
+    devices, of = trainer.fit_loop.federation.time.devices, problem(9)
     bits, macs = 32 * 26, trainer.fit_loop.federation.network.macs
 
     def seconds(client: int) -> float:

@@ -15,7 +15,7 @@ from toys import federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
-from lightning_fl.federation import round as round_module
+from lightning_fl.federation import simulated_time
 from lightning_fl.federation.client_devices import RoundTimes
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -169,5 +169,5 @@ def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
 def recorded_times(monkeypatch: pytest.MonkeyPatch) -> list[RoundTimes]:
     """Return a list that will have the times of each round of later runs, with the bits of each client."""
     found = list[RoundTimes]()
-    monkeypatch.setattr(round_module, "RoundTimes", lambda *given: found.append(RoundTimes(*given)) or found[-1])
+    monkeypatch.setattr(simulated_time, "RoundTimes", lambda *given: found.append(RoundTimes(*given)) or found[-1])
     return found
