@@ -8,10 +8,7 @@ differ from the first one's depend on what is trained.
 
 from __future__ import annotations
 
-import io
 import logging
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -26,37 +23,31 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
 
 from lightning_fl.callbacks import (
     AdaptivePruning,
-    CommunicationMeter,
     DynamicGates,
     FilterPruning,
     MagnitudePruning,
     SparseUpdates,
 )
-from lightning_fl.clients.choose_runner import Runner
-from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.stacked import Stacked
-from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
-from lightning_fl.federation.round import Federation
-from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.outputs.frozen_weights import frozen_bytes
-from lightning_fl.outputs.plan import Plan, duration
-from lightning_fl.outputs.units import in_bytes
+from lightning_fl.outputs.plan import Plan
 from lightning_fl.privacy import ClientPrivacy
 from lightning_fl.processes import gather_objects
-from lightning_fl.slots import Result
-from lightning_fl.state.client_states import ClientStates
 from lightning_fl.state.run_state import Run
-from lightning_fl.state.saved_states import GENERATIONS, KINDS
-from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.needed_resources import (
+    StatesToKeep,
+    accelerator_peak_bytes,
+    checkpoint_bytes,
+    exceeded,
+    peak_bytes,
+)
 from lightning_fl.trainer.session import Given, algorithm_of, session
+from lightning_fl.trainer.short_training import ShortTraining
 
 CHANGES_COSTS = (AdaptivePruning, DynamicGates, FilterPruning, MagnitudePruning, SparseUpdates)
 """Callbacks that take part in a rehearsal; all others are left out, because they may write files or stop it."""
@@ -64,8 +55,6 @@ MOST_SECONDS = 5.0
 """Seconds after the first round in which further rounds begin to be rehearsed."""
 MOST_ROUNDS_LATER = 2
 """Rounds to rehearse after these seconds, at most, until one sends as much as the one before: after a pruning it does."""
-FEW_SAMPLES = 2
-"""Batch size of the clients that are not timed."""
 
 
 @dataclass
@@ -168,7 +157,7 @@ class _Rehearsal(Callback):
         num_whole = 0
         if times:
             num_whole = federation.runner.clients_at_once if isinstance(federation.runner, Stacked) else 1
-        self._runner = federation.runner = _ShortTraining(federation.runner, num_whole, seed=int(times))
+        self._runner = federation.runner = ShortTraining(federation.runner, num_whole, seed=int(times))
         self._found, self._batches = Rehearsed(), list[int]()
         self._bits, self._rounds_later = (-1, -1), 0
         trainer.callbacks.append(self)
@@ -226,7 +215,8 @@ class _Rehearsal(Callback):
         rehearsed.steps.append(self._planned + max(0, server_steps))
         bits = run.ledger.bits("up"), run.ledger.bits("down")
         if len(rehearsed.steps) == 1:
-            rehearsed.peak, rehearsed.accelerator_peak = peak_bytes(), _accelerator_peak(self.federation.flat_module)
+            rehearsed.peak = peak_bytes()
+            rehearsed.accelerator_peak = accelerator_peak_bytes(self.federation.flat_module)
             self._begun = perf_counter()
         elif trainer.fabric.broadcast(perf_counter() - self._begun > MOST_SECONDS):
             trainer.should_stop = bits == self._bits or self._rounds_later == MOST_ROUNDS_LATER
@@ -258,13 +248,13 @@ class _Rehearsal(Callback):
         beside_others = sum(rehearsed.beside_seconds) + beside * (rounds - len(rehearsed.beside_seconds))
         seconds = rehearsed.setup_seconds + beside_others + rounds * rehearsed.training_seconds + evaluation_seconds
         simulated = [row["time/simulated_seconds"] for row in rehearsed.rows]
-        states = _ClientStates.of(federation, rounds, trainer.checkpoint_every_n_rounds)
+        states = StatesToKeep.of(federation, rounds, trainer.checkpoint_every_n_rounds)
         memory = (
             None
             if rehearsed.peak is None
             else rehearsed.peak + (trainer.client_states == "memory") * states.coming_bytes
         )
-        disk = _checkpoint_bytes(stage, federation, states) if trainer.enable_checkpointing else 0
+        disk = checkpoint_bytes(stage, federation, states) if trainer.enable_checkpointing else 0
         plan = Plan(
             algorithm=federation.algorithm.name,
             rounds=rounds,
@@ -291,100 +281,7 @@ class _Rehearsal(Callback):
             disk_bytes=disk,
         )
         sent = np.cumsum([rehearsed.setup_bits.get("up", 0), *up])[1:] / 8
-        return replace(plan, warnings=tuple(_exceeded(plan, trainer, sent, states)))
-
-
-@dataclass
-class _ShortTraining:
-    """Runner that trains the first clients whole and times them; one other trains on a few samples, for all others.
-
-    Attributes:
-        inner: runner of the run.
-        num_whole: clients to train whole in the first round that has some.
-        seed: seed of the differences between the others' messages.
-        factors: these differences, by shape and dtype.
-        whole_seconds: seconds of their training.
-        whole_clients: these clients.
-        num_steps: optimiser steps made in the present round, in this process.
-        seconds_of_rounds: seconds that clients have trained in each round.
-    """
-
-    inner: Runner
-    num_whole: int
-    seed: int = 0
-    factors: dict[Any, Tensor] = field(default_factory=dict)
-    whole_seconds: float = 0.0
-    whole_clients: Sequence[int] = ()
-    num_steps: int = 0
-    seconds_of_rounds: list[float] = field(default_factory=list)
-
-    def begin_round(self) -> None:
-        """Count anew."""
-        if self.whole_clients:
-            self.num_whole = 0
-        self.num_steps = 0
-        self.seconds_of_rounds.append(0.0)
-
-    def __call__(
-        self, flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
-    ) -> Iterator[Result]:
-        """Train the clients, and yield their results."""
-        short = replace(job, schedule=_shortened(job.schedule))
-        whole = clients[: self.num_whole]
-        if self.whole_clients and (job.run.again or list(whole) != list(self.whole_clients)):
-            whole = []  # others have been timed in this round, or, where the server does not wait, the same already
-        others = clients[len(whole) :]
-        if whole:
-            for _ in self._timed(flat_module, short, whole, data):
-                """Let torch allocate and choose what it does in a first step, which is not timed."""
-            before = self.seconds_of_rounds[-1]
-            for result in self._timed(flat_module, job, whole, data):
-                self.num_steps += result.num_steps
-                yield result
-            self.whole_seconds += self.seconds_of_rounds[-1] - before
-            self.whole_clients = whole
-        for trained in self._timed(flat_module, short, others[:1], data):
-            for client in others:
-                self.num_steps += trained.num_steps
-                yield replace(
-                    trained,
-                    client=client,
-                    weight=float(data.client_sizes[client]),
-                    message={name: self._varied(entry, client) for name, entry in trained.message.items()},
-                )
-
-    def _varied(self, entry: Tensor, client: int) -> Tensor:
-        """Return an entry of a message with other values of about the same size, those of another client; zeros stay."""
-        if not entry.is_floating_point():
-            return entry
-        key = entry.shape, entry.dtype
-        if key not in self.factors:
-            generator = torch.Generator().manual_seed(self.seed)
-            self.factors[key] = (0.5 + torch.rand(entry.shape, generator=generator)).to(entry)
-        return entry * self.factors[key].roll(7919 * client)
-
-    def _timed(
-        self, flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
-    ) -> Iterator[Result]:
-        results = self.inner(flat_module, job, clients, data)
-        while True:
-            begun = perf_counter()
-            result = next(results, None)
-            if flat_module.fabric.device.type == "cuda":
-                torch.cuda.synchronize(flat_module.fabric.device)
-            self.seconds_of_rounds[-1] += perf_counter() - begun
-            if result is None:
-                return
-            yield result
-
-
-def _shortened(schedule: LocalSchedule) -> LocalSchedule:
-    """Return the schedule with one batch of a few samples in a pass; unchanged if it makes no step."""
-    if schedule.epochs == 0:
-        return schedule
-    steps = None if schedule.steps is None else 1
-    size = min(FEW_SAMPLES, schedule.batch_size)
-    return replace(schedule, batch_size=size, limit_batches=1, steps=steps, accumulate=1, drop_last=False)
+        return replace(plan, warnings=tuple(exceeded(plan, trainer, sent, states)))
 
 
 def _stage(trainer: TrainerInterface) -> Any:
@@ -450,117 +347,6 @@ def _continued(counts: Sequence[int], rounds: int) -> list[int]:
 
 def _bytes(bits: int) -> float:
     return bits // 8 if bits % 8 == 0 else bits / 8
-
-
-@dataclass(frozen=True)
-class _ClientStates:
-    """States and codec memories that clients keep between rounds.
-
-    Attributes:
-        coming_bytes: bytes of the clients that will take part for the first time in the rounds that were not rehearsed.
-        file_bytes: bytes of their files beside the checkpoints, which also hold what the last checkpoints have replaced.
-    """
-
-    coming_bytes: int = 0
-    file_bytes: int = 0
-
-    @classmethod
-    def of(cls, federation: Federation, rounds: int, every: int) -> _ClientStates:
-        """Return the estimate after so many rounds, with a checkpoint in every so many of them."""
-        run, population = federation.run, federation.population
-        stores = (run.clients, run.client_memory)
-        num_present = max(len(each) for each in stores)
-        present = sum(x.nbytes for each in stores for client in each for x in each[client].values())
-        if not num_present:
-            return cls()
-        eligible = len(population.eligible)
-        share = population.cohort_size * (1 - population.dropout_rate) / eligible
-        expected = max(float(num_present), eligible * (1 - (1 - share) ** rounds))
-        changed = eligible * (1 - (1 - share) ** min(every, rounds))  # between two checkpoints
-        rows = min(expected + GENERATIONS * changed, max(expected, changed * rounds / every))
-        one = present / num_present
-        return cls(int(one * expected) - present, int(one * rows))
-
-
-def _checkpoint_bytes(trainer: TrainerInterface, federation: Federation, states: _ClientStates) -> int:
-    """Return the bytes of the last and the previous checkpoint with their files, and of the exported model."""
-    run_state = {**federation.run.state_dict(), **{kind: ClientStates() for kind in KINDS}}
-    whole = _saved_bytes(checkpointing.build_checkpoint(trainer, federation, run_state))
-    exported = _saved_bytes(checkpointing.build_checkpoint(trainer))
-    frozen = frozen_bytes(trainer.lightning_module)
-    return 2 * (whole - frozen) + frozen + states.file_bytes + exported
-
-
-def _saved_bytes(content: Any) -> int:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.tell()
-
-
-def peak_bytes() -> int | None:
-    """Return the most memory that this process has had; None if the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _accelerator_peak(flat_module: FlatModule) -> int | None:
-    device = flat_module.fabric.device
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def machine_bytes() -> int | None:
-    """Return the memory of this machine; None if the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _exceeded(plan: Plan, trainer: TrainerInterface, sent: Any, states: _ClientStates) -> Iterator[str]:
-    """Yield a sentence about each limit that the run would exceed.
-
-    Args:
-        plan: the plan.
-        trainer: trainer with the user's flags.
-        sent: bytes sent up until the end of each round.
-        states: states of the clients.
-    """
-    from shutil import disk_usage
-
-    for meter in (each for each in trainer.given_callbacks if isinstance(each, CommunicationMeter)):
-        most = meter.max_uplink_bytes
-        if most is not None and len(sent) and sent[-1] > most:
-            last = int(np.argmax(sent >= most)) + 1
-            yield (
-                f"CommunicationMeter will stop the run after round {last:,} of {plan.rounds:,}: max_uplink_bytes is "
-                f"{in_bytes(most)}."
-            )
-    limit = None if trainer.timer is None else trainer.timer.time_remaining()
-    if limit is not None and plan.seconds > limit:
-        last = int(max(0.0, limit - plan.setup_seconds) / max(1e-9, plan.seconds - plan.setup_seconds) * plan.rounds)
-        last = max(1, last)  # no round is broken off
-        yield f"max_time will stop the run after about round {last:,} of {plan.rounds:,}: it is {duration(limit)}."
-    there = machine_bytes()
-    if plan.memory_bytes is not None and there is not None and plan.memory_bytes > there:
-        keep = ", most of it for states of clients, which trainer.client_states disk keeps in files"
-        yield (
-            f"The run needs about {in_bytes(plan.memory_bytes)} of memory, but this machine has {in_bytes(there)}"
-            f"{keep if states.coming_bytes > plan.memory_bytes / 2 else ''}."
-        )
-    if plan.disk_bytes:
-        folder = trainer.default_root_dir
-        while not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
-        free = disk_usage(folder).free
-        if plan.disk_bytes > free:
-            yield (
-                f"The checkpoints need about {in_bytes(plan.disk_bytes)}, but {folder} has {in_bytes(free)} left: use another "
-                "trainer.default_root_dir."
-            )
 
 
 @contextmanager

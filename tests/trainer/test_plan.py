@@ -23,7 +23,7 @@ from lightning_fl.codecs import QSGD, STC, ErrorFeedback, TopK
 from lightning_fl.communication import ClientClock
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.slots import Codec
-from lightning_fl.trainer import rehearsal
+from lightning_fl.trainer import needed_resources, rehearsal, short_training
 
 DEPENDS_ON_VALUES = ("FedAdamSSM-second", "FairnessTop-max")
 """Methods whose broadcast has the union of the clients' masks, as long as that happens to be."""
@@ -154,7 +154,7 @@ def test_a_fit_is_the_same_after_a_plan(make_trainer: MakeTrainer) -> None:
 
 def test_limits_are_said_in_a_sentence_each(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round sends 3 · 26 numbers, 312 bytes."""
-    monkeypatch.setattr(rehearsal, "machine_bytes", lambda: 1000)
+    monkeypatch.setattr(needed_resources, "machine_bytes", lambda: 1000)
     trainer = make_trainer(
         max_rounds=5, callbacks=CommunicationMeter(max_uplink_bytes=700), max_time={"milliseconds": 1}
     )
@@ -242,7 +242,8 @@ def test_time_is_that_of_the_clients_that_are_not_trained(
 ) -> None:
     """Test a clock on which each batch takes an hour."""
     hour, now = 3600.0, [0.0]
-    monkeypatch.setattr(rehearsal, "perf_counter", lambda: now[0])
+    for part in (rehearsal, short_training):
+        monkeypatch.setattr(part, "perf_counter", lambda: now[0])
 
     class Slow(Perceptron):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
