@@ -136,7 +136,9 @@ def show(table: FinalTable) -> None:
 def _cell(row: Mapping[str, float], name: str) -> str:
     if not row:
         return "…"
-    value = row.get(name)
+    value: Any = row.get(name)
+    if isinstance(value, str):  # of a callback
+        return escape(value)
     return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 

@@ -224,14 +224,14 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
     position = names.index("round")
     rows: dict[float, tuple[list[float], list[bool]]] = {}
     num_broken = 0
-    for line in lines[1:]:
-        cells = _cells(line)
-        try:
-            values = [float(cell) if cell else 0.0 for cell in cells]
-        except ValueError:
-            values = []
-        # A line that a kill cut short has no line ending, even if only its last cell is cut.
-        is_whole = line.endswith(("\n", "\r")) and len(values) == len(names) and bool(cells[position])
+    # A line that a kill cut short has no line ending, even if only its last cell is cut.
+    cells_by_line = [_cells(line) if line.endswith(("\n", "\r")) else [] for line in lines[1:]]
+    columns = zip(*(cells for cells in cells_by_line if len(cells) == len(names)), strict=True)
+    texts = {place for place, column in enumerate(columns) if not any(map(_is_number, column))}  # of a callback
+    for cells in cells_by_line:
+        cells = ["" if place in texts else cell for place, cell in enumerate(cells)]
+        values = [float(cell or 0) for cell in cells] if all(_is_number(cell or "0") for cell in cells) else []
+        is_whole = len(values) == len(names) and bool(cells[position])
         if is_whole and values[position].is_integer() and 0 <= values[position] < MOST:
             rows[values[position]] = values, [not cell for cell in cells]
         else:
@@ -252,6 +252,15 @@ def _cells(line: str) -> list[str]:
         return next(csv.reader([line]), [])
     except csv.Error:
         return []
+
+
+def _is_number(cell: str) -> bool:
+    """True if a cell has a number, also one that is not finite."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

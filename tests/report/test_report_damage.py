@@ -146,6 +146,16 @@ def test_any_cell_is_read_or_its_row_left_out(cells: list[Any], words: tuple[str
     assert "FedAvg" in reported(tmp_path, *words)
 
 
+def test_a_column_of_texts_costs_no_rows(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", rising(5)) / "metrics.csv"
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([f"{header},phase", *(f"{row},{'warm' * (row[0] < '3')}" for row in rows), ""]))
+    record = read_run(tmp_path / "a")
+    assert record.column("val/accuracy").tolist() == rising(5)
+    assert np.isnan(record.column("phase")).all()
+    assert not record.gaps
+
+
 def test_numbers_of_any_size_are_drawn(tmp_path: Path) -> None:
     _, other = two_runs(tmp_path)
     text = (other / "metrics.csv").read_text()

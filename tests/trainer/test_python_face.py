@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
 from toys import Perceptron, federation, read_rows, vector
 
@@ -22,6 +23,7 @@ from lightning_fl.codecs import TopK
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.final_table import FinalTable, History, final_table
+from lightning_fl.report.records import read_run
 
 # -------------------------------------------------------------------------------------------- an algorithm by its name
 
@@ -156,6 +158,23 @@ def test_a_resumed_run_has_its_earlier_history_too(make_trainer: MakeTrainer, ke
     resumed.fit(Perceptron(), federation(), ckpt_path="last")
     assert [(row["round"], row["step"]) for row in resumed.history] == [(0, 0), (1, 1), (2, 2)]
     assert all(row["val/loss"] > 0 for row in resumed.history)
+
+
+class Notes(Callback):
+    """Logs what is no number, as loggers of Lightning allow."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.logger.log_metrics({"phase": "<warm>", "is_warm": trainer.current_epoch < 2})
+
+
+@pytest.mark.usefixtures("_without_pandas")
+def test_a_run_goes_on_after_a_callback_has_logged_texts(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    for num_rounds in (2, 3):
+        trainer = make_trainer(max_rounds=num_rounds, logger=True, enable_checkpointing=True, callbacks=[Notes()])
+        trainer.fit(Perceptron(), federation(), ckpt_path="last" if num_rounds == 3 else None)
+    assert [(row["phase"], row["is_warm"]) for row in trainer.history] == [("<warm>", 1), ("<warm>", 1), ("<warm>", 0)]
+    assert "<td>&lt;warm&gt;</td>" in trainer.history._repr_html_()
+    assert read_run(tmp_path).column("val/loss").tolist() == [row["val/loss"] for row in trainer.history]
 
 
 def test_the_history_is_a_data_frame_where_pandas_is_there(
