@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -344,12 +345,14 @@ def _rounds_done(run: PlannedRun) -> int:
 
 
 def _rounds_logged(run: PlannedRun) -> int:
-    """Return the number of rounds that a run has logged."""
+    """Return the number of rounds up to the last row of a run, as some rounds may have no row."""
     path = run.folder / METRICS
     try:
         with path.open("rb") if path.is_file() else open(os.devnull, "rb") as file:
-            return min(max(sum(1 for _ in file) - 1, 0), run.num_rounds)
-    except OSError:
+            place = next(file, b"").strip().split(b",").index(b"round")
+            (last,) = deque(file, maxlen=1)
+            return min(int(last.split(b",")[place]) + 1, run.num_rounds)
+    except (OSError, ValueError, IndexError):
         return 0
 
 

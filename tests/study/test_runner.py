@@ -265,6 +265,14 @@ def test_each_line_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert re.fullmatch(r"c, seed 0: done in \d+ s", done)
 
 
+def test_what_is_left_is_counted_in_rounds_and_not_in_rows(tmp_path: Path) -> None:
+    run = replace(planned(tmp_path, "a")[0], num_rounds=100)
+    run.folder.mkdir()
+    for rows, num_rounds in ((b"", 0), (b"round,loss\r\n", 0), (b"round,loss\r\n9,1\r\n19,1\r\n", 20)):
+        (run.folder / "metrics.csv").write_bytes(rows)
+        assert runner._rounds_logged(run) == num_rounds
+
+
 def test_several_accelerators_are_given_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "import os, pathlib, sys; f = next(x for x in sys.argv if 'root_dir' in x).split('=', 1)[1]; "
     said += "pathlib.Path(f, 'device').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'all')); "
