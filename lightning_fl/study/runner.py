@@ -45,6 +45,9 @@ threading.Thread(target=_end, daemon=True).start()
 """
 """Start of a fit's process: it watches the pipe from its study, which the system closes however the study ends, and ends too."""
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+KILLED = -9
+"""Exit code of a process that SIGKILL has ended, which cannot say so itself."""
+OUT_OF_MEMORY = "SIGKILL ended it, which the system sends when memory runs out"
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0
 
@@ -55,7 +58,7 @@ class Outcome:
 
     Attributes:
         done: runs that are complete, in the study's order.
-        failed: last line that each failed run printed.
+        failed: last line that each failed run printed, or that it was killed.
         elsewhere: runs that another process trains.
     """
 
@@ -293,6 +296,7 @@ def _end(fit: _Fit, outcome: Outcome, bar: tqdm[Any], left: str) -> None:
     else:
         lines = (run.folder / OUTPUT).read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {fit.process.returncode}")
+        last = OUT_OF_MEMORY if fit.process.returncode == KILLED else last
         said = last if problem is None or fit.process.returncode else problem
         with replacing(run.folder / FAILED, "w") as file:
             file.write(json.dumps({"exit_code": fit.process.returncode, "said": said}, indent=1) + "\n")

@@ -273,6 +273,15 @@ def test_what_is_left_is_counted_in_rounds_and_not_in_rows(tmp_path: Path) -> No
         assert runner._rounds_logged(run) == num_rounds
 
 
+def test_a_fit_that_is_killed_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = runs = planned(tmp_path, "a")
+    run.folder.mkdir()
+    (run.folder / "output.txt").write_text("said by an earlier fit\n")
+    monkeypatch.setattr(runner, "PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    outcome = train(runs, jobs=1, threads=1, retry=False)
+    assert outcome.failed == {run: "SIGKILL ended it, which the system sends when memory runs out"}
+
+
 def test_several_accelerators_are_given_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "import os, pathlib, sys; f = next(x for x in sys.argv if 'root_dir' in x).split('=', 1)[1]; "
     said += "pathlib.Path(f, 'device').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'all')); "
