@@ -115,17 +115,15 @@ def _price(callback: TargetReached, rows: Sequence[Mapping[str, float]]) -> dict
 
 
 def _within(trainer: TrainerInterface, budget: float, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return what the run's metric reaches within a budget of uplink bytes; of one that falls no area."""
+    """Return what the run's metric reaches within a budget of uplink bytes; of one that falls, or is always below 0, no area."""
     name = str(trainer.metric)
     at_budget = f"{'accuracy' if is_accuracy(name) else 'metric'}_at_budget"
     measured = [row for row in rows if not isnan(row.get(name, nan))]
-    if trainer.metric_falls:
-        best = best_of(trainer, [row for row in measured if row[UPLINK] <= budget])
+    best = best_of(trainer, [row for row in measured if row[UPLINK] <= budget])
+    if trainer.metric_falls or all(row[name] < 0 for row in measured):
         return {at_budget: best[name]} if best else {}
-    if not measured:
-        return {}
     spent = spend([row[UPLINK] for row in measured], [row[name] for row in measured], AREA_FROM * budget, budget)
-    return {at_budget: spent.best, "area": spent.area}
+    return {at_budget: best[name] if best else 0.0, "area": spent.area}
 
 
 def _say(trainer: TrainerInterface, name: str | None, more: str) -> None:

@@ -54,3 +54,12 @@ def test_the_area_begins_at_a_hundredth_of_the_budget() -> None:
     loss = results([CommunicationMeter(max_uplink_bytes=100)], [4.0, 1.5, 1.0], "val/loss")
     assert loss["metric_at_budget"] == 1.5
     assert "area" not in loss, "there is no area under values of which lower ones are better"
+
+
+def test_a_metric_below_zero_has_its_own_best_value_within_a_budget() -> None:
+    found = results([CommunicationMeter(max_uplink_bytes=100)], [-2.0, nan, -1.0], "val/log_likelihood")
+    assert found["metric_at_budget"] == -2.0
+    assert "area" not in found, "before the first evaluation it would be 0, which is better than all values"
+    assert "metric_at_budget" not in results([CommunicationMeter(max_uplink_bytes=9)], [-2.0], "val/log_likelihood")
+    found = results([CommunicationMeter(max_uplink_bytes=100)], [-0.4, -0.2, 0.5], "val/r2")
+    assert (found["metric_at_budget"], found["area"]) == (-0.2, 0.0)
