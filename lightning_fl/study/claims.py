@@ -224,10 +224,12 @@ class Verdict:
 
 
 def room_left(value: float, metric: Metric) -> float:
-    """Return how much better than a value another can be: an accuracy has 1 above it, a loss or an error 0 below it."""
-    if metric.falls:
-        return value
-    return 1 - value if is_accuracy(metric.name) else inf
+    """Return how much better than a value another can be: an accuracy has 1 above it, a loss or an error 0 below it.
+
+    A value beyond it, such as an accuracy in per cent or the negative logarithm of a density, shows that there is no bound.
+    """
+    room = value if metric.falls else 1 - value if is_accuracy(metric.name) else inf
+    return room if room >= 0 else inf
 
 
 def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:

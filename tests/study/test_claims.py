@@ -161,6 +161,14 @@ def test_a_small_room_of_a_loss_hides_a_fall() -> None:
     assert judged(narrow, {0: 0.39, 1: 0.391}, {0: 0.40, 1: 0.40}, falls=True).outcome == "reproduced in size"
 
 
+@pytest.mark.parametrize(("name", "paper", "value"), [("val_acc", 2.0, 60.0), ("val_nll", -0.5, -1.0)])
+def test_values_beyond_a_bound_have_none(name: str, paper: float, value: float) -> None:
+    """Test an accuracy in per cent, which may exceed 1, and a loss that may fall below 0."""
+    gain = Claim("a gains", "a", "b", "last", paper=paper)
+    pairs = [Pair(value + factor * paper, value) for factor in (0.9, 1.0, 1.1)]
+    assert gain.judge(pairs, Metric(name)).outcome == "reproduced in size"
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_bests_within_the_same_bytes(sign: int) -> None:
     """Compare a cheap run of six rounds with a run whose rounds cost twice as much: it has three within the same bytes."""
