@@ -124,9 +124,8 @@ def measured(row: PublishedRow, group: Group) -> dict[str, tuple[float | None, f
         numbers = {"final_accuracy": curve.numbers["best"], "mflops": curve.numbers["mflops"]}
         if row.target is not None:
             numbers |= curve.price(Metric(target=row.target))
-            if numbers["uplink"] is not None:
-                numbers["uplink_mbit_per_client"] = (
-                    numbers["uplink"] * 8 / 1e6 / curve.record.column("clients/selected")[-1]
-                )
+            cohort_size = curve.record.column("clients/selected").mean()  # which a private run draws, and may hide
+            if numbers["uplink"] is not None and cohort_size > 0:
+                numbers["uplink_mbit_per_client"] = numbers["uplink"] * 8 / 1e6 / cohort_size
         measurements.append(numbers)
     return {name: mean_and_spread([numbers.get(name) for numbers in measurements]) for name in row.numbers}

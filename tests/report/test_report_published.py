@@ -14,7 +14,7 @@ from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.modules import NETWORKS
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Curve, Group, Metric
-from lightning_fl.report.published import read_published
+from lightning_fl.report.published import measured, read_published
 from lightning_fl.report.published_settings import published_settings
 from lightning_fl.report.records import Record, flatten
 
@@ -67,6 +67,18 @@ def test_own_runs_stand_under_the_rows_of_their_method_and_setting(tmp_path: Pat
     assert re.search(
         r"here: FedAvg .* 50 rounds, computation: estimated .* 0\.6 .* 0\.605 .* 100 \| +50 \| +4\.50 ", printed
     )
+
+
+@pytest.mark.parametrize(("selected", "megabits"), [([4.0, 4.0, 1.0], 0.16 / 3), (None, None)])
+def test_the_uplink_of_a_client_is_that_of_a_mean_cohort(selected: list[float] | None, megabits: float | None) -> None:
+    """Test a private run, whose cohorts are drawn by Poisson sampling, and one that leaves out their sizes."""
+    columns = {"round": np.arange(3.0), "val/accuracy": np.array([0.1, 0.9, 0.9])}
+    columns |= {"comm/total_uplink_bytes": np.array([1e4, 2e4, 3e4])}
+    columns |= {} if selected is None else {"clients/selected": np.array(selected)}
+    group = Group("run", (Curve(Record(Path("run"), columns, {}, "FedAdam", None, ()), Metric(window=1)),))
+    row = next(row for row in read_published("fedadam-ssm:I").rows if row.method == "FedAdam")
+    mean, _, count = measured(row, group)["uplink_mbit_per_client"]
+    assert (mean, count) == (megabits and pytest.approx(megabits), 0 if selected is None else 1)
 
 
 PUBLISHED = [read_published(f"feddumap:{number}") for number in range(2, 14)] + [read_published("fedadam-ssm:I")]
