@@ -21,6 +21,7 @@ from lightning_fl.checks import is_real
 from lightning_fl.errors import require
 from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.units import in_bytes
+from lightning_fl.outputs.yaml_files import as_number
 from lightning_fl.report.comparison import Curve, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.study.claims import student_interval
@@ -111,8 +112,8 @@ def read_budget(content: Mapping[str, Any]) -> Budget | None:
     if "budget" not in content:
         require("chance" not in content, "chance belongs to a budget: give budget, too.")
         return None
-    ends_given, chance = content["budget"], content.get("chance", 0.0)
-    ends = [number(end) for end in ends_given] if isinstance(ends_given, list) else []
+    ends_given, chance = content["budget"], as_number(content.get("chance", 0.0))
+    ends = [as_number(end) for end in ends_given] if isinstance(ends_given, list) else []
     is_range = len(ends) == 2 and all(map(is_real, ends)) and 0 < ends[0] < ends[1] < inf
     require(
         is_range,
@@ -120,14 +121,6 @@ def read_budget(content: Mapping[str, Any]) -> Budget | None:
     )
     require(is_real(chance) and 0 <= chance < 1, f"chance must be an accuracy in [0, 1), got {chance!r}.")
     return Budget(float(ends[0]), float(ends[1]), float(chance))
-
-
-def number(value: Any) -> Any:
-    """Return a number that YAML reads as text, such as 1.0e6, which lacks the sign of its exponent."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 Found = Mapping[str, Mapping[int, Efficiency]]

@@ -36,6 +36,7 @@ import numpy as np
 from lightning_fl.checks import check_choice, check_whole, is_real
 from lightning_fl.errors import nearest, require
 from lightning_fl.outputs.metric import FINAL, is_accuracy, spend
+from lightning_fl.outputs.yaml_files import as_number
 from lightning_fl.report.comparison import VALUES, Curve, Metric
 from lightning_fl.report.document import Table
 
@@ -292,11 +293,11 @@ def read_claims(content: Any, cells: Sequence[str], has_target: bool) -> tuple[C
                 f"rounds of the claim {entry['text']!r} is for `in: {AT_UPLINK}`, got `in: {number}`.",
             )
             check_whole(f"rounds of the claim {entry['text']!r}", rounds, 1)
-        paper, is_ratio = entry.get("paper"), number in COSTS
+        paper, is_ratio = as_number(entry.get("paper")), number in COSTS
         is_allowed = paper is None or (is_real(paper) and (paper > 0 and paper != 1 if is_ratio else paper != 0))
         what = "a ratio above 0 other than 1" if is_ratio else "a difference other than 0"
         require(is_allowed, f"paper of the claim {entry['text']!r} must be {what}, got {paper!r}.")
-        margin = entry.get("margin", 0)
+        margin = as_number(entry.get("margin", 0))
         require(
             is_real(margin) and margin >= 0 and (paper is None or margin != abs(paper)) and not (margin and is_ratio),
             f"margin of the claim {entry['text']!r} must be a difference of 0 or more other than paper's, and a cost has none, "

@@ -38,11 +38,11 @@ from tqdm import tqdm
 from lightning_fl.checks import LARGEST_SEED, check_whole, is_real, is_whole
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY
-from lightning_fl.outputs.yaml_files import read_strictly
+from lightning_fl.outputs.yaml_files import as_number, read_strictly
 from lightning_fl.report.comparison import Metric
 from lightning_fl.report.labels import experiment_settings
 from lightning_fl.report.records import flatten, require_same_data
-from lightning_fl.study.budget import Budget, number, read_budget
+from lightning_fl.study.budget import Budget, read_budget
 from lightning_fl.study.claims import Claim, read_claims
 
 KEYS = (
@@ -245,7 +245,7 @@ def _regime(content: Any) -> Regime | None:
 
 def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, int | None]:
     """Return target, metric and window of a study file."""
-    target, metric, window = number(content.get("target")), content.get("metric"), content.get("window")
+    target, metric, window = as_number(content.get("target")), content.get("metric"), content.get("window")
     require("target" not in content or is_real(target), f"target must be a number, got {content.get('target')!r}.")
     is_name = isinstance(metric, str) and bool(metric.strip())
     require("metric" not in content or is_name, f"metric must be the name of a column of metrics.csv, got {metric!r}.")

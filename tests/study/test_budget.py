@@ -165,6 +165,7 @@ def test_what_is_no_budget_is_refused(content: dict[str, Any], said: str) -> Non
 
 def test_numbers_may_have_an_exponent_without_a_sign() -> None:
     assert read_budget(yaml.safe_load("budget: [1.0e6, 1e8]")) == Budget(1e6, 1e8)
+    assert read_budget(yaml.safe_load("{budget: [1e6, 1e8], chance: 1e-1}")) == Budget(1e6, 1e8, 0.1)
     assert read_budget({}) is None
 
 

@@ -248,6 +248,13 @@ VALUES = st.recursive(
 )
 
 
+def test_numbers_of_claims_may_have_an_exponent_without_a_sign(tmp_path: Path) -> None:
+    path = written(tmp_path, claims=[CLAIM | {"paper": "PAPER", "margin": "MARGIN"}], target=0.5)
+    path.write_text(path.read_text().replace("PAPER", "2e-2").replace("MARGIN", "1.5e-3"))
+    (claim,) = read_study(path).claims
+    assert (claim.paper, claim.margin) == (0.02, 0.0015)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=VALUES, inside=st.sampled_from([None, "method", "claim", "exclude"]))
 def test_any_value_gives_a_study_or_a_sentence(key: str, value: Any, inside: str | None, tmp_path: Path) -> None:
