@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             _check_configurations(words)
             _prepare()
-            if words[0] == "study":
+            if words[:1] == ["study"]:
                 _study(words[1:])
-            elif words[0] == "report":
+            elif words[:1] == ["report"]:
                 _report_on_study(words[1:])
             else:
                 _run(arguments)

@@ -234,6 +234,16 @@ def test_the_environment_beats_its_own_file_and_the_command_line_beats_both(
     assert (trainer["max_rounds"], trainer["local_epochs"], trainer["clients_per_round"]) == (5, 7, 3)
 
 
+def test_the_environment_names_the_command_too(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_SUBCOMMAND", "fit")
+    monkeypatch.setenv("PL_FIT__CONFIG", small)
+    outcome = lightning_fl()
+    assert outcome.code == 0, outcome.err
+    assert len(metrics("run")) == 2
+
+
 def test_the_environment_names_a_configuration_of_the_package_as_the_command_line_does(
     lightning_fl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
