@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
+from jsonargparse.typing import register_type
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -64,6 +65,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"description": DESCRIPTION, "formatter_class": PlainHelpFormatter, **options})
+        register_type(os.PathLike, str, _path)
         # Without this, a misspelt flag could count as an abbreviation of another.
         self.allow_abbrev = False
 
@@ -153,6 +155,13 @@ class FederatedArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one sentence and exit with code 2."""
         fail(explain(message, self))
+
+
+def _path(value: Any) -> str:
+    """Return the text of a path; jsonargparse's own function makes the path `None` of a flag's null."""
+    if value is None:
+        raise TypeError("null is no path")
+    return str(value)
 
 
 class SaveFitConfig(SaveConfigCallback):

@@ -857,6 +857,20 @@ def test_null_is_a_value_where_the_type_has_it(lightning_fl: Command, small: str
     assert lightning_fl("fit", "--config", small, "--config", "nulls.yaml").code == 0
 
 
+@pytest.mark.parametrize(
+    "flag", ["ckpt_path", "trainer.default_root_dir", "trainer.availability", "trainer.clock.trace"]
+)
+def test_null_is_no_path(lightning_fl: Command, small: str, flag: str) -> None:
+    group, _, name = flag.rpartition(".")
+    Path("null.yaml").write_text("ckpt_path: last\ntrainer: {clock: {trace: devices.csv}}\n")
+    config = printed(
+        lightning_fl("fit", "--config", small, "--config", "null.yaml", f"--{flag}", "null", "--print_config")
+    )
+    for key in filter(None, group.split(".")):
+        config = config[key]
+    assert config[name] is None
+
+
 def test_every_flag_of_lightning_s_trainer_is_there_or_explained() -> None:
     stock, ours = (set(inspect.signature(trainer).parameters) for trainer in (Trainer, FederatedTrainer))
     assert stock - ours == set(STOCK_FLAGS)
