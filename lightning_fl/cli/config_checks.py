@@ -30,11 +30,16 @@ def check_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Check that a file can be a configuration, and return its content.
 
     Raises:
-        UserError: `read_strictly` refuses it, or it is empty or not a mapping.
+        UserError: `read_strictly` refuses it, or it is empty, not a mapping, or names another configuration.
     """
     content = read_strictly(path, f"a configuration is YAML with the keys {KEYS}")
     require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
+    require(
+        "config" not in content,  # the parser would drop the other's trainer as a whole, and ignore a list
+        f"{path} has the key config, but a configuration cannot contain another: give both to the command, as in "
+        f"--config OTHER --config {path}.",
+    )
     without = [key for key, value in content.items() if value is None]
     require(len(without) < len(content), f"{path} has no value under {', '.join(map(str, without))}.")
     return content

@@ -727,6 +727,7 @@ FILES = {
         ["class_path twice", "line 1"],
     ),
     "an empty mapping": ("{}\n", ["file.yaml", "empty"]),
+    "another configuration": ("config: base.yaml\n", ["key config", "--config OTHER --config file.yaml"]),
     "a group that is misspelt": ("trianer: {max_rounds: 3}\n", ["'trianer.max_rounds'", "trainer"]),
     "a mapping in itself": ("trainer: &a\n  callbacks: *a\n", ["file.yaml", "line 1", "contains itself"]),
     "deeply nested": ("trainer: " + "[" * 150 + "]" * 150, ["file.yaml", "line 1", "more than 100 levels"]),
