@@ -45,6 +45,19 @@ def check_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
+def check_inner_files(config: Any) -> None:
+    """Check the files that stand in a configuration in place of mappings, as in `--trainer FILE`.
+
+    Raises:
+        UserError: `read_strictly` refuses one of them.
+    """
+    if isinstance(config, Mapping) and "__path__" in config:
+        read_strictly(config["__path__"].absolute, "it has the parameters of a class or a group in YAML")
+    inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
+    for one in inner:
+        check_inner_files(one)
+
+
 def check_numbers(words: Sequence[str], config: Any) -> None:
     """Check that no number of a command line is one that most readers read otherwise, such as 010 or 1:30.
 

@@ -27,6 +27,7 @@ from lightning_fl.cli.config_checks import (
     check_file,
     check_free_parameters,
     check_group,
+    check_inner_files,
     check_numbers,
     check_optimizer,
     free_parameters,
@@ -236,6 +237,7 @@ class FederatedCLI(LightningCLI):
         misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
         require(misspelt is None, misspelt or "")
         config = self.config[self.config.subcommand].as_dict()
+        check_inner_files(config)
         check_numbers(sys.argv[1:] if args is None else args if isinstance(args, list) else [], config)
         seed, most = config["seed_everything"], 2**32 - 1
         require(seed is not True, SEED_TRUE)

@@ -752,6 +752,27 @@ def test_a_mistake_in_a_file_ends_with_one_sentence(
 
 
 @pytest.mark.parametrize(
+    ("text", "words", "named"),
+    [
+        ("max_rounds: 010\n", ["--trainer", "inner.yaml"], ["010 in line 1", "write 8"]),
+        ("devices: phones\ndevices: silos\n", ["--trainer.clock", "inner.yaml"], ["devices twice"]),
+        ("{class_path: FedProx, init_args: {mu: 010}}\n", ["--algorithm", "inner.yaml"], ["010 in line 1"]),
+        (
+            "{class_path: Dirichlet, init_args: {alpha: 010}}\n",
+            ["--config", "outer.yaml"],
+            ["inner.yaml", "010 in line 1"],
+        ),
+    ],
+)
+def test_a_file_of_a_part_is_read_as_strictly(
+    lightning_fl: Command, small: str, text: str, words: list[str], named: list[str]
+) -> None:
+    Path("inner.yaml").write_text(text)
+    Path("outer.yaml").write_text("data: {init_args: {partition: inner.yaml}}\n")
+    test_a_mistake_ends_with_one_sentence(lightning_fl, small, words, named)
+
+
+@pytest.mark.parametrize(
     ("words", "kept", "dropped"),
     [
         (["--config", "epochs.yaml", "--trainer.local_steps", "3"], "local_steps: 3", "local_epochs: null"),
