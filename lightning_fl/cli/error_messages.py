@@ -49,11 +49,19 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 def unknown_variable(prefix: str, names: Iterable[str], parser: ArgumentParser) -> str | None:
     """Return the sentence for the first of some environment variables that starts with `prefix` and sets no flag of `parser`."""
-    variables = {prefix + action.dest.replace(".", "__").upper() for action in parser._actions}
+    variables = {action.dest: prefix + action.dest.replace(".", "__").upper() for action in parser._actions}
+    # Each flag that takes a class has another one, for the help of the class.
+    of_classes = [variable.removesuffix("__HELP") for flag, variable in variables.items() if flag.endswith(".help")]
     for name in sorted(names):
-        if name.startswith(prefix) and name not in variables:
+        if name.startswith(prefix) and name not in variables.values():
             key = name.removeprefix(prefix).replace("__", ".").lower()
-            return f"the environment variable {name} sets no flag; {_nearest_key(key, parser)}."
+            whole = next((variable for variable in of_classes if name.startswith(f"{variable}__")), None)
+            remedy = (
+                f"; {_nearest_key(key, parser)}."
+                if whole is None
+                else f": {whole} has a class with all its parameters, as in '{{class_path: NAME, init_args: {{KEY: VALUE}}}}'."
+            )
+            return f"the environment variable {name} sets no flag{remedy}"
     return None
 
 

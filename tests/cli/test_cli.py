@@ -271,6 +271,32 @@ def test_a_misspelt_variable_of_the_environment_is_named(
 
 
 @pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("PL_FIT__ALGORITHM__MU", "PL_FIT__ALGORITHM"),
+        ("PL_FIT__DATA__INIT_ARGS__NUM_CLIENTS", "PL_FIT__DATA"),
+        ("PL_FIT__TRAINER__ADVERSARY__ATTACK", "PL_FIT__TRAINER__ADVERSARY"),
+    ],
+)
+def test_a_variable_for_one_parameter_of_a_class_names_that_of_the_class(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch, name: str, whole: str
+) -> None:
+    monkeypatch.setenv(name, "5")
+    assert (
+        f"{name} sets no flag: {whole} has a class with all its parameters"
+        in lightning_fl("fit", "--config", small).sentence
+    )
+
+
+def test_a_variable_sets_parameters_of_a_class(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_FIT__CONFIG", small)
+    monkeypatch.setenv("PL_FIT__ALGORITHM", "{class_path: FedProx, init_args: {mu: 0.3}}")
+    assert printed(lightning_fl("fit", "--print_config"))["algorithm"]["init_args"]["mu"] == 0.3
+
+
+@pytest.mark.parametrize(
     "words", [["--model.network"], ["--trainer.runner"], ["--model.learning_rate"], ["--algorithm"]]
 )
 def test_a_very_long_value_is_cut(lightning_fl: Command, small: str, words: list[str]) -> None:
