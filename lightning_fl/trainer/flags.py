@@ -232,6 +232,10 @@ class TrainerFlags:
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
         self.straggler_rate = straggler_rate
+        require(
+            isinstance(clock, SimulatedClock),
+            f"clock must be SimulatedClock(…) or ClientClock(…) of lightning_fl.communication, got {clock!r}.",
+        )
         self.clock = ClientClock.of(clock)
         self.over_selection = over_selection
         self.deadline = deadline
@@ -330,6 +334,11 @@ class TrainerFlags:
         require(
             self.secure_aggregation is None or isinstance(self.secure_aggregation, SecureAggregation),
             f"secure_aggregation is SecureAggregation(), with other sizes if need be, or None, got {self.secure_aggregation!r}.",
+        )
+        require(
+            isinstance(self.loss_guard, LossGuard),
+            f"loss_guard must be LossGuard(…) of lightning_fl.federation.loss_guard, which is off without arguments, got "
+            f"{self.loss_guard!r}.",
         )
         check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
         if not isinstance(self.fast_dev_run, bool):

@@ -90,6 +90,20 @@ def test_flags_that_are_not_there_are_refused_in_a_sentence(flag: str, said: str
         FederatedTrainer(**{flag: 3})
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"clock": {"devices": "phones"}}, r"clock must be SimulatedClock\(…\) or ClientClock\(…\) .* got {'devices'"),
+        ({"clock": None}, "clock must be .* got None"),
+        ({"loss_guard": {"clients": 3}}, r"loss_guard must be LossGuard\(…\) .* got {'clients': 3}"),
+        ({"loss_guard": None}, "loss_guard must be .*off without arguments.* got None"),
+    ],
+)
+def test_what_is_no_clock_or_guard_is_refused(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        FederatedTrainer(**flags)
+
+
 def test_the_signature_is_that_of_the_flags() -> None:
     parameters = signature(FederatedTrainer).parameters
     assert {"max_rounds", "callbacks", "metric"} <= parameters.keys()
