@@ -62,6 +62,8 @@ OTHER_NAMES = {
     "FedYogi": "ServerYogi",
 }
 """Methods that the field knows by names of their own."""
+KEYS = ("class_path", "init_args", "dict_kwargs")
+"""Keys of a mapping that stands for a class."""
 LISTS = ("callbacks", "logger", "personal", "stages", "steps")
 """Keys that may name several classes."""
 BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
@@ -81,6 +83,10 @@ def classes_under(key: str) -> dict[str, type]:
     named = {name: getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])}
     classes = {name: c for name, c in sorted(named.items()) if isinstance(c, type) and issubclass(c, base)}
     return {name: c for name, c in classes.items() if not inspect.isabstract(c) and name not in HIDDEN}
+
+
+BESIDE = "the parameters of a class stand under its key init_args, and not beside class_path"
+"""What is wrong with `{class_path: FedProx, mu: 0.1}`."""
 
 
 def class_misfit(value: Any, key: str, shown_key: str) -> str | None:
@@ -103,6 +109,8 @@ def class_misfit(value: Any, key: str, shown_key: str) -> str | None:
         return f"{shown_key} is a list of parts, or of names of layers, got {value!r}: give [{value}]."
     if isinstance(value, Mapping) and "class_path" not in value:
         return f"{shown_key} needs the key class_path with the name of a class, got {', '.join(map(str, value))}."
+    if isinstance(value, Mapping) and (beside := [str(name) for name in value if name not in KEYS]):
+        return f"{shown_key}: {BESIDE}, got {', '.join(beside)}."
     name = value["class_path"] if isinstance(value, Mapping) else value
     if not isinstance(name, str):
         kind = f"{'a' if leaf in LISTS else 'one'} class of kind {base.__name__}"

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from lightning_fl.checks import parameters_of
-from lightning_fl.cli.class_names import CLASS_PACKAGES, class_misfit, classes_under
+from lightning_fl.cli.class_names import BESIDE, CLASS_PACKAGES, class_misfit, classes_under
 from lightning_fl.cli.type_descriptions import choices_of, in_words, shown
 from lightning_fl.errors import nearest
 from lightning_fl.trainer import FederatedTrainer
@@ -38,7 +38,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
             words = match.groups()
             return explained.format(*words) if isinstance(explained, str) else explained(parser, *words)
     key = re.search(r'[Kk]ey "([^"]+)"', message)
-    values = [value for pattern in VALUES for value in re.findall(pattern, message) if "Namespace(" not in value]
+    values = [_named(value) for pattern in VALUES for value in re.findall(pattern, message)]
+    values = [value for value in values if "Namespace(" not in value]
     misfit = _value_misfit(parser, key[1], _read(values[-1])) if key and values else None
     lines = re.sub(r'Parser key "([^"]+)"', r"\1", message).splitlines()
     return misfit or " ".join(line.strip(" -") for line in lines if line.strip())
@@ -83,6 +84,8 @@ def _unknown_name(parser: ArgumentParser, word: str) -> str:
 def _no_parameter(parser: ArgumentParser, name: str) -> str:
     """Return the sentence for a parameter that a class does not have."""
     owner, first = _class_of(parser), name.partition(".")[0]
+    if name == "class_path":  # which the parser takes for a parameter if there are other keys
+        return f"{BESIDE}."
     classes = {class_name for key in CLASS_PACKAGES for class_name in classes_under(key)}
     if first in {"name", "type", "class", *classes} or get_close_matches(
         first, ("class_path", "init_args"), cutoff=0.8
@@ -149,6 +152,21 @@ def _read(text: str) -> Any:
         return None if text == "null" else text
 
 
+def _named(text: str) -> str:
+    """Return the text of a list with the names of the classes that the parser has read already.
+
+    >>> _named("[Namespace(class_path='a.B', init_args=Namespace(c=1)), {'class_path': 'D', 'e': 2}]")
+    "['a.B', {'class_path': 'D', 'e': 2}]"
+    """
+    before = ""
+    while text.startswith("[") and text != before:
+        before, text = (
+            text,
+            re.sub(r"Namespace\((?:class_path=('[^']*'))?[^()]*\)", lambda match: match[1] or "0", text),
+        )
+    return text
+
+
 def _value_misfit(parser: ArgumentParser, key: str, value: Any) -> str | None:
     """Return what is wrong with a value, by the type of its key; None if the type is unknown."""
     shown_key = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
@@ -157,7 +175,11 @@ def _value_misfit(parser: ArgumentParser, key: str, value: Any) -> str | None:
         return None
     _, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], None))
     if base is not None and base.__name__ in in_words(hint):
-        return class_misfit(value, key, shown_key)
+        misfit = class_misfit(value, key, shown_key)
+        is_one_of_a_list = isinstance(value, str | dict) and in_words(hint).startswith("a list")
+        return (
+            f"{shown_key} must be a list, got {value}: give [{value}]." if is_one_of_a_list and not misfit else misfit
+        )
     if isinstance(value, str) and (choices := choices_of(hint)):
         return f"{shown_key} {value!r} is unknown; {nearest(value, choices)}."
     number = {"float", "int"} & set(in_words(hint).split())

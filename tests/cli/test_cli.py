@@ -732,7 +732,15 @@ FILES = {
     "number for parameters": ("model: {class_path: ImageClassifier, init_args: 3}\n", ["init_args", "mapping"]),
     "parameters beside the class": (
         "data: {init_args: {partition: {class_path: Dirichlet, alpha: 3}}}\n",
-        ["class_path", "init_args"],
+        ["stand under its key init_args, and not beside class_path."],
+    ),
+    "parameters beside the class of a part in a list": (
+        "algorithm: {class_path: Algorithm, init_args: {steps: [Apply, {class_path: Momentum, beta: 3}]}}\n",
+        ["steps of Algorithm", "stand under its key init_args, and not beside class_path, got beta."],
+    ),
+    "a part in place of a list": (
+        "algorithm: {class_path: Algorithm, init_args: {steps: Apply}}\n",
+        ["steps of Algorithm must be a list, got Apply: give [Apply]."],
     ),
     "class_path by another name": ("algorithm: {classpath: FedProx}\n", ["class_path", "classpath"]),
     "null for a group": ("trainer: {clock: }\n", ["trainer.clock", "macs_per_second", "null"]),
