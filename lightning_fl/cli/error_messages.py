@@ -22,6 +22,9 @@ from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 SECTIONS = ("data", "model", "algorithm", "optimizer", "lr_scheduler")
 """Keys of classes whose parameters a user may look for elsewhere."""
 
+ABSTRACT = {base.__name__: key for key, (_, base) in CLASS_PACKAGES.items() if base.__name__ not in classes_under(key)}
+"""Key of the configuration by the base class of the classes that it may name; the base itself it may not."""
+
 VALUES = (
     r"class_path '([^']*)'",
     r"[Ii]mport path (?:string: )?(\S+)",
@@ -86,6 +89,8 @@ def _no_parameter(parser: ArgumentParser, name: str) -> str:
     owner, first = _class_of(parser), name.partition(".")[0]
     if name == "class_path":  # which the parser takes for a parameter if there are other keys
         return f"{BESIDE}."
+    if owner in ABSTRACT:
+        return f"{name!r} needs the class that has it: {_naming(ABSTRACT[owner])}."
     classes = {class_name for key in CLASS_PACKAGES for class_name in classes_under(key)}
     if first in {"name", "type", "class", *classes} or get_close_matches(
         first, ("class_path", "init_args"), cutoff=0.8
@@ -98,6 +103,16 @@ def _no_parameter(parser: ArgumentParser, name: str) -> str:
             f"--algorithm.{first} and every other slot; a slot that is not given is FedAvg's."
         )
     return f"{owner} has no parameter {name!r}; {_nearest_key(name, parser)}."
+
+
+def _no_class(_: ArgumentParser, key: str) -> str:
+    """Return the sentence for parameters without the class that has them."""
+    return f"{key} needs a class for its parameters: {_naming(key)}."
+
+
+def _naming(key: str) -> str:
+    """Return the end of the sentence: where to name a class, and which."""
+    return f"name it before, or in a file by class_path beside init_args; allowed: {', '.join(classes_under(key))}"
 
 
 def _missing(parser: ArgumentParser, keys: str) -> str:
@@ -208,6 +223,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     r"[Oo]ption '([^']+)'": _unknown_name,
     r"arguments are required: (.*)": _missing,
     r"argument (?:-\w/)?(--[\w.]+)\S*: expected one argument": "{0} needs a value after it.",
+    r"key \"([\w.]+)\":\s+Expected an instantiatable class": _no_class,
     r"--([\w.]+)\.help: .*?([\w.]*)\W?$": _no_class_to_explain,
     r"(?s)key \"([\w.]+)\".*NestedArg\(key='([\w.]+)'": (
         "--{0}.{1} stands before the class of {0}; give --{0} first, or name its class in a file."

@@ -451,6 +451,14 @@ MISTAKES = {
     "no name for list": (["list", "callback"], ["'callback'", "did you mean 'callbacks'"]),
     "null for a number": (["--algorithm", "FedProx", "--algorithm.mu", "null"], ["algorithm.mu", "float", "null"]),
     "null for the clients": (["--data.num_clients", "null"], ["num_clients is null", "only ByGroup", "IID()"]),
+    "a parameter without its class": (
+        ["--trainer.privacy.clip", "1"],
+        ["'clip' needs the class that has it: name it before", "allowed: ClientPrivacy, LocalPrivacy."],
+    ),
+    "a parameter without its class, further in": (
+        ["--trainer.adversary.attack.scale", "2"],
+        ["attack needs a class for its parameters: name it before", "SignFlip"],
+    ),
     "null for a group": (["--trainer.loss_guard", "null"], ["trainer.loss_guard", "mapping", "server_steps", "null"]),
     "null for a part of a part": (
         ["--algorithm", "Algorithm", "--algorithm.rule", "Proximal", "--algorithm.rule.mu", "null"],
