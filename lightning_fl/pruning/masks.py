@@ -37,14 +37,15 @@ def prunable(module: nn.Module, exclude: Sequence[str] = ()) -> dict[str, list[s
         exclude: name parts, such as `fc1`, of layers to leave out.
 
     Returns:
-        Names of parameters by the name of their layer, in the network's order.
+        Names of parameters by the name of their layer, in the network's order; one that layers share belongs to the first.
     """
     layers: dict[str, list[str]] = {}
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for path, layer in module.named_modules():
         if isinstance(layer, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
             continue
         if not set(path.split(".")) & set(exclude):
-            names = [name for name, x in layer.named_parameters(path, recurse=False) if x.requires_grad]
+            names = [name for name, _ in layer.named_parameters(path, recurse=False) if name in trained]
             layers |= {path: names} if names else {}
     return layers
 

@@ -124,6 +124,23 @@ def test_an_interrupted_training_leaves_an_ordinary_module(make_stock_trainer: M
     assert nonzero(other) == NUMBERS - NUMBERS // 2 - 1
 
 
+def test_a_weight_that_two_layers_share_is_pruned_and_counted_once(make_stock_trainer: MakeTrainer) -> None:
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net.append(nn.Linear(2, 2, bias=False))
+            self.net.append(nn.Linear(2, 2, bias=False))
+            self.net[5].weight = self.net[4].weight
+
+    module = Tied()
+    trainer = make_stock_trainer(max_epochs=1, callbacks=MagnitudePruning(rate=0.5, prune_epoch=0))
+    trainer.fit(module, loader())
+    numbers = NUMBERS + 4
+    assert nonzero(module) + int((module.net[4].weight != 0).sum()) == numbers - numbers // 2 - 1
+    assert trainer.callback_metrics["prune/rate"] == pytest.approx((numbers // 2 + 1) / numbers)
+    assert list(prunable(module, ["4"])) == ["net.0", "net.3"], "what one excluded layer has stays whole"
+
+
 def test_pruning_again_takes_a_share_of_what_is_left(make_stock_trainer: MakeTrainer) -> None:
     module = Net()
     pruning = MagnitudePruning(rate=0.5, prune_epoch=1, every_n_epochs=2)
