@@ -85,32 +85,30 @@ class MagnitudePruning(PruningCallback):
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and isinstance(self.rate, AdaptiveRate):
+        if stage != "fit":
+            return
+        if trainer.current_epoch == 0:
+            self._masks = {}  # drop the masks of an earlier training
+        if isinstance(self.rate, AdaptiveRate):
             self.rate.reset(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Check that there is something to prune, and an epoch for it."""
+        """Check that there is something to prune, and an epoch for it; keep weights pruned that a checkpoint has pruned."""
         super().on_train_start(trainer, pl_module)
         require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to prune.")
         if isinstance(self.rate, AdaptiveRate) and self.schedule.next_after(trainer.current_epoch) is not None:
             self.rate.remember(pl_module)
             if self.will_prune(trainer):
                 self.rate.start(trainer, pl_module)
+        self._hold(trainer, pl_module)  # a training that goes on in the middle of an epoch does not start that epoch
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due, and keep pruned weights at 0."""
-        if trainer.current_epoch == 0:
-            self._masks = {}  # drop the masks of an earlier training
         self._follow(pl_module)
         if self.is_due(trainer):
             rate = self.rate(trainer, pl_module) if isinstance(self.rate, AdaptiveRate) else self.rate
             self._masks = self._choose(pl_module, rate) if rate else self._masks
-        if self._masks:
-            parameters = dict(pl_module.named_parameters())
-            self._masks = {name: mask.to(parameters[name].device) for name, mask in self._masks.items()}
-            apply_masks(pl_module, self._masks, trainer.optimizers)
-            self._let_go()
-            self._handles = hold_masks(pl_module, trainer.optimizers)
+        self._hold(trainer, pl_module)
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
         """Remove the hooks in a federation, which applies the mask to its clients itself."""
@@ -162,6 +160,15 @@ class MagnitudePruning(PruningCallback):
         for names in pools:
             masks |= largest({name: parameters[name] for name in names}, rate, self._masks)
         return masks
+
+    def _hold(self, trainer: Any, module: LightningModule) -> None:
+        """Set pruned weights to 0, and keep them there."""
+        if self._masks:
+            parameters = dict(module.named_parameters())
+            self._masks = {name: mask.to(parameters[name].device) for name, mask in self._masks.items()}
+            apply_masks(module, self._masks, trainer.optimizers)
+            self._let_go()
+            self._handles = hold_masks(module, trainer.optimizers)
 
     def _let_go(self) -> None:
         for handle in self._handles:

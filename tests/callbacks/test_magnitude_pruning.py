@@ -105,6 +105,20 @@ def test_resumed_equals_uninterrupted(optimizer: Configure, make_stock_trainer: 
     assert nonzero(whole) == 36
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_training_resumed_in_the_middle_of_an_epoch_stays_pruned(
+    epoch: int, make_stock_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    saves = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    pruning = MagnitudePruning(rate=0.6, prune_epoch=epoch)
+    make_stock_trainer(callbacks=[pruning, saves], enable_checkpointing=True).fit(Net(), loader())
+    resumed, done = Net(), 5 * epoch + 2
+    trainer = make_stock_trainer(callbacks=MagnitudePruning(rate=0.6, prune_epoch=epoch))
+    trainer.fit(resumed, loader(), ckpt_path=tmp_path / f"step={done}.ckpt")
+    assert len(resumed.seen) == 10 - done
+    assert {*resumed.seen, nonzero(resumed)} == {NUMBERS - ceil(Fraction(6, 10) * NUMBERS) - 1}
+
+
 def test_an_interrupted_training_leaves_an_ordinary_module(make_stock_trainer: MakeTrainer) -> None:
     class Fails(Net):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
