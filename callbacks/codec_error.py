@@ -56,7 +56,7 @@ class CodecError(Callback):
         self._clients: list[int] = []  # clients of this process in the round
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a trainer without clients.
+        """Refuse a trainer without clients, and reset for a new run.
 
         Raises:
             UserError: it has none.
@@ -65,6 +65,9 @@ class CodecError(Callback):
             hasattr(trainer, "evaluate_clients"),
             "CodecError measures the uploads of clients, which lightning.Trainer does not have: use FederatedTrainer.",
         )
+        if stage == "fit":
+            self._drift = self._moved = torch.zeros(0, dtype=torch.float64)
+            self._last_round = {}
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Find out whether the round is measured."""

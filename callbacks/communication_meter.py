@@ -58,7 +58,7 @@ class CommunicationMeter(Callback):
         self._sizes: Counter[str] = Counter()
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to split the uploads of a trainer that has none.
+        """Refuse to split the uploads of a trainer that has none, and reset for a new training.
 
         Raises:
             UserError: it is asked to.
@@ -69,6 +69,8 @@ class CommunicationMeter(Callback):
             f"{' and '.join(asked)} of CommunicationMeter measure the uploads of clients, which lightning.Trainer does not have: "
             "use FederatedTrainer.",
         )
+        if stage == "fit" and trainer.current_epoch == 0:
+            self.sent_bits = self._epoch_bits = 0
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the sums of a round."""

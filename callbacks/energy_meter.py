@@ -122,7 +122,7 @@ class EnergyMeter(Callback):
         return {"first": "less", "second": "more", "depends": "depends"}[is_cheaper]  # type: ignore[return-value]
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a trainer without clients.
+        """Refuse a trainer without clients, and reset for a new run.
 
         Raises:
             UserError: it has none.
@@ -131,6 +131,8 @@ class EnergyMeter(Callback):
             hasattr(trainer, "evaluate_clients"),
             "EnergyMeter estimates the energy of clients, which lightning.Trainer does not have: use FederatedTrainer.",
         )
+        if stage == "fit":
+            self.amounts = Counter()
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Add the coefficients to the hyper-parameters of the run's loggers; refuse a module whose computation is unknown.

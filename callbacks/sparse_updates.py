@@ -92,6 +92,11 @@ class SparseUpdates(Callback):
         # Parameters of the updates, because Lightning's `toggle_optimizer` freezes those of other optimisers for a while.
         self._parameters: dict[int, list[Tensor]] = {}
 
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Reset for a new training."""
+        if stage == "fit" and trainer.current_epoch == 0:
+            self.sent_bits, self._updates = 0, {}
+
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Note the prunings so far: left-out parts from a checkpoint already fit the pruned module."""
         self._num_plans = len(plans_of(pl_module))

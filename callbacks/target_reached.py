@@ -58,6 +58,11 @@ class TargetReached(Callback):
         self.watched = monitor
         self.watched_falls = mode == "min"
 
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Reset for a new training."""
+        if stage == "fit" and trainer.current_epoch == 0:
+            self.reached, self._seen = None, False
+
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Forget the metric of an earlier training."""
         self.watched, self._validated, self._tested = None, False, False

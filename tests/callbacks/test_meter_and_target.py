@@ -7,12 +7,13 @@ from typing import Any
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from compared_runs import equal_states
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import FedAdamSSM
-from lightning_fl.callbacks import CommunicationMeter, TargetReached
+from lightning_fl.algorithms import FedAdamSSM, FedAvg, FedPAQ
+from lightning_fl.callbacks import CodecError, CommunicationMeter, EnergyMeter, SparseUpdates, TargetReached
 from lightning_fl.data import Arrays
 from lightning_fl.outputs.metrics_csv import read_rows
 
@@ -26,8 +27,11 @@ class Counts(L.LightningModule):
         super().__init__()
         self.net = nn.Linear(4, 1)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.net(batch[0]).square().mean()
+        return self(batch[0]).square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val/accuracy", (self.current_epoch + 1) / 10)
@@ -67,6 +71,48 @@ def test_the_meter_counts_on_after_a_checkpoint(make_stock_trainer: Callable[...
         Counts(), loader(), loader(), ckpt_path=tmp_path / "half.ckpt"
     )
     assert meter.sent_bits == 3 * 4 * 32 * D
+
+
+@pytest.mark.parametrize(
+    ("make", "is_federated"),
+    [
+        (CommunicationMeter, False),
+        (lambda: SparseUpdates(0.4, error_feedback=True), False),
+        (lambda: TargetReached(0.2, stop=False), True),
+        (lambda: EnergyMeter("lte"), True),
+        (CodecError, True),
+    ],
+    ids=["CommunicationMeter", "SparseUpdates", "TargetReached", "EnergyMeter", "CodecError"],
+)
+def test_a_callback_starts_afresh_with_another_training(
+    make: Callable[[], L.Callback],
+    is_federated: bool,
+    make_stock_trainer: Callable[..., L.Trainer],
+    make_trainer: Callable[..., FederatedTrainer],
+) -> None:
+    def fit(callback: L.Callback, method: Any) -> None:
+        torch.manual_seed(0)
+        if is_federated:
+            make_trainer(max_rounds=2, callbacks=callback).fit(Counts(), federation(), method)
+        else:
+            make_stock_trainer(callbacks=callback).fit(Counts(), loader(), loader())
+
+    used, fresh = make(), make()
+    fit(used, FedAvg())
+    fit(used, FedPAQ())
+    fit(fresh, FedPAQ())
+    assert equal_states(used.state_dict(), fresh.state_dict())
+
+
+def test_a_callback_goes_on_with_the_same_training(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    meter, target, module = CommunicationMeter(), TargetReached(0.1, stop=False), Counts()
+    trainer = make_stock_trainer(max_epochs=2, callbacks=[meter, target])
+    trainer.fit(module, loader(), loader())
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, loader(), loader())
+    assert meter.sent_bits == 3 * 4 * 32 * D
+    assert target.reached is not None
+    assert target.reached["epoch"] == 0
 
 
 def test_the_meter_splits_a_federation_s_bits_by_kind(
