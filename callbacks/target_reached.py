@@ -26,7 +26,8 @@ class TargetReached(Callback):
     `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and `time/simulated_seconds` if the trainer's metrics contain them, as
     in a federation, or with a `CommunicationMeter` earlier in the callbacks. It does not change if the metric falls back, and
     checkpoints contain it. The epoch is logged once, as `target/epoch`. `watched` is the name of the metric once it is known, and
-    `watched_falls` says if lower is better.
+    `watched_falls` says if lower is better. Of several processes that log values of their own, without `sync_dist`, the first
+    decides.
 
     Args:
         target: value to reach; a value within rounding of it counts as reached.
@@ -101,10 +102,12 @@ class TargetReached(Callback):
         metrics = trainer.callback_metrics
         if self.watched is None:
             self._find(trainer)
-        if self.watched not in metrics:
+        value = float(metrics[self.watched]) if self.watched in metrics else None
+        if trainer.world_size > 1:
+            value = trainer.strategy.broadcast(value)  # all processes stop together, also if each logs its own value
+        if value is None:
             return
         self._seen = True
-        value = float(metrics[self.watched])
         if self.reached is not None or not reaches(value, self.target, self.watched_falls):
             return
         spent = {name: float(metrics[name]) for name in COSTS if name in metrics}

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
+import processes
 import pytest
 import torch
 from compared_runs import equal_states
+from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -194,6 +196,28 @@ def test_a_target_is_noted_with_its_price(
     kept = TargetReached(0.3)
     kept.load_state_dict(target.state_dict())
     assert kept.reached == target.reached
+
+
+class OfItsProcess(Counts):
+    """Module that logs another accuracy in each process."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/accuracy", (self.current_epoch + 1) / 10 + self.global_rank)
+
+
+def reach_a_target_in_two_processes(folder: Path) -> None:
+    """Train in one of the two processes."""
+    target = TargetReached(0.2)
+    flags = {**QUIET, "num_sanity_val_steps": 0, "max_epochs": 4, "devices": 2, "strategy": "ddp"}
+    trainer = L.Trainer(callbacks=target, default_root_dir=folder, **flags)
+    trainer.fit(OfItsProcess(), loader(), loader())
+    assert trainer.current_epoch == 2
+    assert target.reached == {"epoch": 1, "step": 4, "value": pytest.approx(0.2)}
+
+
+@pytest.mark.process
+def test_two_processes_that_log_different_values_stop_together(tmp_path: Path) -> None:
+    processes.run(reach_a_target_in_two_processes, tmp_path, num_processes=2)
 
 
 class Rounded(Counts):
