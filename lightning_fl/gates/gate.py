@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from lightning_fl.checks import check_between, check_choice
+from lightning_fl.errors import UserError
 
 MODES = ("ste", "multiply", "index")
 
@@ -106,9 +107,21 @@ class Gate(nn.Module):
         self._mask = self(inputs[0]) if self.active else None
 
     def close(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        """Zero the channels that were not chosen; a hook after the norm, or after a convolution without one."""
+        """Zero the channels that were not chosen; a hook after the norm, or after a convolution without one.
+
+        Raises:
+            UserError: the norm has been computed without the convolution.
+        """
+        if not self.active:
+            return None
         mask, self._mask = self._mask, None
-        return None if mask is None else output * self.spread(mask).to(output.dtype)
+        if mask is None:
+            raise UserError(
+                f"dynamic pruning cannot gate a convolution whose {type(layer).__name__} of {self.weight.shape[0]} channels, the "
+                "next one in its module, is computed before it: define each normalisation right behind its own convolution, "
+                "or skip the convolution."
+            )
+        return output * self.spread(mask).to(output.dtype)
 
     def spread(self, mask: Tensor) -> Tensor:
         """Reshape m (B, C_out) to (B, C_out, 1, …), for multiplication with an output."""

@@ -30,7 +30,8 @@ def add_gates(
 
     The gate reads the convolution's input. The mask is applied after the normalisation that follows the convolution
     among the children of the same module (so that dropped channels are exactly 0), or else after the convolution. A
-    layer that keeps all its channels gets no gate.
+    layer that keeps all its channels gets no gate. A forward pass that computes this normalisation before the convolution
+    raises `UserError`.
 
     Args:
         network: any module with convolutions.

@@ -303,6 +303,32 @@ def test_other_convolutions() -> None:
         torch.testing.assert_close(torch.cat([gated(sample[None]) for sample in x]), masked)
 
 
+class NormsLast(nn.Module):
+    """Network that defines its normalisations behind all of its convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.bn1, self.bn2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        return self.bn2(self.conv2(x)).relu()
+
+
+def test_a_norm_of_another_convolution_does_not_get_the_mask_of_the_batch_before() -> None:
+    gated, x = NormsLast().eval(), torch.randn(2, 3, 8, 8)
+    dense = gated(x)
+    add_gates(gated, 0.5)
+    with pytest.raises(UserError, match=r"BatchNorm2d of 8 channels, .* is computed before it: define each"):
+        gated(x)
+    with without_gates(gated):
+        assert torch.equal(gated(x), dense)
+    remove_gates(gated)
+    add_gates(gated, 0.5, skip=["conv2"])
+    assert torch.equal(gated(x), gated(torch.cat([x, x]))[:2])
+
+
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
