@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from lightning_fl.pruning.apply_plan import PLANS, plans_of, replace_data, tell_shape
+from lightning_fl.pruning.apply_plan import PLANS, replace_data, tell_shape
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -35,8 +35,8 @@ def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Give the parameters and buffers of a module the smaller shapes of a pruned `state_dict`; values become zeros.
 
     This acts only if the shapes can come from pruning filters: some convolution has fewer filters, and no linear layer
-    has fewer outputs. Otherwise nothing changes, and loading the weights raises PyTorch's own error. A module pruned in
-    this process also grows back to the shapes of weights from before.
+    has fewer outputs. Otherwise nothing changes, and loading the weights raises PyTorch's own error. A module pruned or
+    shrunk in this process also grows back to the shapes of weights from before.
 
     Args:
         module: module that will load these weights.
@@ -52,7 +52,7 @@ def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     filters = [
         n for n, shape in changed.items() if isinstance(owners[n], _ConvNd) and shape[:1] != tensors[n].shape[:1]
     ]
-    grows = bool(plans_of(module))
+    grows = PLANS in vars(module)
     if not filters or not all(_by_pruning(owners[n], tensors[n].shape, shape, grows) for n, shape in changed.items()):
         return
     for name, shape in changed.items():
@@ -66,7 +66,7 @@ def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
             setattr(owners[name], name.rpartition(".")[2], new)
     for owner in owners.values():
         tell_shape(owner)
-    vars(module).pop(PLANS, None)  # the new shapes do not come from these plans
+    vars(module)[PLANS] = []  # the new shapes do not come from the plans so far
 
 
 def shrink_when_loading(module: nn.Module) -> Any:

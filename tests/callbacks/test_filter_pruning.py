@@ -231,6 +231,17 @@ def test_the_best_of_several_checkpoints_is_tested_whatever_its_size(tmp_path: P
     assert module.net[0].weight.shape[0] == 6  # type: ignore[union-attr]
 
 
+def test_a_resumed_training_tests_a_checkpoint_from_before_its_pruning(tmp_path: Path) -> None:
+    keeper = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    fit(Classifier(), [FilterPruning(0.4, prune_epoch=1), keeper], epochs=2, enable_checkpointing=True)
+    module = Classifier()
+    trainer = L.Trainer(max_epochs=3, callbacks=FilterPruning(0.4, prune_epoch=1), **QUIET)
+    trainer.fit(module, loader(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    for epoch, width in ((0, 6), (1, 4), (0, 6)):
+        trainer.test(module, loader(), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
+        assert module.net[0].weight.shape[0] == width  # type: ignore[union-attr]
+
+
 def test_an_image_classifier_loads_from_its_pruned_checkpoint(tmp_path: Path) -> None:
     model = ImageClassifier("lenet5", num_classes=3)
     x = torch.randn(6, 3, 32, 32)
