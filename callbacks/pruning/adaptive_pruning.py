@@ -136,13 +136,13 @@ class AdaptivePruning(StructuredPruning):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due."""
-        if not self.is_due(trainer):
-            return
-        with isolate_rng():
-            plan = self._choose(trainer, pl_module)
-        prune(pl_module, plan, trainer.optimizers)
-        if self.schedule.next_after(trainer.current_epoch + 1) is None:
-            self.adaptive_rate.forget()
+        if self.is_due(trainer):
+            with isolate_rng():
+                plan = self._choose(trainer, pl_module)
+            prune(pl_module, plan, trainer.optimizers)
+            if self.schedule.next_after(trainer.current_epoch + 1) is None:
+                self.adaptive_rate.forget()
+        self.adaptive_rate.follow(pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log the pruning."""

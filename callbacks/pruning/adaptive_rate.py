@@ -79,17 +79,19 @@ class AdaptiveRate:
         self.asked: list[int] = []
         self.metrics: dict[str, float] = {}
         self._initial: dict[str, Tensor] = {}
-        self._plans_before = 0
+        self._num_plans = 0  # prunings of the module that the initial model has followed
 
     def reset(self, module: LightningModule) -> None:
         """Reset for a new training."""
         self.asked, self.metrics = [], {}
-        self._initial, self._plans_before = {}, len(plans_of(module))
+        self._initial, self._num_plans = {}, len(plans_of(module))
 
     def remember(self, module: LightningModule) -> None:
         """Keep the initial model for `gap`, unless a checkpoint contains it; also if only a longer run would use it."""
         if self.source_rate.mode != "slq_plateau" and not self._initial:
             self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
+        # A module that has only the shapes of its checkpoint has no plans of its prunings.
+        self._num_plans = min(self._num_plans, len(plans_of(module)))
 
     def start(self, trainer: Any, module: LightningModule) -> None:
         """Check before any training, on two samples, that a rate can be found.
@@ -103,6 +105,13 @@ class AdaptiveRate:
             product = loss.curvature(batch)(loss.point)
             product(torch.zeros(sum(tensor.numel() for tensor in loss.point), device=module.device))
 
+    def follow(self, module: LightningModule) -> None:
+        """Prune the initial model as the module has been pruned since, also before a checkpoint keeps it."""
+        plans = plans_of(module)
+        for plan in plans[self._num_plans :]:
+            self._initial = {name: plan.cut(name, tensor) for name, tensor in self._initial.items()}
+        self._num_plans = len(plans)
+
     def forget(self) -> None:
         """Drop the initial model once no pruning follows."""
         self._initial = {}
@@ -114,11 +123,11 @@ class AdaptiveRate:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"initial": self._initial, "plans_before": self._plans_before}
+        return {"initial": self._initial, "plans_before": self._num_plans}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""
-        self._initial, self._plans_before = state_dict["initial"], state_dict["plans_before"]
+        self._initial, self._num_plans = state_dict["initial"], state_dict["plans_before"]
 
     def _sources(self, trainer: Any) -> Sequence[Source]:
         """Return the sources that may be asked."""
@@ -174,8 +183,7 @@ class AdaptiveRate:
         """Return w_0, pruned as the module has been since; None if it is not kept."""
         if not self._initial:
             return None
-        for plan in plans_of(module)[self._plans_before :]:
-            self._initial = {name: plan.cut(name, tensor) for name, tensor in self._initial.items()}
+        self.follow(module)
         return [self._initial[name].to(now) for name, now in trainable(module).items()]
 
 

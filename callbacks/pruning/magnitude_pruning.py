@@ -148,9 +148,11 @@ class MagnitudePruning(PruningCallback):
             self.rate.load_state_dict(state_dict["rate"])
 
     def _follow(self, module: LightningModule) -> None:
-        """Take over masks that another callback has cut together with the module's layers."""
+        """Take over masks that another callback has cut together with the module's layers, and cut the initial model alike."""
         present_masks = masks_of(module)
         self._masks = {name: present_masks.get(name, mask) for name, mask in self._masks.items()}
+        if isinstance(self.rate, AdaptiveRate):
+            self.rate.follow(module)
 
     def _choose(self, module: LightningModule, rate: float) -> Masks:
         parameters, layers = dict(module.named_parameters()), prunable(module, self.exclude)

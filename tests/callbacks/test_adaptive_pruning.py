@@ -166,6 +166,30 @@ def test_gap_knows_the_initial_model_also_after_a_resumption(tmp_path):
     assert resumed.callback_metrics["prune/rate"] == trainer.callback_metrics["prune/rate"] > 0
 
 
+class HalfOfTheInitialModel(SourceRate):
+    """Rate 0.5, of a model that has not moved from the initial one."""
+
+    def __call__(self, curvature: Any, point: Any, initial: Any, generator: torch.Generator) -> float:
+        assert all(torch.equal(now, before) for now, before in zip(point, initial, strict=True))
+        return 0.5
+
+
+@pytest.mark.parametrize("done", [2, 3])
+def test_the_initial_model_follows_every_pruning_also_after_a_resumption(done, tmp_path):
+    def pruning():
+        callback = AdaptivePruning(prune_epoch=1, every_n_epochs=1, rate_mode="gap")
+        callback.adaptive_rate.source_rate = HalfOfTheInitialModel("gap")
+        return callback
+
+    whole, first, second = (Classifier(lr=0.0) for _ in range(3))
+    fit(whole, pruning(), epochs=5)
+    fit(first, pruning(), epochs=done).save_checkpoint(tmp_path / "half.ckpt")
+    resumed = L.Trainer(max_epochs=5, callbacks=[pruning()], **QUIET)
+    resumed.fit(second, DataLoader(samples(), batch_size=8), ckpt_path=tmp_path / "half.ckpt")
+    assert sum(widths(first)) > sum(widths(whole))
+    assert widths(second) == widths(whole)
+
+
 def test_what_is_not_finite_counts_as_zero():
     module = Classifier(lr=0.0)
     module.net[6].bias.data[0] = float("nan")
