@@ -146,11 +146,12 @@ class CommunicationMeter(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"sent_bits": self.sent_bits}
+        return {"sent_bits": self.sent_bits, "epoch_bits": self._epoch_bits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""
         self.sent_bits = state_dict["sent_bits"]
+        self._epoch_bits = state_dict.get("epoch_bits", 0)  # checkpoints of earlier versions lack them
 
 
 def _ledger(trainer: Any) -> Any:

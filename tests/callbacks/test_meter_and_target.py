@@ -9,6 +9,7 @@ import processes
 import pytest
 import torch
 from compared_runs import equal_states
+from lightning.pytorch.callbacks import ModelCheckpoint
 from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -73,6 +74,27 @@ def test_the_meter_counts_on_after_a_checkpoint(make_stock_trainer: Callable[...
         Counts(), loader(), loader(), ckpt_path=tmp_path / "half.ckpt"
     )
     assert meter.sent_bits == 3 * 4 * 32 * D
+
+
+@pytest.mark.parametrize(
+    ("every", "flags", "step"),
+    [({"every_n_train_steps": 6}, {}, 6), ({"every_n_epochs": 2}, {"check_val_every_n_epoch": 2}, 8)],
+)
+def test_the_meter_counts_an_epoch_that_had_not_ended_at_the_checkpoint(
+    every: dict[str, int],
+    flags: dict[str, int],
+    step: int,
+    make_stock_trainer: Callable[..., L.Trainer],
+    tmp_path: Path,
+) -> None:
+    """Test checkpoints within an epoch, and after its validation, which comes before its end."""
+    whole, saves = CommunicationMeter(), ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **every)
+    made = make_stock_trainer(max_epochs=4, callbacks=[whole, saves], enable_checkpointing=True, **flags)
+    made.fit(Counts(), loader(), loader())
+    resumed = CommunicationMeter()
+    trainer = make_stock_trainer(max_epochs=4, callbacks=resumed, **flags)
+    trainer.fit(Counts(), loader(), loader(), ckpt_path=tmp_path / f"step={step}.ckpt")
+    assert resumed.sent_bits == whole.sent_bits == 4 * 4 * 32 * D
 
 
 @pytest.mark.parametrize(
