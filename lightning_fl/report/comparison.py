@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, collecting, nearest, require
@@ -36,6 +37,8 @@ VALUES = {
     "at_best_validation": AT_BEST_VALIDATION,
 }
 """Headings of tables by the names that `runs.csv` and claims use for what a run's values come to."""
+ENDS = ("final", "last")
+"""Those of them that a run has unless it ends in values that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Curve:
         columns = self.record.columns
         if self.metric.name not in columns or np.isnan(columns[self.metric.name]).all():
             require(
-                not self.record.not_finite.get(self.metric.name),
+                self.metric.name not in self.record.not_finite,
                 f"{self.metric.name} of the run in {self.record.folder} has no finite value; choose another with --metric.",
             )
             names = [name for name, values in columns.items() if not np.isnan(values).all()]
@@ -178,13 +181,20 @@ class Curve:
             tested[np.nanargmin(validated_where_tested) if self.metric.falls else np.nanargmax(validated_where_tested)]
         )
 
+    @property
+    def _is_finite(self) -> NDArray[np.bool_]:
+        """False where an evaluation gave a value that is not finite (evaluations,)."""
+        is_finite = ~np.isnan(self.record.columns[self.metric.name])
+        return is_finite[is_finite | self.record.not_finite.get(self.metric.name, False)]
+
     @cached_property
     def numbers(self) -> dict[str, float | None]:
-        """All numbers that the tables show of the run; None if unknown, or if the target was not reached."""
-        record = self.record
+        """All numbers that the tables show of the run; None if unknown, not finite, or if the target was not reached."""
+        record, is_finite = self.record, self._is_finite
+        # Values that are not finite are no gaps: a run that ends in them has diverged, and its end is not the value before.
         numbers = {
-            "final": final(self.raw),
-            "last": self.raw[-1],
+            "final": final(self.raw) if is_finite[-num_final(len(is_finite)) :].all() else None,
+            "last": self.raw[-1] if is_finite[-1] else None,
             "best": self.smoothed.min() if self.metric.falls else self.smoothed.max(),
             "at_best_validation": self.at_best_validation,
             **{name: spent[-1] for name, spent in record.spent.items()},
@@ -232,8 +242,12 @@ class Group:
         return all((curve.axis("uplink") == 0).all() for curve in self.curves)
 
     def spread(self, name: str) -> tuple[float | None, float | None, int]:
-        """Return mean, sample standard deviation and count of a number over the runs that have it."""
-        return mean_and_spread([curve.numbers.get(name) for curve in self.curves])
+        """Return mean, sample standard deviation and count of a number over the runs that have it.
+
+        Of `final` and `last`, which only runs lack that have diverged, there is no mean over the others.
+        """
+        values = [curve.numbers.get(name) for curve in self.curves]
+        return (None, None, 0) if name in ENDS and None in values else mean_and_spread(values)
 
     def mean_curve(self, axis: str) -> tuple[Floats, Floats, Floats]:
         """Return mean of `axis`, and mean and standard deviation of the smoothed values, at the rounds that all runs have."""

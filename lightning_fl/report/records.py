@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_fl.checks import LARGEST, MOST, is_real
 from lightning_fl.errors import UserError, collecting, nearest, require, shortened
@@ -59,7 +60,7 @@ class Record:
         algorithm: name of the method; the folder's name if unknown.
         bits: bits of the whole run by direction and kind; None if no file contains them.
         gaps: remarks about what is missing.
-        not_finite: number of `nan` and `inf` cells by column; in `columns` they are NaN.
+        not_finite: where `nan` and `inf` stand in columns that have some (n,); in `columns` they are NaN.
         legs: settings of the fit that began the run, and of each that resumed it; the last are `settings`.
         metric: name and mode of the metric that the run is about; None if no file says it.
     """
@@ -70,7 +71,7 @@ class Record:
     algorithm: str
     bits: Bits | None
     gaps: tuple[str, ...]
-    not_finite: Mapping[str, int] = field(default_factory=dict)
+    not_finite: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     legs: tuple[dict[str, Any], ...] = ()
     metric: Mapping[str, str] | None = None
 
@@ -214,8 +215,8 @@ def _where_runs_are(folder: Path) -> str:
     return what + (f"; {nearest(folder.name, names)}" if names else "")
 
 
-def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[str]]:
-    """Return the columns of the complete rows by round, the count of non-finite cells by column, and remarks on other rows."""
+def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, NDArray[np.bool_]], list[str]]:
+    """Return the columns of the complete rows by round, where they are not finite, and remarks on other rows."""
     lines = path.read_text(encoding="utf-8", errors="replace").replace("\0", "").splitlines(keepends=True)
     names = _cells("".join(lines[:1]))
     require("round" in names, f"{path} is not from a run: its first line has no column round.")
@@ -242,7 +243,7 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
     table, is_empty = np.array([rows[index][0] for index in order]), np.array([rows[index][1] for index in order])
     broken = ~is_empty & ~(np.abs(table) <= LARGEST)
     table[broken | is_empty] = np.nan
-    not_finite = {name: int(count) for name, count in zip(names, broken.sum(axis=0), strict=True) if count}
+    not_finite = {name: column for name, column in zip(names, broken.T, strict=True) if column.any()}
     return {name: column for name, column in zip(names, table.T, strict=True) if name}, not_finite, gaps
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_fl.outputs.losses import rejection_reasons
 from lightning_fl.outputs.metric import words_of
-from lightning_fl.report.comparison import Group
+from lightning_fl.report.comparison import ENDS, Curve, Group
 from lightning_fl.report.labels import (
     SEEDS,
     WELL_KNOWN,
@@ -87,17 +87,26 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         for record in records
         if (keys := unknown_settings(record))
     ]
-    name = groups[0].curves[0].metric.name
-    for record in records:
-        said += _changed(record) + _rejected(record) + _lost(record)
-        if count := record.not_finite.get(name):
-            said.append(f"{record.folder}: left out {counted(count, 'non-finite value')} of {name}.")
+    for curve in (curve for group in groups for curve in group.curves):
+        said += _changed(curve.record) + _rejected(curve.record) + _lost(curve.record) + _not_finite(curve)
     said += _evaluation(groups)
     for group in groups:
         seeds = [tuple(curve.record.settings.get(seed) for seed in SEEDS) for curve in group.curves]
         if len(set(seeds)) < len(seeds):
             said.append(f"{group.label}: some of its {len(seeds)} runs have the same seeds.")
     return said + _short_curves(groups)
+
+
+def _not_finite(curve: Curve) -> list[str]:
+    """Return a remark on values that are not finite."""
+    name, record = curve.metric.name, curve.record
+    if name not in record.not_finite:
+        return []
+    said = f"{record.folder}: left out {counted(int(record.not_finite[name].sum()), 'non-finite value')} of {name}"
+    lacking = [f"`{end}`" for end in ENDS if curve.numbers[end] is None]
+    return [
+        f"{said}, some of them in its last rounds: it has no {' and no '.join(lacking)}." if lacking else f"{said}."
+    ]
 
 
 def _changed(record: Record) -> list[str]:

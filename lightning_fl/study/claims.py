@@ -37,7 +37,7 @@ from lightning_fl.checks import check_choice, check_whole, is_real
 from lightning_fl.errors import nearest, require
 from lightning_fl.outputs.metric import FINAL, is_accuracy, spend
 from lightning_fl.outputs.yaml_files import as_number
-from lightning_fl.report.comparison import VALUES, Curve, Metric
+from lightning_fl.report.comparison import ENDS, VALUES, Curve, Metric
 from lightning_fl.report.document import Table
 
 LEGEND = (
@@ -66,7 +66,8 @@ class Pair:
 
     Attributes:
         better, than: numbers of both; None are costs of a target that was not reached, or that the run does not count, the value
-            at the best validation of a run that tested nothing, and the best within bytes that pay for no evaluation.
+            at the best validation of a run that tested nothing, the best within bytes that pay for no evaluation, and the end of
+            a run that has diverged.
         area: difference of the means over the logarithm of the bytes; None for other numbers than `at_uplink`.
         lacks: why a number is None if this is not the usual reason; ends in a preposition.
     """
@@ -187,6 +188,8 @@ class Claim:
             return "the target was not reached by"
         if self.number == AT_UPLINK:
             return "the bytes pay for no evaluation of"
+        if self.number in ENDS:
+            return "there is no finite value at the end of"
         return "there is no test value at the best validation of"
 
     def _side(self, effect: float, border: float, falls: bool) -> str:

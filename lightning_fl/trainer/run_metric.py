@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from math import isnan, nan
+from math import isfinite, isnan, nan
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
@@ -75,11 +75,11 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
     """Return a run's results by name: what the metric's values come to, and the costs that callbacks ask for.
 
     `final`, `last`, `best` (with `best_round`, from 1) and `at_best_validation` are those of `lightning_fl.outputs.metric`, the
-    last one if the test set was measured after rounds, too. `bytes_to_target` and `rounds_to_target` belong to the first
-    `TargetReached` if it has reached its target, and `bytes_to_target_penalised` in any case: if it has not, all uplink bytes ·
-    (1 + |target − best| / |target|). The first `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the best
-    value after rounds in which all clients together had sent at most this, and of `area` (`Spending`), from a hundredth of it
-    on. Values are not smoothed.
+    first two unless the run ends in values that are not finite, the last one if the test set was measured after rounds, too.
+    `bytes_to_target` and `rounds_to_target` belong to the first `TargetReached` if it has reached its target, and
+    `bytes_to_target_penalised` in any case: if it has not, all uplink bytes · (1 + |target − best| / |target|). The first
+    `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the best value after rounds in which all clients
+    together had sent at most this, and of `area` (`Spending`), from a hundredth of it on. Values are not smoothed.
 
     Args:
         trainer: trainer at the end of a fit.
@@ -88,8 +88,9 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
     results: dict[str, float | str] = {}
     if best := best_of(trainer, rows):
         name = str(trainer.metric)
-        values = [row[name] for row in rows if not isnan(row.get(name, nan))]
-        results = {"metric": name, "final": final(values), "last": values[-1]}
+        values = [row[name] for row in rows if name in row]
+        ends = {"final": final(values), "last": values[-1]}  # not finite if the run has diverged
+        results = {"metric": name, **{end: value for end, value in ends.items() if isfinite(value)}}
         results |= {"best": best[name], "best_round": best["round"] + 1}
     if chosen := tested_at_best_validation(trainer, rows):
         results["at_best_validation"] = chosen[1]

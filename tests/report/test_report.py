@@ -470,6 +470,10 @@ def test_values_that_are_not_finite_are_left_out_and_counted(run: Callable[..., 
     code, out, _ = run("report", "a")
     assert code == 0
     assert "a: left out 2 non-finite values of val/accuracy." in out
+    path.write_text(text.replace("\n8,0.09,", "\n8,nan,"))
+    _, out, _ = run("report", "a")
+    assert re.search(r"\| method \| runs \| +best \|", out), "its last finite values are not its end"
+    assert "left out 3 non-finite values of val/accuracy, some of them in its last rounds: it has no `final`" in out
     path.write_text(re.sub(r"\n(\d),[^,]+,", r"\n\1,nan,", text))
     assert "val/accuracy of the run in a has no finite value" in run("report", "a")[2]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fl.report.comparison import Curve, Metric
+from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.records import Record
 from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, legend
 
@@ -167,6 +167,18 @@ def test_values_beyond_a_bound_have_none(name: str, paper: float, value: float) 
     gain = Claim("a gains", "a", "b", "last", paper=paper)
     pairs = [Pair(value + factor * paper, value) for factor in (0.9, 1.0, 1.1)]
     assert gain.judge(pairs, Metric(name)).outcome == "reproduced in size"
+
+
+def test_a_run_that_has_diverged_is_not_judged_by_what_it_had_before() -> None:
+    columns = {"round": np.arange(3.0), "val/loss": np.array([0.4, 0.1, np.nan])}
+    not_finite = {"val/loss": np.array([False, False, True])}
+    record = Record(Path("run"), columns, {}, "FedAvg", None, (), not_finite)
+    diverged, whole = Curve(record, LOSS), run([0.5, 0.3, 0.2], 1.0, "val/loss")
+    gains = Claim("a gains", "a", "b", "final")
+    verdict = gains.judge(gains.pairs({"a": {0: diverged, 1: whole}, "b": {0: whole, 1: whole}}), LOSS)
+    assert verdict.outcome == "does not hold: there is no finite value at the end of a in 1 of 2"
+    assert Group("a", (diverged, whole)).spread("last") == (None, None, 0), "no mean over the others"
+    assert Group("a", (whole, whole)).spread("last") == (0.2, 0.0, 2)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -56,6 +56,12 @@ def test_the_area_begins_at_a_hundredth_of_the_budget() -> None:
     assert "area" not in loss, "there is no area under values of which lower ones are better"
 
 
+def test_a_run_that_has_diverged_has_no_end() -> None:
+    found = results([], [0.4, 0.1, nan], "val/loss")
+    assert found == {"metric": "val/loss", "best": 0.1, "best_round": 2}
+    assert results([], [0.4, nan, 0.1], "val/loss")["last"] == 0.1
+
+
 def test_a_metric_below_zero_has_its_own_best_value_within_a_budget() -> None:
     found = results([CommunicationMeter(max_uplink_bytes=100)], [-2.0, nan, -1.0], "val/log_likelihood")
     assert found["metric_at_budget"] == -2.0
