@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fl.data import DatasetSamples, Normalize, Samples, TensorSamples, crop_and_flip
@@ -222,6 +223,21 @@ def test_what_a_dataset_draws_follows_the_generator(num_workers: int) -> None:
         next(samples.select(np.arange(6)).batches(2, generator()))
         with pytest.raises(RuntimeError, match="Another pass"):
             next(first)
+
+
+def noisy(rows: list[Tensor]) -> Tensor:
+    """Collate and add a number of each generator, as MixUp and masking of tokens draw them."""
+    return torch.stack(rows) + torch.rand(()) + np.random.rand() + random.random()  # noqa: NPY002
+
+
+def test_what_a_collate_function_draws_follows_the_generator() -> None:
+    rows = torch.arange(6.0)
+    here, away = DatasetSamples(rows, noisy), DatasetSamples(rows, noisy, num_workers=1)  # type: ignore[arg-type]
+    expected, later, first, second = (
+        [batch.tolist() for batch in samples.select(np.arange(6)).batches(2, generator())]
+        for samples in (here, here, away, away)
+    )
+    assert expected == later == first == second
 
 
 def test_labels_of_datasets() -> None:

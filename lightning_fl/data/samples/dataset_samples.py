@@ -21,8 +21,8 @@ from lightning_fl.errors import require
 class DatasetSamples(Samples):
     """Samples read from a map-style `Dataset` through a `DataLoader` that is constructed once.
 
-    Random draws of the dataset (augmentation) depend on the pass's generator and not on the number of workers. With
-    workers, only one shuffled pass can run at a time: a second pass ends the first with an error.
+    Random draws of the dataset and of `collate_fn` (augmentation) depend on the pass's generator and not on the number of
+    workers. With workers, only one shuffled pass can run at a time: a second pass ends the first with an error.
 
     Args:
         dataset: any dataset with `__len__` and `__getitem__`.
@@ -93,9 +93,10 @@ class DatasetSamples(Samples):
         """Yield one batch per list of a seed and indices, from the loader that all selections share."""
         if self._loader is None:
             persistent = self._options["num_workers"] > 0
-            seeded = _SeededDataset(self.dataset)
+            batches_of_seeds = _SeededBatches(self.dataset, self._options["collate_fn"] or default_collate)
+            options = self._options | {"collate_fn": _as_it_is}
             self._loader = DataLoader(
-                seeded, batch_sampler=self._sampler, persistent_workers=persistent, **self._options
+                batches_of_seeds, batch_sampler=self._sampler, persistent_workers=persistent, **options
             )
         self._turn += 1
         turn = self._turn
@@ -181,18 +182,22 @@ class _BatchSampler:
         return iter(self.batches)
 
 
-class _SeededDataset(Dataset):
-    """A dataset that reads a batch from a seed for its random draws, followed by the indices."""
+class _SeededBatches(Dataset):
+    """A dataset that returns a collated batch for a seed of its random draws, followed by the indices."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset, collate_fn: Callable[[list], Any]) -> None:
+        self.dataset, self.collate_fn = dataset, collate_fn
 
-    def __getitems__(self, seed_and_indices: list[int]) -> list:
+    def __getitems__(self, seed_and_indices: list[int]) -> Any:
         seed, *indices = seed_and_indices
         with seeded(seed):
             if hasattr(self.dataset, "__getitems__"):
-                return self.dataset.__getitems__(indices)
-            return [self.dataset[index] for index in indices]
+                return self.collate_fn(self.dataset.__getitems__(indices))
+            return self.collate_fn([self.dataset[index] for index in indices])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 @contextmanager
