@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from lightning_fl.data import DatasetSamples, Normalize, Samples, TensorSamples, crop_and_flip
 from lightning_fl.data.samples.dataset_samples import dataset_labels, samples_of
@@ -238,6 +238,25 @@ def test_what_a_collate_function_draws_follows_the_generator() -> None:
         for samples in (here, here, away, away)
     )
     assert expected == later == first == second
+
+
+def open_file(number: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.targets = [40 + number] * 20  # type: ignore[attr-defined]
+
+
+class Opened(Squares):
+    """Squares whose targets each worker opens for itself, as it opens files."""
+
+    def __getitem__(self, i: int) -> tuple[int, float]:
+        return self.targets[i], 0.0
+
+
+def test_a_worker_finds_the_users_dataset() -> None:
+    samples = DatasetSamples(Opened(), num_workers=1, worker_init_fn=open_file)
+    assert firsts(samples.select(np.arange(4)).batches(2, generator())) == [40] * 4
+    assert firsts(samples.batches(2, np.arange(4))) == [40] * 4
 
 
 def test_labels_of_datasets() -> None:

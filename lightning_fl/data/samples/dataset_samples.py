@@ -5,13 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.samples.tensor_samples import Samples, Selection, TensorSamples
@@ -94,7 +104,8 @@ class DatasetSamples(Samples):
         if self._loader is None:
             persistent = self._options["num_workers"] > 0
             batches_of_seeds = _SeededBatches(self.dataset, self._options["collate_fn"] or default_collate)
-            options = self._options | {"collate_fn": _as_it_is}
+            init = partial(_init_worker, self._options["worker_init_fn"])
+            options = self._options | {"collate_fn": _as_it_is, "worker_init_fn": init}
             self._loader = DataLoader(
                 batches_of_seeds, batch_sampler=self._sampler, persistent_workers=persistent, **options
             )
@@ -198,6 +209,16 @@ class _SeededBatches(Dataset):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _init_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
+    """Show a worker its copy of the user's data set, which `get_worker_info` names, and call the user's function."""
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, _SeededBatches)
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # torch's object is frozen
+    if worker_init_fn is not None:
+        worker_init_fn(number)
 
 
 @contextmanager
