@@ -90,7 +90,8 @@ def draw_classes(
 ) -> np.ndarray:
     """Draw ⌊count / server_classes⌋ samples of each of `server_classes` random classes.
 
-    A class with fewer samples in the pool gives all of them; a warning then reports the total drawn.
+    Classes without a sample in the pool are drawn only if there are too few others. A class with fewer samples in the pool gives
+    all of them; a warning then reports the total drawn.
 
     Args:
         pool: (m,) indices into `labels`.
@@ -116,9 +117,11 @@ def draw_classes(
         f"The server's {count:,} samples cannot cover server_classes={server_classes}: raise server_fraction or lower "
         "server_classes.",
     )
-    wanted = np.zeros(num_classes, dtype=np.int64)
-    wanted[rng.permutation(num_classes)[:server_classes]] = count // server_classes
-    counts = np.minimum(wanted, np.bincount(labels[pool], minlength=num_classes))
+    available = np.bincount(labels[pool], minlength=num_classes)
+    wanted, classes = np.zeros(num_classes, dtype=np.int64), rng.permutation(num_classes)
+    present_first = classes[np.argsort(available[classes] == 0, kind="stable")]
+    wanted[present_first[:server_classes]] = count // server_classes
+    counts = np.minimum(wanted, available)
     if counts.sum() < wanted.sum():
         warnings.warn(
             f"The server holds {counts.sum():,} samples instead of {count:,}: each of {server_classes} classes should "
@@ -149,8 +152,9 @@ def draw_degree(
             has too few samples.
     """
     require_pool(len(pool), count)
-    counts = counts_for_degree(count, degree, reference, rng.permutation(len(reference)))
-    available = np.bincount(labels[pool], minlength=len(reference))
+    available, classes = np.bincount(labels[pool], minlength=len(reference)), rng.permutation(len(reference))
+    present = (reference + available)[classes] > 0
+    counts = counts_for_degree(count, degree, reference, classes[present])
     short = int(np.argmax(counts - available))
     require(
         bool((counts <= available).all()),
@@ -173,7 +177,7 @@ def counts_for_degree(count: int, degree: float, reference: np.ndarray, class_or
         count: n0, at least 1.
         degree: δ in [0, 1].
         reference: (C,) label counts of all clients together.
-        class_order: (C,) permutation of the classes; U_{l classes} is uniform over its first l.
+        class_order: the classes that have samples, in some order; U_{l classes} is uniform over its first l.
 
     Returns:
         (C,) int64 counts.
@@ -182,8 +186,8 @@ def counts_for_degree(count: int, degree: float, reference: np.ndarray, class_or
         UserError: `degree` is larger than that of a single class.
     """
     check_between("server_degree", degree, 0, 1)
-    num_classes = len(reference)
-    uniforms = np.zeros((num_classes, num_classes))
+    num_classes = len(class_order)
+    uniforms = np.zeros((num_classes, len(reference)))
     uniforms[:, class_order] = np.tri(num_classes) / np.arange(1, num_classes + 1)[:, None]
     degrees = non_iid_degree(uniforms, reference)
     require(

@@ -52,6 +52,17 @@ def test_impossible_classes() -> None:
         draw_classes(POOL, LABELS, 4, 5, 10, rng())
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_classes_without_samples_are_not_drawn(seed: int) -> None:
+    """Test labels from 1, as in EMNIST's letters, and with gaps, as after a choice of some classes."""
+    labels = np.repeat([1, 2, 5, 6], 20)
+    pool, reference = np.arange(80), np.bincount(labels, minlength=9) * 4
+    drawn = draw_classes(pool, labels, 30, 3, 9, np.random.default_rng(seed))
+    assert np.unique(labels[drawn], return_counts=True)[1].tolist() == [10, 10, 10]
+    even = draw_degree(pool, labels, 40, 0.0, reference, np.random.default_rng(seed))
+    assert np.bincount(labels[even]).tolist() == [0, 10, 10, 0, 0, 10, 10]
+
+
 @pytest.mark.parametrize(("degree", "num_classes"), [(0.61, 2), (0.31, 5), (9.0e-6, 10)])
 def test_the_degrees_of_the_paper(degree: float, num_classes: int) -> None:
     counts = counts_for_degree(1000, degree, REFERENCE, rng().permutation(10))
