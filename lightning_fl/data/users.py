@@ -190,6 +190,9 @@ def _columns(dataset: Any) -> list[str]:
 
 def _named(dataset: Any, name: str) -> Groups | None:
     """Return the groups that an attribute or a column of a dataset names; None if it names no group for each sample."""
+    own = _own_names(dataset, name)
+    if own is not None:
+        return own
     if isinstance(dataset, Subset):
         whole = _named(dataset.dataset, name)
         if whole is None:
@@ -204,10 +207,17 @@ def _named(dataset: Any, name: str) -> Groups | None:
             if len(present) == len(parts)
             else None
         )
+    return None
+
+
+def _own_names(dataset: Any, name: str) -> Groups | None:
+    """Return the groups that a dataset itself names, and not the ones of which it is made."""
     attribute = getattr(dataset, name, None)
     if isinstance(attribute, Groups):
         return attribute
-    if name in _columns(dataset):  # of a Hugging Face dataset: this reads no other column
+    if hasattr(dataset, "column_names") and name in _columns(
+        dataset
+    ):  # of a Hugging Face dataset: this reads no other column
         column = dataset.select_columns(name).with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
         names = column.dictionary.to_pylist()
         if not column.null_count and "" not in names:

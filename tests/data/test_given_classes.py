@@ -48,6 +48,12 @@ class Table(Graphs):
         return torch.zeros(1 if isinstance(i, int) else len(i), 2)
 
 
+class Renumbered(Subset):
+    """Some samples of a data set under other classes, which it names itself."""
+
+    y = (5, 4, 5)
+
+
 class Source:
     def __init__(self, dataset: Any, in_batches: bool = False) -> None:
         self.dataset, self.in_batches = dataset, in_batches
@@ -80,6 +86,7 @@ def divided(source: Any, class_of: Any, **options: Any) -> Federated:
         (Source(Table(), in_batches=True), "y", CLASSES),
         (Source(Subset(Table(), [3, 0, 5, 1])), "y", [1, 0, 2, 2]),
         (Source(Subset(Graphs(), [3, 0, 5, 1])), "y", [1, 0, 2, 2]),
+        (Source(Renumbered(Table(), [3, 0, 5])), "y", [5, 4, 5]),
         (Source(ConcatDataset([Table(), Subset(Table(), [1, 2])])), "y", [*CLASSES, 2, 1]),
     ],
 )

@@ -259,6 +259,14 @@ def test_a_worker_finds_the_users_dataset() -> None:
     assert firsts(samples.batches(2, np.arange(4))) == [40] * 4
 
 
+class Renumbered(Subset):
+    """Some samples of a data set under other classes, which it names itself."""
+
+    @property
+    def targets(self) -> list[int]:
+        return [5, 4, 5]
+
+
 def test_labels_of_datasets() -> None:
     labelled = TensorDataset(torch.zeros(4, 2), torch.tensor([3, 1, 2, 0]))
     found = {
@@ -269,6 +277,7 @@ def test_labels_of_datasets() -> None:
         "floats": dataset_labels(TensorDataset(torch.zeros(4), torch.zeros(4))),
         "none": dataset_labels(TensorDataset(torch.zeros(4))),
         "half": dataset_labels(ConcatDataset([labelled, TensorDataset(torch.zeros(4))])),
+        "own": dataset_labels(Renumbered(labelled, [2, 0, 1])),
     }
     assert {name: None if labels is None else labels.tolist() for name, labels in found.items()} == {
         "targets": [0, 1, 2, 0],
@@ -278,6 +287,7 @@ def test_labels_of_datasets() -> None:
         "floats": None,
         "none": None,
         "half": None,
+        "own": [5, 4, 5],
     }
 
 

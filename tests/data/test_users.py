@@ -167,9 +167,14 @@ def test_an_attribute_may_have_any_name_and_a_plain_tensor_dataset_one_too() -> 
     assert data.client_names.tolist() == ["a", "b"]
     plain = TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
     plain.users = ["u", "v", "u"]
-    data = Federated(Module(Subset(plain, [2, 1])), None, ByGroup())
+    some = Subset(plain, [2, 1])
+    data = Federated(Module(some), None, ByGroup())
     data.setup("fit")
     assert [part.tolist() for part in data.client_indices] == [[0], [1]]
+    some.users = ["z", "y"]
+    data = Federated(Module(some), None, ByGroup())
+    data.setup("fit")
+    assert data.client_names.tolist() == ["y", "z"]
 
 
 def test_a_datamodule_set_up_again_counts_its_groups_anew() -> None:

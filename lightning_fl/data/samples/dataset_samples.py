@@ -276,13 +276,6 @@ def require_map_style(dataset: Any) -> None:
 
 def dataset_labels(dataset: Any) -> np.ndarray | None:
     """Return (n,) int64 classes: a dataset's `targets`, `labels` or second tensor, also through `Subset`; else None."""
-    if isinstance(dataset, Subset):
-        whole = dataset_labels(dataset.dataset)
-        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [dataset_labels(part) for part in dataset.datasets]
-        present_parts = [part for part in parts if part is not None]
-        return np.concatenate(present_parts) if len(present_parts) == len(parts) else None
     tensors = getattr(dataset, "tensors", ())
     for candidate in (getattr(dataset, "targets", None), getattr(dataset, "labels", None), *tensors[1:2]):
         if candidate is None:
@@ -294,4 +287,11 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
             continue
         if labels.shape == (len(dataset),) and labels.dtype.kind in "iu":
             return labels.astype(np.int64)
+    if isinstance(dataset, Subset):
+        whole = dataset_labels(dataset.dataset)
+        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [dataset_labels(part) for part in dataset.datasets]
+        present_parts = [part for part in parts if part is not None]
+        return np.concatenate(present_parts) if len(present_parts) == len(parts) else None
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -92,16 +93,14 @@ def _entry(sample: Any, name: str) -> Any:
 
 def _named(dataset: Any, name: str) -> Any:
     """Return an attribute or column of a data set that has an entry for each sample, also through `Subset`; else None."""
+    values = dataset[name] if name in (getattr(dataset, "column_names", None) or ()) else getattr(dataset, name, None)
+    with suppress(TypeError):  # it is nothing with a length
+        if len(values) == len(dataset):  # type: ignore[arg-type]
+            return values
     if isinstance(dataset, Subset):
         whole = _named(dataset.dataset, name)
         return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
         parts = [_named(part, name) for part in dataset.datasets]
         return None if any(part is None for part in parts) else np.concatenate(parts)
-    if isinstance(dataset, ReadInBatches):
-        return _named(dataset.dataset, name)
-    values = dataset[name] if name in (getattr(dataset, "column_names", None) or ()) else getattr(dataset, name, None)
-    try:
-        return values if len(values) == len(dataset) else None  # type: ignore[arg-type]
-    except TypeError:
-        return None
+    return _named(dataset.dataset, name) if isinstance(dataset, ReadInBatches) else None
