@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 
 from lightning_fl.data import (
     IID,
@@ -175,6 +175,20 @@ def test_an_attribute_may_have_any_name_and_a_plain_tensor_dataset_one_too() -> 
     data = Federated(Module(some), None, ByGroup())
     data.setup("fit")
     assert data.client_names.tolist() == ["y", "z"]
+
+
+def test_a_dataset_that_reads_whole_batches_names_the_users() -> None:
+    class Tables(Module):
+        def train_dataloader(self) -> DataLoader:
+            return DataLoader(
+                self.dataset, batch_size=None, sampler=BatchSampler(RandomSampler(self.dataset), 2, False)
+            )
+
+    for name, given_groups in (("users", None), ("writer", "writer")):
+        data = Federated(Tables(Written(name, ["b", "a", "b"])), None, ByGroup(), groups=given_groups)
+        data.setup("fit")
+        assert data.client_names.tolist() == ["a", "b"]
+        assert [sorted(part.tolist()) for part in data.client_indices] == [[1], [0, 2]]
 
 
 def test_a_datamodule_set_up_again_counts_its_groups_anew() -> None:

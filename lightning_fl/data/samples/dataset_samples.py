@@ -163,17 +163,12 @@ class DatasetSelection(Selection):
         return (next(self._samples.batches(len(part), part)) if len(part) else None for part in parts)
 
 
-class ReadInBatches(Dataset):
-    """A dataset whose `__getitem__` takes the list of a batch's indices and returns the batch."""
+class ReadInBatches(Subset):
+    """All samples of a dataset whose `__getitem__` takes the list of a batch's indices and returns the batch."""
 
     def __init__(self, dataset: Any) -> None:
         require_map_style(dataset)
-        self.dataset = dataset
-        self.labels = dataset_labels(dataset)
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        return len(self.dataset)
+        super().__init__(dataset, range(len(dataset)))
 
     def __getitem__(self, index: int) -> Any:
         """Return a batch of one sample."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from lightning_fl.data.samples.dataset_samples import ReadInBatches, seeded
+from lightning_fl.data.samples.dataset_samples import seeded
 from lightning_fl.errors import UserError, nearest, require
 
 
@@ -103,4 +103,4 @@ def _named(dataset: Any, name: str) -> Any:
     if isinstance(dataset, ConcatDataset):
         parts = [_named(part, name) for part in dataset.datasets]
         return None if any(part is None for part in parts) else np.concatenate(parts)
-    return _named(dataset.dataset, name) if isinstance(dataset, ReadInBatches) else None
+    return None
