@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torchvision.datasets import VisionDataset
 
 from lightning_fl.data import DatasetSamples, Normalize, Samples, TensorSamples, crop_and_flip
 from lightning_fl.data.samples.dataset_samples import dataset_labels, samples_of
@@ -289,6 +291,31 @@ def test_labels_of_datasets() -> None:
         "half": None,
         "own": [5, 4, 5],
     }
+
+
+class Letters(VisionDataset):
+    """Data set whose labels begin at 1, as those of EMNIST's letters do."""
+
+    targets = (1, 2, 3, 1)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (lambda label: label - 1, [0, 1, 2, 0]),
+        (lambda label: torch.tensor(label % 2), [1, 0, 1, 1]),
+        (lambda label: torch.eye(4)[label], [1, 2, 3, 1]),
+        (lambda label: label / 2, [1, 2, 3, 1]),
+        (None, [1, 2, 3, 1]),
+    ],
+)
+def test_classes_are_those_that_a_torchvision_dataset_reads(transform: Any, expected: list[int]) -> None:
+    labels = dataset_labels(Letters(target_transform=transform))
+    assert labels is not None
+    assert labels.tolist() == expected
 
 
 def test_plain_tensor_datasets_take_the_fast_path() -> None:

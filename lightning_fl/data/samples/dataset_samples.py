@@ -281,7 +281,7 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
             # Ragged targets, such as boxes, and tensors on an accelerator or with a gradient, are not one class per sample.
             continue
         if labels.shape == (len(dataset),) and labels.dtype.kind in "iu":
-            return labels.astype(np.int64)
+            return _as_read(dataset, labels.astype(np.int64))
     if isinstance(dataset, Subset):
         whole = dataset_labels(dataset.dataset)
         return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
@@ -290,3 +290,19 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
         present_parts = [part for part in parts if part is not None]
         return np.concatenate(present_parts) if len(present_parts) == len(parts) else None
     return None
+
+
+def _as_read(dataset: Any, labels: np.ndarray) -> np.ndarray:
+    """Return the classes of samples as torchvision reads them: through `target_transform`, if that gives whole numbers."""
+    transform = getattr(dataset, "target_transform", None)
+    if transform is None or not len(labels):
+        return labels
+    from torchvision.datasets import VisionDataset
+
+    if not isinstance(dataset, VisionDataset):
+        return labels
+    with seeded(0):
+        first = np.asarray(transform(int(labels[0])))
+        if first.ndim or first.dtype.kind not in "iu":
+            return labels
+        return np.array([int(transform(int(label))) for label in labels], dtype=np.int64)
