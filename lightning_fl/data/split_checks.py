@@ -172,13 +172,18 @@ def describe_largest(labels: np.ndarray, num_classes: int) -> str:
     return f"the largest label is {num_classes - 1:,}, but only {len(np.unique(labels)):,} different labels occur"
 
 
-def are_quantities(labels: np.ndarray | None) -> bool:
-    """True, and said, if whole numbers (n,) found in a data set are too large for classes, of which each would need a count."""
+def are_quantities(labels: np.ndarray | None, remedy: str) -> bool:
+    """True, and said, if whole numbers (n,) found in a data set are too large for classes, of which each would need a count.
+
+    Args:
+        labels: the numbers, or None.
+        remedy: what to do if they are classes.
+    """
     if labels is None or not len(labels) or labels.max() < max(MOST_CLASSES, len(labels)):
         return False
     rank_zero_info(
         f"The targets of the {len(labels):,} training samples are whole numbers up to {labels.max():,}, so they are taken for "
-        "quantities; give Federated class_of or num_classes if they are classes."
+        f"quantities; {remedy} if they are classes."
     )
     return True
 

@@ -172,7 +172,7 @@ class Federated(FederatedDataModule):
             self.drop_last = drop_last
         if self.class_of is not None:
             train.labels = given_classes(self.class_of, train.source)
-        elif not self._num_classes_given and are_quantities(train.labels):
+        elif not self._num_classes_given and are_quantities(train.labels, "give Federated class_of or num_classes"):
             train.labels = None
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1

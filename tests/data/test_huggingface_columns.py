@@ -64,6 +64,20 @@ def test_test_labels_are_those_of_the_training_set_by_name(tmp_path: Path, train
     assert labels_of(tmp_path, column_set(*train), column_set(*test)) == (2, [0, 1, 0], [1, 0, 1, 1])
 
 
+@pytest.mark.parametrize("transform", [None, float], ids=["in memory", "row by row"])
+def test_whole_numbers_too_large_for_classes_are_quantities(
+    transform: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = [12, 350_000_000, 7]
+    column_set(values, WHOLE).save_to_disk(tmp_path / "train")
+    with caplog.at_level("INFO"):
+        data = set_up(tmp_path / "train", transform=transform)
+    assert "taken for quantities; make the column 'y' class labels or text if they are classes." in caplog.text
+    assert data.num_classes is data.train.labels is data.server_histogram is None
+    ((_, targets),) = data.train.batches(9)
+    assert targets.tolist() == values
+
+
 def test_classes_without_a_training_sample_are_classes(tmp_path: Path) -> None:
     assert labels_of(tmp_path, column_set([1, 2], ABC), column_set(["c", "a"], TEXT)) == (3, [1, 2], [0, 1])
 

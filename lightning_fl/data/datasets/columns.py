@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.data.split_checks import warn_of_gaps
+from lightning_fl.data.split_checks import are_quantities, warn_of_gaps
 from lightning_fl.errors import UserError, nearest, require
 
 TEXT, CLASS_LABELS, WHOLE, REAL, LISTS = "text", "class labels", "whole numbers", "real numbers", "lists"
@@ -71,6 +71,8 @@ def number_classes(
     if train.kind in (REAL, LISTS):
         return (None, None), None
     codes = [train.values.astype(np.int64)]
+    if train.names is None and are_quantities(codes[0], f"make the column {column!r} class labels or text"):
+        return (None, None), None
     if test is not None:
         by_name = train.names is not None and test.names is not None
         codes.append(_renumbered(test, train, column) if by_name else test.values.astype(np.int64))

@@ -48,7 +48,7 @@ class HuggingFace(FederatedDataModule):
             one into the folder, else there are no test data.
         input: column of the inputs.
         target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
-            found by name), other numbers are not; null: no targets.
+            found by name), other numbers are not, nor whole ones beyond 10,000 and the number of samples; null: no targets.
         transform: function of each training input as `datasets` decodes it (an image as PIL image), in every pass.
         test_transform: the same for test inputs.
         tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.
@@ -190,12 +190,12 @@ class HuggingFace(FederatedDataModule):
         elif images or transform is not None:
             require(self.tokenizer is None, "HuggingFace takes a transform or a tokenizer, not both.")
             read: Samples = DatasetSamples(_Rows(part, place, self.input, targets, labels, transform))
-            read.source = part
+            read.source, read.labels = part, labels
             return read
         else:
             inputs = self._numbers(part, place)
-        samples = TensorSamples(inputs, *([] if targets is None else [targets]), labels=labels)
-        samples.source = part
+        samples = TensorSamples(inputs, *([] if targets is None else [targets]))
+        samples.source, samples.labels = part, labels
         return samples
 
     def _numbers(self, part: Any, place: str) -> Tensor:
