@@ -48,6 +48,8 @@ CLIENTS_AT_ONCE = 4096
 """Clients whose classes are counted at a time, so that memory does not grow with the clients."""
 NUM_DRAWS = 1000
 """Random draws that estimate the degree which comes from the clients' sizes alone."""
+MOST_COUNTS = 2**21
+"""Counts of classes, of the clients at a time or of all draws, that limit both where classes are many, such as words."""
 
 
 def settings_in_one_line(data: SplitData) -> str:
@@ -104,13 +106,19 @@ def describe_split(data: SplitData) -> str:
 def _classes_and_degree(parts: ClientIndices, labels: np.ndarray, pooled: np.ndarray) -> tuple[float, float]:
     """Return the mean number of classes and the mean non-IID degree of the clients that have samples."""
     num_held, degrees, num_clients = 0, 0.0, 0
-    for first in range(0, len(parts), CLIENTS_AT_ONCE):
-        counts = label_histograms(labels, parts[first : first + CLIENTS_AT_ONCE], len(pooled))
+    at_once = _limited(CLIENTS_AT_ONCE, len(pooled))
+    for first in range(0, len(parts), at_once):
+        counts = label_histograms(labels, parts[first : first + at_once], len(pooled))
         counts = counts[counts.any(1)]
         num_held += int((counts > 0).sum())
         degrees += float(non_iid_degree(counts, pooled).sum())
         num_clients += len(counts)
     return num_held / num_clients, degrees / num_clients
+
+
+def _limited(most: int, num_classes: int) -> int:
+    """Return how many histograms to make at a time, at most `most`."""
+    return max(1, min(most, MOST_COUNTS // num_classes))
 
 
 def degree_of_random_draws(pooled: np.ndarray, sizes: np.ndarray) -> float:
@@ -121,7 +129,7 @@ def degree_of_random_draws(pooled: np.ndarray, sizes: np.ndarray) -> float:
         sizes: (N,) samples of each client, at least 1.
     """
     sizes, rng = np.sort(sizes), np.random.default_rng(0)
-    some = np.linspace(0, len(sizes) - 1, NUM_DRAWS).astype(np.int64)
+    some = np.linspace(0, len(sizes) - 1, _limited(NUM_DRAWS, len(pooled))).astype(np.int64)
     drawn = [
         rng.multivariate_hypergeometric(pooled, size, count, method="marginals")
         for size, count in zip(*np.unique(sizes[some], return_counts=True), strict=True)

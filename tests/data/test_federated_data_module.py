@@ -1,5 +1,6 @@
 """Test FederatedDataModule: the split, its reproducibility, its loaders in a stock Trainer, its use in configurations."""
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -219,6 +220,20 @@ def test_random_draws_have_the_degree_of_iid_clients(num_clients: int, size: int
         counts = label_histograms(labels, parts, 10)
         degrees.append(non_iid_degree(counts, counts.sum(0)).mean())
     assert degree_of_random_draws(counts.sum(0), counts.sum(1)) == pytest.approx(np.mean(degrees), rel=0.1)
+
+
+def test_the_description_of_many_classes_needs_little_memory() -> None:
+    """Test labels such as the words of a vocabulary, whose counts for all clients would take 160 MB."""
+    x, y = torch.zeros(20_000, 1), torch.arange(20_000)
+    data = Arrays(train=(x, y), test=(x, y), num_clients=1000)
+    data.setup()
+    tracemalloc.start()
+    try:
+        assert "(20.0 of 20000 classes per client; non-IID degree 0.99" in data.description()
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 150e6
 
 
 def test_data_show_their_settings_in_one_line() -> None:
