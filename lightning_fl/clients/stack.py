@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -60,10 +60,8 @@ class Stack:
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
         self.owned, personal_buffers = owned, flat_module.personal_buffers
         views = flat_module.personal_layout.views(owned[PERSONAL]) if PERSONAL in owned else {}
-        self.personal_leaves = {name: tensor.detach().requires_grad_() for name, tensor in views.items()}
-        self._leaves = {
-            name: tensor.detach().requires_grad_() for name, tensor in flat_module.layout.views(params).items()
-        }
+        self.personal_leaves = _leaves(views, flat_module.personal_leaves.values())
+        self._leaves = _leaves(flat_module.layout.views(params), flat_module.parameters)
         self._tells_missing = flat_module.optimizer.acts_without_gradient
         self._flat_gradient = FlatGradient(
             flat_module.layout, list(self._leaves.values()), gradient, parameter_names, self._tells_missing
@@ -229,3 +227,11 @@ class Stack:
             logs.log(name, value, *how, **named)
         logs.add_loss(losses)
         return losses
+
+
+def _leaves(views: Tree, parameters: Iterable[Tensor]) -> Tree:
+    """Return views of a stack as leaves, which need a gradient where the module's parameters now do."""
+    return {
+        name: view.detach().requires_grad_(parameter.requires_grad)
+        for (name, view), parameter in zip(views.items(), parameters, strict=True)
+    }

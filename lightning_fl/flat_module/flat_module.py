@@ -220,7 +220,7 @@ class FlatModule:
         self.bind_replaced()
         self.personal_optimizer.bind(self.personal_leaves)
         is_bound = getattr(self.optimizer, "params", None) is self.params
-        if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
+        if is_bound and not (self._flat_gradient and self._flat_gradient.is_outdated):
             if self._is_released:
                 self.zero_gradient()
             return

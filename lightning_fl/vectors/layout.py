@@ -159,6 +159,11 @@ class FlatGradient:
         return list(self._inside)
 
     @property
+    def is_outdated(self) -> bool:
+        """True if leaves have got their first gradient late (`has_grown`), or need none any more, as after a freeze."""
+        return self.has_grown or any(not leaf.requires_grad for leaf, _ in self._inside.values())
+
+    @property
     def missing(self) -> list[str]:
         """Leaves that have had a gradient, but have none in this step; [] unless they are told."""
         if not self._tells_missing or len(self._present) == len(self._inside):

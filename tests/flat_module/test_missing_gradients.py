@@ -8,13 +8,13 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
-from compared_runs import MakeTrainer
+from compared_runs import MakeTrainer, equal_states
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Perceptron, federation, samples, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import SCAFFOLD, DeviceM, FedAvg, FedProx
+from lightning_fl.algorithms import SCAFFOLD, DeviceM, FedAdam, FedAvg, FedDA, FedProx
 
 PASSES = 5
 
@@ -233,3 +233,25 @@ def test_hooks_of_the_optimiser_are_called(algorithm: Any, make_trainer: MakeTra
     trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=2, runner="serial")
     trainer.fit(Perceptron(configure=configure), federation(sizes=(4,), batch_size=4), algorithm)
     assert called == ["before", "after"] * 2
+
+
+class FrozenLater(Perceptron):
+    """Module that freezes its first layer before the second round; keeps the layer as it was then."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.hidden.requires_grad_(False)
+            self.frozen = copy.deepcopy(self.hidden.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", [plain, decaying])
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(), FedAdam(), FedDA()], ids=lambda a: a.name)
+def test_a_layer_that_a_hook_freezes_stays_as_it_is(
+    method: Any, runner: Any, optimizer: Any, make_trainer: MakeTrainer
+) -> None:
+    module = FrozenLater(configure=optimizer)
+    start = module.output.weight.detach().clone()
+    make_trainer(runner=runner, max_rounds=3).fit(module, federation(), method)
+    assert equal_states(module.hidden.state_dict(), module.frozen)
+    assert not torch.equal(module.output.weight, start)
