@@ -229,6 +229,9 @@ def _known_obstacles(flat_module: FlatModule) -> list[str]:
         )
     if flat_module.optimizer.has_step_hooks:
         obstacles.append("hooks of its optimiser need each client's step")
+    parameters = [*flat_module.parameters, *flat_module.personal_leaves.values()]
+    if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters):
+        obstacles.append("hooks of its parameters need each client's gradient")
     # torch.vmap stops the gradient of the padding in the first client of a stack only.
     embeddings = (part for part in flat_module.module.modules() if isinstance(part, (nn.Embedding, nn.EmbeddingBag)))
     if any(part.padding_idx is not None and part.weight.requires_grad for part in embeddings):

@@ -369,6 +369,37 @@ def test_clients_leave_the_padding_of_an_embedding_alone(make_trainer: MakeTrain
         make_trainer(runner="stacked").fit(Padded(), federation())
 
 
+def clear(parameter: Tensor) -> None:
+    parameter.grad.zero_()  # type: ignore[union-attr]
+
+
+class Hooked(Perceptron):
+    """Module whose first weight has no gradient, because of a hook of this parameter."""
+
+    def __init__(self, is_late: bool) -> None:
+        super().__init__()
+        if is_late:
+            self.hidden.weight.register_post_accumulate_grad_hook(clear)
+        else:
+            self.hidden.weight.register_hook(torch.zeros_like)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("personal", [[], ["hidden"]])
+def test_hooks_of_parameters_see_each_clients_gradient(
+    personal: list[str], is_late: bool, make_trainer: MakeTrainer
+) -> None:
+    module = Hooked(is_late)
+    before = copy.deepcopy(module.state_dict())
+    trainer = make_trainer(runner="auto", clients_per_round=12)
+    trainer.fit(module, federation(sizes=(4,) * 12), FedAvg(personal=personal))
+    assert torch.equal(module.hidden.weight, before["hidden.weight"])
+    assert all(state["personal"][:12].equal(module.hidden.weight.flatten()) for state in trainer.run.clients.values())
+    assert not torch.equal(module.output.weight, before["output.weight"])
+    with pytest.raises(UserError, match="hooks of its parameters need each client's gradient"):
+        make_trainer(runner="stacked").fit(Hooked(is_late), federation(), FedAvg(personal=personal))
+
+
 @dataclass
 class Pair:
     """Batch that is an object of a user's class."""
