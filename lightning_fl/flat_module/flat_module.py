@@ -501,10 +501,15 @@ class FlatModule:
         return [self.fabric.device.index or 0] if self.fabric.device.type == "cuda" else []
 
     def has_drawn(self, seed: int) -> bool:
-        """True if a random number has been drawn from torch's generators since `seed` was called."""
-        return any(
-            not torch.equal(generator.get_state(), torch.Generator(generator.device).manual_seed(seed).get_state())
-            for generator in self.generators
+        """True if a random number has been drawn from a global generator since `seed` was called."""
+        numpy_states = zip(np.random.get_state(), np.random.RandomState(seed % 2**32).get_state(), strict=True)  # noqa: NPY002
+        return (
+            any(
+                not torch.equal(generator.get_state(), torch.Generator(generator.device).manual_seed(seed).get_state())
+                for generator in self.generators
+            )
+            or any(not np.array_equal(now, first) for now, first in numpy_states)
+            or random.getstate() != random.Random(seed).getstate()
         )
 
 

@@ -2,8 +2,10 @@
 
 import copy
 import importlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +369,28 @@ def test_clients_leave_the_padding_of_an_embedding_alone(make_trainer: MakeTrain
     np.testing.assert_allclose(trained["auto"], trained["serial"], rtol=1e-5, atol=1e-6)
     with pytest.raises(UserError, match="row of an embedding's padding_idx"):
         make_trainer(runner="stacked").fit(Padded(), federation())
+
+
+class Mixing(Perceptron):
+    """Module that draws a factor of its loss."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.draw() * self.loss(batch)
+
+
+@pytest.mark.parametrize("draw", [torch.rand, np.random.rand, random.random], ids=["torch", "numpy", "python"])
+def test_clients_that_draw_numbers_are_not_stacked_unasked(draw: Callable[..., Any], make_trainer: MakeTrainer) -> None:
+    trained = {}
+    for runner in ("auto", "serial"):
+        torch.manual_seed(0)
+        module = Mixing(partial(draw, ()) if draw is torch.rand else draw)
+        make_trainer(runner=runner, clients_per_round=12).fit(module, federation(sizes=(4,) * 12))
+        trained[runner] = vector(module)
+    assert np.array_equal(trained["auto"], trained["serial"])
 
 
 def clear(parameter: Tensor) -> None:
