@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
@@ -13,7 +15,8 @@ from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
 class MoreauEnvelope(Rule):
     """θ ← θ − α(g(θ) + λ(θ − u)), K times on each minibatch, then u ← u − ηλ(u − θ);  sends u − w.
 
-    The module trains θ; both begin a round at w. η is the learning rate of the module's optimiser.
+    The module trains θ; both begin a round at w. η is the learning rate of the module's optimiser. Where a group has η = 0, or
+    the optimiser lacks a parameter, θ stays too.
 
     Attributes:
         strength: λ > 0, with ηλ ≤ 1.
@@ -57,7 +60,8 @@ class MoreauEnvelope(Rule):
 
     def step(self, local: LocalTraining) -> None:
         """Step θ, and u after the last step on a minibatch."""
-        local.params.sub_(self.inner_learning_rate * local.gradient)
+        gradient, rate = local.gradient, local.learning_rate
+        local.params.sub_(self.inner_learning_rate * (gradient * (rate > 0) if isinstance(rate, Tensor) else gradient))
         if (local.num_steps + 1) % self.inner_steps == 0:
             copy = local.memory["copy"]
             copy.sub_(local.learning_rate * self.strength * (copy - local.params))

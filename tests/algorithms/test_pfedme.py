@@ -43,6 +43,17 @@ def test_is_the_papers(straggler_rate: float, make_trainer: MakeTrainer) -> None
     assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 26 * 64
 
 
+def test_a_layer_that_the_optimiser_lacks_stays_in_every_model(make_trainer: MakeTrainer) -> None:
+    module = Perceptron(configure=lambda m: torch.optim.SGD(m.output.parameters(), lr=0.1))
+    hidden, output = vector(module.hidden), vector(module.output)
+    trainer = make_trainer()
+    trainer.fit(module, federation(), PFedMe(**OPTIONS))  # type: ignore[arg-type]
+    assert np.array_equal(vector(module.hidden), hidden)
+    for model in own(trainer).values():
+        assert np.array_equal(model[: len(hidden)], hidden)
+        assert not np.array_equal(model[len(hidden) :], output)
+
+
 def test_with_one_inner_step_it_is_fedavg_with_equal_weights(make_trainer: MakeTrainer) -> None:
     """Check ηλ = 1 and β = 1, where u lands on θ: FedAvg with learning rate α."""
     fitted = []
