@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from toys import Served, federation, samples
 
 from lightning_fl import FederatedTrainer, UserError, algorithms
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBN, FedDU, FedLDF, FedOpt, FedPAQ
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBN, FedDP, FedDU, FedLDF, FedOpt, FedPAQ
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import TopK
 from lightning_fl.federation.loss_guard import LossGuard
@@ -249,6 +249,8 @@ def test_what_does_not_reach_manual_steps_is_refused(make_trainer: MakeTrainer) 
         UserError, match=r"VAE has automatic_optimization = False, so .* needs the gradients or makes the steps"
     ):
         make_trainer().fit(VAE(), federation(), SCAFFOLD())
+    with pytest.raises(UserError, match=r"so it makes .* FedDP \(Thresholded\) needs the gradients or makes the steps"):
+        make_trainer().fit(VAE(), federation(), FedDP(FedAvg(), variant="threshold"))
     with pytest.raises(UserError, match="Scheduled has automatic_optimization = False and schedulers"):
         make_trainer().fit(Scheduled(), federation())
     with pytest.raises(UserError, match="Late steps an optimizer outside a client's training"):

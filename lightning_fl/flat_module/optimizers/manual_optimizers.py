@@ -196,7 +196,9 @@ def check_manual(module: LightningModule, method: str, parts: Iterable[Rule | Pe
         return
     name = f"{type(module).__name__} has automatic_optimization = False, so it makes its steps itself"
     for part in parts:
-        makes_steps = part.own_step or (isinstance(part, Personal) and part.has_phases)
+        makes_steps = part.own_step or (
+            part.has_phases if isinstance(part, Personal) else type(part).step is not Rule.step
+        )
         require(
             part.reads == Gradients.NONE and not makes_steps,
             f"{name}, but {method} ({type(part).__name__}) needs the gradients or makes the steps: use a method that reads only "
