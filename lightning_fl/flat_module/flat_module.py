@@ -326,12 +326,13 @@ class FlatModule:
     def other_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> Iterator[None]:
         """Load another model, as `load` does, and load the present one again at the end; personal parameters stay."""
         present = self.params.clone(), self.read_buffers().clone(), self.read_counters()
-        owned = self.read_personal_buffers()
+        owned, unsaved = self.read_personal_buffers(), self._shared_buffers.read_unsaved()
         self.load(params, buffers, counters)
         try:
             yield
         finally:
             self.load(*present)
+            self._shared_buffers.load_unsaved(unsaved)
             self.load_personal(owned)
 
     def read_counters(self) -> dict[str, Tensor]:

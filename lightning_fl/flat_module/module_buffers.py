@@ -57,13 +57,21 @@ class ModuleBuffers:
         self.load_floats(vector)
         for name in self.counter_names:
             self._current(name).copy_(counters[name])
-        for name, value in self._unsaved.items():
-            self._current(name).copy_(value)
+        self.load_unsaved(self._unsaved)
 
     def adopt_unsaved(self) -> None:
         """Let each client begin with the present values of the buffers that the module does not save."""
         for name, value in self._unsaved.items():
             value.copy_(self._current(name))
+
+    def read_unsaved(self) -> Tree:
+        """Return copies of the buffers that the module does not save, by name."""
+        return {name: self._current(name).clone() for name in self._unsaved}
+
+    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
+        """Copy values of these buffers into the module."""
+        for name, value in values.items():
+            self._current(name).copy_(value)
 
     def load_floats(self, vector: Tensor) -> None:
         """Copy the float buffers (d_b,) into the module."""

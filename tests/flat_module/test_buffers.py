@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from toys import Perceptron, Served, federation
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import Algorithm, FedAvg, FedDU, FedLDF
+from lightning_fl.algorithms import APFL, Algorithm, DeviceM, FedAvg, FedDU, FedLDF
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -178,6 +178,23 @@ def test_clients_of_a_stack_share_no_unsaved_buffer(
     trainer = make_trainer(max_rounds=1, clients_per_round=12)
     trainer.fit(Counting(), data)
     assert trainer.callback_metrics["steps"] == 1
+
+
+@pytest.mark.parametrize("method", [FedAvg(), DeviceM(variant="mime"), APFL()], ids=lambda a: a.name)
+def test_gradients_of_other_models_leave_unsaved_buffers_alone(method: Algorithm, make_trainer: MakeTrainer) -> None:
+    class Counting(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(()), persistent=False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.steps += 1
+            self.log("steps", self.steps, reduce_fx="max")
+            return self.loss(batch)
+
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=2, runner="serial")
+    trainer.fit(Counting(), federation(sizes=(12,), batch_size=4), method)
+    assert trainer.callback_metrics["steps"] == 6
 
 
 def test_a_buffer_that_falls_is_said_to_be_no_counter(make_trainer: MakeTrainer) -> None:
