@@ -66,6 +66,35 @@ def test_one_client_owning_a_part_trains_as_if_it_did_not(
     np.testing.assert_allclose(personal_values(trainer)[0], vector(plain)[OWN], rtol=0, atol=1e-12)
 
 
+class Bounded(torch.optim.SGD):
+    """Optimiser of a user, with an attribute."""
+
+    def __init__(self, params: Any, lr: float, bound: float) -> None:
+        super().__init__(params, lr)
+        self.bound = bound
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            parameter.grad.clamp_(-self.bound, self.bound)
+        return super().step(closure)
+
+
+def test_what_clients_own_is_stepped_by_optimisers_with_attributes(make_trainer: MakeTrainer) -> None:
+    """Compare one client, with a scheduler, which replaces the optimiser's `step`."""
+
+    def configure(module: Perceptron) -> Any:
+        optimizer = Bounded(module.parameters(), 0.1, bound=0.02)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)}
+
+    module = Perceptron(configure=configure)
+    plain, data = copy.deepcopy(module), federation(sizes=(10,))
+    make_trainer(clients_per_round=1, runner="serial").fit(plain, data, FedAvg())
+    trainer = make_trainer(clients_per_round=1, runner="serial")
+    trainer.fit(module, data, Algorithm(personal=["output"]))
+    np.testing.assert_allclose(vector(module)[SHARED], vector(plain)[SHARED], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(personal_values(trainer)[0], vector(plain)[OWN], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_runners_agree(optimizer: str, make_trainer: MakeTrainer) -> None:
     """Test clients with different numbers of steps and different last batches."""

@@ -25,6 +25,10 @@ class PersonalOptimizer:
         """
         self._source, self._names = source, names
         self._twin = copy(source)
+        # torch copies no attributes of users' classes. A `step` from a scheduler, or an optimiser inside, would step the source.
+        copied = {"step", *vars(self._twin)}
+        own = {name: x for name, x in vars(source).items() if name not in copied and not isinstance(x, Optimizer)}
+        vars(self._twin).update(own)
         self._twin.state = defaultdict(dict)
         self._twin.param_groups = [{**group, "params": []} for group in source.param_groups]
 
