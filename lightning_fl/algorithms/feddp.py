@@ -88,7 +88,8 @@ class FedDP(Wrapper):
         if variant == "threshold" and isinstance(base, Algorithm):  # anything else is refused below
             base.rule = Thresholded(base.rule, pruning_threshold)
         super().__init__(base, [gates] if variant == "gates" else [], **slots)
-        self.validation_clients = validation_clients
+        if validation_clients is not None:
+            self.validation_clients = validation_clients
         self.variant = variant
 
     def validate(self, validation: Validation) -> dict[str, float]:

@@ -128,6 +128,7 @@ class Wrapper(Method):
         further = () if personal is None else made_personal(personal)
         super().__init__(base.steps, personal=(*base.personal, *method_personal, *further), **slots)
         self.base = _with_slots(base, {name: getattr(self, name) for name in SLOTS})
+        self.validation_clients = base.validation_clients
 
     @property
     def trains_in_rounds(self) -> bool:  # type: ignore[override]

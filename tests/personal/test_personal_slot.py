@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states
+from torch import nn
 from toys import Normalised, federation
 
 from lightning_fl import UserError, rules
-from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedBN, FedProx, FedRep, PFedMe
+from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedBN, FedDP, FedProx, FedRep, PFedMe
 from lightning_fl.personal import HeadThenBody, KeptModel, MixedModel, PersonalLayers, PersonalModel, PersonalNorms
 from lightning_fl.rules import MoreauEnvelope, Proximal, Pulled
 from lightning_fl.slots import Owned, OwnTraining, Personal, Phase
@@ -174,6 +175,18 @@ def test_a_part_of_one_s_own_has_phases(runner: str, make_trainer: MakeTrainer) 
     assert not torch.equal(module.output.weight, start["output.weight"])
 
 
+class WithConvolution(Normalised):
+    """Module with batch normalisation whose hidden neurons are filters of one pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Conv2d(3, 4, 1)  # type: ignore[assignment]
+        self.example_input_array = torch.zeros(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.tanh(self.hidden(self.norm(x)[..., None, None])).flatten(1))
+
+
 def test_as_many_clients_are_validated_as_asked_for(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_fl.evaluation import validation
 
@@ -185,10 +198,16 @@ def test_as_many_clients_are_validated_as_asked_for(make_trainer: MakeTrainer, m
         return plain(self, client, *rest)
 
     monkeypatch.setattr(validation.ModelValidation, "_measure", counted)
-    for flags, most in (({}, 6), ({"validation_clients": 2}, 2)):
+    for flags, method, most in (
+        ({}, FedBN(), 6),
+        ({"validation_clients": 2}, FedBN(), 2),
+        ({}, FedBN(FedDP(keep=1, validation_clients=3)), 3),
+        ({"validation_clients": 2}, FedBN(FedDP(keep=1, validation_clients=3)), 3),
+        ({"validation_clients": 2}, FedDP(FedBN(), keep=1), 2),
+    ):
         measured.clear()
         trainer = make_trainer(max_rounds=1, clients_per_round=6, **flags)
-        trainer.fit(Normalised(), federation(), FedBN())
+        trainer.fit(WithConvolution(), federation(), method)
         assert len(measured) == most
     with pytest.raises(UserError, match="validation_clients is 50, but the federation has 6 clients"):
         make_trainer(validation_clients=50).fit(Normalised(), federation(), FedBN())
