@@ -118,13 +118,14 @@ class MagnitudePruning(PruningCallback):
         """Log the pruned share and the number of kept parameters."""
         self._follow(pl_module)
         parameters = dict(pl_module.named_parameters())
-        candidates = sum(
-            parameters[name].numel() for names in prunable(pl_module, self.exclude).values() for name in names
-        )
-        gone = sum(int((~mask).sum()) for mask in self._masks.values())
-        trained = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
-        pl_module.log("prune/rate", gone / candidates)
-        pl_module.log("prune/kept", float(trained - gone))
+        candidates = self._masks.keys() | {
+            name for names in prunable(pl_module, self.exclude).values() for name in names
+        }
+        removed = {name: int((~mask).sum()) for name, mask in self._masks.items()}
+        numbers = sum(parameters[name].numel() for name in candidates)
+        trained = sum(p.numel() - removed.get(name, 0) for name, p in parameters.items() if p.requires_grad)
+        pl_module.log("prune/rate", sum(removed.values()) / max(1, numbers))
+        pl_module.log("prune/kept", float(trained))
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Make the module an ordinary one again, with zeros."""
@@ -158,8 +159,8 @@ class MagnitudePruning(PruningCallback):
         parameters, layers = dict(module.named_parameters()), prunable(module, self.exclude)
         everything = [name for names in layers.values() for name in names]
         pools = [everything] if self.scope == "global" else list(layers.values())
-        masks: Masks = {}
-        for names in pools:
+        masks = dict(self._masks)  # those of frozen layers stay
+        for names in filter(None, pools):
             masks |= largest({name: parameters[name] for name in names}, rate, self._masks)
         return masks
 

@@ -114,7 +114,8 @@ def hold_masks(module: nn.Module, optimizers: Iterable[Optimizer]) -> list[Remov
     """Keep a module under its masks in an ordinary training, until the returned handles are removed.
 
     Parameters get no gradient outside their masks, so norm clipping and moments ignore those positions. After each
-    optimiser step the parameters are set to 0 there, because momentum and weight decay may have changed them.
+    optimiser step the parameters are set to 0 there, because momentum and weight decay may have changed them. Frozen
+    parameters need no hook.
     """
     parameters = dict(module.named_parameters())
 
@@ -126,5 +127,6 @@ def hold_masks(module: nn.Module, optimizers: Iterable[Optimizer]) -> list[Remov
         for name, mask in vars(module)[MASKS].items():
             parameters[name].mul_(mask)
 
-    handles = [parameters[name].register_hook(partial(masked, name)) for name in masks_of(module)]
+    trained = [name for name in masks_of(module) if parameters[name].requires_grad]
+    handles = [parameters[name].register_hook(partial(masked, name)) for name in trained]
     return handles + [optimizer.register_step_post_hook(after_step) for optimizer in optimizers]

@@ -155,6 +155,23 @@ def test_a_weight_that_two_layers_share_is_pruned_and_counted_once(make_stock_tr
     assert list(prunable(module, ["4"])) == ["net.0", "net.3"], "what one excluded layer has stays whole"
 
 
+@pytest.mark.parametrize("frozen", [[0], [0, 3]])
+def test_pruned_layers_may_be_frozen_later(frozen: list[int], make_stock_trainer: MakeTrainer) -> None:
+    class Freezes(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+            for layer in frozen if trainer.current_epoch == 1 else []:
+                pl_module.net[layer].requires_grad_(False)
+
+    module = Net()
+    pruning = MagnitudePruning(rate=0.5, prune_epoch=0, every_n_epochs=2)
+    trainer = make_stock_trainer(max_epochs=4, callbacks=[Freezes(), pruning])
+    trainer.fit(module, loader())
+    left = {layer: sum(int((p != 0).sum()) for p in module.net[layer].parameters()) for layer in (0, 3)}
+    assert nonzero(module) <= NUMBERS - NUMBERS // 2 - 1
+    assert trainer.callback_metrics["prune/rate"] == pytest.approx(1 - nonzero(module) / NUMBERS)
+    assert trainer.callback_metrics["prune/kept"] == 16 + sum(left[layer] for layer in (0, 3) if layer not in frozen)
+
+
 def test_pruning_again_takes_a_share_of_what_is_left(make_stock_trainer: MakeTrainer) -> None:
     module = Net()
     pruning = MagnitudePruning(rate=0.5, prune_epoch=1, every_n_epochs=2)
