@@ -83,7 +83,9 @@ class StructuredPruning(PruningCallback):
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Let a dense module load the checkpoint of a pruned one."""
         super().setup(trainer, pl_module, stage)
-        self._loading = self._loading or shrink_when_loading(pl_module)
+        if self._loading is not None:  # of a fit that raised, after which Lightning calls no teardown
+            self._loading.remove()
+        self._loading = shrink_when_loading(pl_module)
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Raise `UserError` if another callback has added gates to the module."""

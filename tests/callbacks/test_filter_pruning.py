@@ -242,6 +242,24 @@ def test_a_resumed_training_tests_a_checkpoint_from_before_its_pruning(tmp_path:
         assert module.net[0].weight.shape[0] == width  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: FilterPruning(0.4, prune_epoch=0), lambda: AdaptivePruning(0, rate_mode="fixed", rate=0.5)]
+)
+def test_the_callback_of_a_failed_training_loads_pruned_weights_into_another_module(make: Any, tmp_path: Path) -> None:
+    class Fails(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise RuntimeError("simulated failure")
+
+    pruned, callback, module = Classifier(), make(), Classifier()
+    fit(pruned, make(), epochs=1).save_checkpoint(tmp_path / "pruned.ckpt")
+    with pytest.raises(RuntimeError, match="simulated failure"):
+        fit(Fails(), callback)
+    trainer = L.Trainer(max_epochs=1, callbacks=callback, **QUIET)
+    trainer.fit(module, loader(), ckpt_path=tmp_path / "pruned.ckpt")
+    assert module.net[0].weight.shape == pruned.net[0].weight.shape  # type: ignore[union-attr]
+    assert len(module.net[0].weight) < 6  # type: ignore[arg-type]
+
+
 def test_an_image_classifier_loads_from_its_pruned_checkpoint(tmp_path: Path) -> None:
     model = ImageClassifier("lenet5", num_classes=3)
     x = torch.randn(6, 3, 32, 32)
