@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,8 +49,27 @@ class PruningCallback(Callback):
 
     def will_prune(self, trainer: Any) -> bool:
         """True if a pruning is due before the training ends."""
-        following, end = self.schedule.next_after(trainer.current_epoch), trainer.max_epochs
-        return following is not None and (end is None or end < 0 or following < end)
+        return self.next_pruning(trainer) is not None
+
+    def next_pruning(self, trainer: Any, earliest: int = 0) -> int | None:
+        """Return the epoch of the next pruning that is due before the training ends, not before the `earliest`."""
+        following, end = self.schedule.next_after(max(trainer.current_epoch, earliest)), trainer.max_epochs
+        return following if following is not None and (end is None or end < 0 or following < end) else None
+
+    def refuse_averages(self, trainer: Any, averages: Callable[[Any], bool], action: str, remedy: str) -> None:
+        """Raise `UserError` if another callback averages weights in a way that the pruning would spoil.
+
+        Args:
+            trainer: trainer that trains.
+            averages: true of such callbacks.
+            action: what cannot be done with the averaged weights.
+            remedy: what to do instead, besides leaving out one of the two.
+        """
+        for other in filter(averages, trainer.callbacks):
+            raise UserError(
+                f"{type(self).__name__} cannot {action} the averaged weights that {type(other).__name__} keeps: "
+                f"use one of the two, or {remedy}."
+            )
 
     def asks_clients(self, has_server_samples: bool) -> bool:
         """True if clients of a federation send something for the pruning, whose server may have samples of its own."""
@@ -113,12 +132,12 @@ class StructuredPruning(PruningCallback):
             UserError: the strategy or another callback does not allow it, or no layer can lose filters.
         """
         callback, strategy = type(self).__name__, trainer.strategy
-        for other in trainer.callbacks:
-            require(
-                not is_a(other, StochasticWeightAveraging, WeightAveraging),
-                f"{callback} cannot remove filters from the averaged weights that {type(other).__name__} keeps: "
-                "use one of the two, or average in a second fit.",
-            )
+        self.refuse_averages(
+            trainer,
+            lambda other: is_a(other, StochasticWeightAveraging, WeightAveraging),
+            "remove filters from",
+            "average in a second fit",
+        )
         if isinstance(strategy, ParallelStrategy):
             raise UserError(
                 f"{callback} cannot change a network inside {type(strategy).__name__}, which needs constant shapes: "

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
-from lightning_fl.checks import check_between, check_choice
+from lightning_fl.checks import check_between, check_choice, is_a
 from lightning_fl.errors import require
 from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 
@@ -46,7 +47,8 @@ class MagnitudePruning(PruningCallback):
         exclude: words; layers with one of them in their name stay whole. The default excludes the shortcuts of residual blocks.
 
     Raises:
-        UserError: a value is out of range, or the network has no weight to prune.
+        UserError: a value is out of range, the network has no weight to prune, or another callback averages weights from before
+            the pruning, in which none is 0.
     """
 
     def __init__(
@@ -96,6 +98,9 @@ class MagnitudePruning(PruningCallback):
         """Check that there is something to prune, and an epoch for it; keep weights pruned that a checkpoint has pruned."""
         super().on_train_start(trainer, pl_module)
         require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to prune.")
+        following = self.next_pruning(trainer, max(1, self._last_epoch + 1))  # before epoch 0 nothing is averaged
+        if following is not None:
+            self._refuse_earlier_averages(trainer, following, max(1, trainer.global_step))
         if isinstance(self.rate, AdaptiveRate) and self.schedule.next_after(trainer.current_epoch) is not None:
             self.rate.remember(pl_module)
             if self.will_prune(trainer):
@@ -106,6 +111,7 @@ class MagnitudePruning(PruningCallback):
         """Prune if it is due, and keep pruned weights at 0."""
         self._follow(pl_module)
         if self.is_due(trainer):
+            self._refuse_earlier_averages(trainer, trainer.current_epoch, trainer.global_step)
             rate = self.rate(trainer, pl_module) if isinstance(self.rate, AdaptiveRate) else self.rate
             self._masks = self._choose(pl_module, rate) if rate else self._masks
         self._hold(trainer, pl_module)
@@ -147,6 +153,21 @@ class MagnitudePruning(PruningCallback):
         self._masks = state_dict["masks"]
         if isinstance(self.rate, AdaptiveRate):
             self.rate.load_state_dict(state_dict["rate"])
+
+    def _refuse_earlier_averages(self, trainer: Any, epoch: int, num_steps: int) -> None:
+        """Raise `UserError` if a callback averages weights from before the pruning of an epoch, at least `num_steps` steps."""
+
+        def averages(other: Any) -> bool:
+            if is_a(other, StochasticWeightAveraging):  # when epochs start, in the order of the callbacks
+                order = trainer.callbacks.index
+                return (other.swa_start, order(other)) < (epoch, order(self))
+            return is_a(other, WeightAveraging) and (
+                any(other.should_update(step_idx=step) for step in range(num_steps))
+                or any(other.should_update(epoch_idx=earlier) for earlier in range(epoch))
+            )
+
+        if self.rate:
+            self.refuse_averages(trainer, averages, "prune", "let it average only after the pruning")
 
     def _follow(self, module: LightningModule) -> None:
         """Take over masks that another callback has cut together with the module's layers, and cut the initial model alike."""

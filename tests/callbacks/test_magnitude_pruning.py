@@ -12,7 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -225,6 +230,56 @@ def test_normalisation_and_the_convolutions_beside_residual_blocks_stay_whole() 
 def test_values_outside_their_range_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MagnitudePruning(**given)
+
+
+def averaged(averaging: L.Callback, make_stock_trainer: MakeTrainer, first: bool = False, **given: Any) -> int:
+    """Return the number of nonzero parameters of a network whose averaged weights are pruned; an epoch has 5 steps."""
+    module = Net()
+    module.net[1] = nn.Identity()
+    pruning = MagnitudePruning(**{"rate": 0.5, "prune_epoch": 1, **given})
+    callbacks = [averaging, pruning] if first else [pruning, averaging]
+    make_stock_trainer(max_epochs=3, callbacks=callbacks).fit(module, loader())
+    return nonzero(module)
+
+
+@pytest.mark.parametrize(
+    ("averaging", "given"),
+    [
+        (lambda: WeightAveraging(), {}),
+        (lambda: EMAWeightAveraging(), {"prune_epoch": 0, "every_n_epochs": 1}),
+        (lambda: EMAWeightAveraging(update_starting_at_step=4), {}),
+        (lambda: StochasticWeightAveraging(0.01, swa_epoch_start=1), {}),
+        (lambda: StochasticWeightAveraging(0.01, swa_epoch_start=2), {"first": True}),
+    ],
+)
+def test_averages_of_weights_from_before_the_pruning_are_refused(
+    averaging: Callable[[], L.Callback], given: dict[str, Any], make_stock_trainer: MakeTrainer
+) -> None:
+    name = type(averaging()).__name__
+    with pytest.raises(UserError, match=f"MagnitudePruning cannot prune the averaged weights that {name} keeps"):
+        averaged(averaging(), make_stock_trainer, **given)
+
+
+@pytest.mark.parametrize(
+    ("averaging", "given"),
+    [
+        (lambda: WeightAveraging(), {"prune_epoch": 0}),
+        (lambda: EMAWeightAveraging(update_starting_at_step=5), {}),
+        (lambda: StochasticWeightAveraging(0.01, swa_epoch_start=2), {}),
+        (lambda: StochasticWeightAveraging(0.01, swa_epoch_start=3), {"first": True}),
+    ],
+)
+def test_averages_from_the_pruning_on_are_pruned(
+    averaging: Callable[[], L.Callback], given: dict[str, Any], make_stock_trainer: MakeTrainer
+) -> None:
+    assert averaged(averaging(), make_stock_trainer, **given) == NUMBERS - NUMBERS // 2 - 1
+
+
+@pytest.mark.parametrize("given", [{"rate": 0.0}, {"prune_epoch": 3}])
+def test_averages_of_a_network_that_is_not_pruned_are_allowed(
+    given: dict[str, Any], make_stock_trainer: MakeTrainer
+) -> None:
+    assert averaged(EMAWeightAveraging(), make_stock_trainer, **given) == NUMBERS
 
 
 def test_a_pruning_that_never_comes_and_one_of_nothing(make_stock_trainer: MakeTrainer) -> None:
