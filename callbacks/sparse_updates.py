@@ -44,11 +44,11 @@ class _Update:
 class SparseUpdates(Callback):
     """Let optimiser steps change only a share of the model, and count the bytes of such updates.
 
-    All parameters of an optimiser form one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps` steps,
-    or in fewer at the end of an epoch. Moments that the optimiser keeps for each number (Adam's two, SGD's momentum) share the
-    mask and keep their old values elsewhere. A moment that the first step creates starts from zero; those of a parameter without
-    gradient stay zero. Every optimiser has its own mask. Under DDP, which itself still exchanges whole gradients, every process
-    makes the same steps and takes the same mask.
+    All parameters of an optimiser form one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps`
+    steps, or in fewer at the end of an epoch or of the training. Moments that the optimiser keeps for each number (Adam's two,
+    SGD's momentum) share the mask and keep their old values elsewhere. A moment that the first step creates starts from zero;
+    those of a parameter without gradient stay zero. Every optimiser has its own mask. Under DDP, which itself still exchanges
+    whole gradients, every process makes the same steps and takes the same mask.
 
     An update of n vectors, the parameters among them, counts 32nk + min(d, k⌈log2 d⌉) bits. During an exchange there are three
     copies of the model's vectors. Checkpoints contain the left-out parts, an unfinished update and the count.
@@ -124,7 +124,9 @@ class SparseUpdates(Callback):
         self._exchange(trainer, in_any_case=self.every_n_steps > 1 and trainer.is_last_batch)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log the bytes so far."""
+        """Exchange the updates of a training that ends within an epoch, and log the bytes so far."""
+        if self.every_n_steps > 1:
+            self._exchange(trainer, in_any_case=True)
         pl_module.log("sparse/bytes", self.sent_bits / 8)
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:

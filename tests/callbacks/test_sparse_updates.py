@@ -127,6 +127,17 @@ def test_an_update_is_of_several_steps(optimizer: str, feedback: bool) -> None:
     assert callback.sent_bits == 6 * (num_vectors * 32 * 3 + positions_bits(3, D))
 
 
+def test_a_training_that_ends_within_an_epoch_ends_with_an_update() -> None:
+    callback, module = SparseUpdates(alpha=0.2, every_n_steps=3), Regression("sgd")
+    trainer = L.Trainer(max_epochs=-1, max_steps=2, callbacks=callback, **QUIET)
+    before = flat(module)
+    trainer.fit(module, loader())
+    bits = 32 * 3 + positions_bits(3, D)
+    assert int((flat(module) != before).sum()) == 3
+    assert callback.sent_bits == bits
+    assert trainer.callback_metrics["sparse/bytes"] == bits / 8
+
+
 class Pair(L.LightningModule):
     """Two regressions with one optimiser each, which alternate in every batch."""
 
