@@ -146,8 +146,9 @@ class StructuredPruning(PruningCallback):
         network = Network(module, example_input(trainer))
         for name in named:
             network.require_prunable(name)
+        was_pruned = bool(plans_of(module)) or self._last_epoch >= 0  # in this process, or before a checkpoint
         require(
-            bool(network.layers or plans_of(module)),
+            bool(network.layers) or was_pruned,
             f"{callback}: no layer of {type(module).__name__} can lose filters: {network.first_obstacles}.",
         )
 

@@ -307,6 +307,23 @@ def test_the_last_filter_of_a_layer_stays() -> None:
     assert module.net[4].weight.shape == (8, 1, 2, 2)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FilterPruning(0.9, prune_epoch=0, every_n_epochs=1, importance="magnitude"),
+        lambda: AdaptivePruning(0, every_n_epochs=1, rate_mode="fixed", rate=0.95),
+    ],
+)
+def test_a_network_of_one_filter_a_layer_resumes(make: Any, tmp_path: Path) -> None:
+    fit(pruned := Classifier(), make(), epochs=3).save_checkpoint(tmp_path / "pruned.ckpt")
+    assert [len(pruned.net[layer].weight) for layer in (0, 4)] == [1, 1]  # type: ignore[arg-type]
+    resumed = Classifier()
+    trainer = L.Trainer(max_epochs=4, callbacks=make(), **QUIET)
+    trainer.fit(resumed, loader(), ckpt_path=tmp_path / "pruned.ckpt")
+    fit(whole := Classifier(), make(), epochs=4)
+    assert all(torch.equal(x, whole.state_dict()[name]) for name, x in resumed.state_dict().items())
+
+
 def test_keeps_the_memory_format() -> None:
     module = Classifier().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     trainer = fit(module, FilterPruning(0.4, prune_epoch=1), epochs=2)
