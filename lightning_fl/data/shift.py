@@ -220,7 +220,7 @@ def _shifted(
 
 
 class _ShiftedDataset(Dataset):
-    """A dataset whose samples are images, alone or first in a tuple, changed when they are read."""
+    """A dataset whose samples are images, alone or first in a tuple or list, changed when they are read."""
 
     def __init__(self, dataset: Any, owners: np.ndarray, changed: Callable[[Tensor, int, np.ndarray], Tensor]) -> None:
         self.dataset, self.owners, self.changed = dataset, owners, changed
@@ -239,7 +239,10 @@ class _ShiftedDataset(Dataset):
         if owner < 0:
             return sample
         shifted = self.changed(first.unsqueeze(0), owner, np.array([index])).squeeze(0)
-        return type(sample)([shifted, *sample[1:]]) if isinstance(sample, (tuple, list)) else shifted
+        if not isinstance(sample, (tuple, list)):
+            return shifted
+        made = getattr(type(sample), "_make", type(sample))  # a named tuple takes its parts one by one
+        return made([shifted, *sample[1:]])
 
 
 def _normal(like: Tensor, seed: int, indices: np.ndarray) -> Tensor:

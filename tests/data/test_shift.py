@@ -1,6 +1,7 @@
 """Test feature shift: each client's images are changed, the split and everything else stay."""
 
 import colorsys
+from typing import NamedTuple
 
 import lightning as L  # noqa: N812
 import numpy as np
@@ -157,6 +158,25 @@ def test_a_dataset_that_is_read_one_by_one_is_changed_alike(shift: Shift) -> Non
         assert labels.tolist() == LABELS[read.client_indices[k]].tolist()
     drawn = next(read.client(1).batches(100, torch.Generator().manual_seed(0)))[0]
     assert torch.allclose(drawn.sum(), images_of(resident, resident.client_indices[1]).sum(), rtol=1e-4)
+
+
+class Sample(NamedTuple):
+    """Sample of a data set."""
+
+    image: torch.Tensor
+    label: int
+
+
+@pytest.mark.parametrize("kind", [Sample._make, tuple, list])
+def test_samples_keep_their_structure(kind) -> None:
+    plain = Read()
+    data = Federated(Module([kind(plain[i]) for i in range(40)]), 5, shift=Noise(0.5), seed=3)
+    data.setup("fit")
+    batch = next(data.client(1).batches(100))
+    assert type(batch) is (Sample if kind == Sample._make else list)  # as torch collates tuples
+    read = Federated(Module(plain), 5, shift=Noise(0.5), seed=3)
+    read.setup("fit")
+    assert torch.equal(batch[0], next(read.client(1).batches(100))[0])
 
 
 def test_normalisation_comes_after_the_shift() -> None:
