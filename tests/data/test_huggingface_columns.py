@@ -135,6 +135,19 @@ def test_a_saved_split_test_is_found_unless_another_is_given(tmp_path: Path, mon
     assert set_up(tmp_path / "alone").test is None
 
 
+@pytest.mark.parametrize("target", ["y", None])
+@pytest.mark.parametrize(
+    ("empty", "message"),
+    [("train", "all has no training samples"), ("test", "split 'test' of .*all has no test samples")],
+)
+def test_a_split_without_samples_is_refused(tmp_path: Path, empty: str, message: str, target: str | None) -> None:
+    splits = {name: column_set([0, 1], WHOLE) for name in ("train", "test")}
+    splits[empty] = splits[empty].filter(lambda row: False)
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "all")
+    with pytest.raises(UserError, match=f"{message}: give at least one"):
+        set_up(tmp_path / "all", target=target)
+
+
 def test_a_column_that_only_the_test_file_lacks_is_reported_with_the_test_file(tmp_path: Path) -> None:
     column_set([0, 1], WHOLE).save_to_disk(tmp_path / "train")
     column_set([0, 1], WHOLE, "yy").save_to_disk(tmp_path / "test")

@@ -138,7 +138,7 @@ class HuggingFace(FederatedDataModule):
 
     @cached_property
     def _parts(self) -> tuple[Any, Any]:
-        """Training and test data set; their columns exist."""
+        """Training and test data set; they have samples, and their columns exist."""
         train = _read(self.path, self.name, self.split)
         test = None
         if self._test_split is not None:
@@ -146,7 +146,8 @@ class HuggingFace(FederatedDataModule):
             test = (
                 _read(self._test_split, None, "train") if own_folder else _read(self.path, self.name, self._test_split)
             )
-        for part, place in zip((train, test), self._places, strict=True):
+        for part, place, use in zip((train, test), self._places, ("training", "test"), strict=True):
+            require(part is None or len(part) > 0, f"{place} has no {use} samples: give at least one.")
             for key in ("input", "target"):
                 column = getattr(self, key)
                 require(
