@@ -59,6 +59,11 @@ class TargetReached(Callback):
         self.watched = monitor
         self.watched_falls = mode == "min"
 
+    @property
+    def state_key(self) -> str:
+        """Key that differs between the targets of a training."""
+        return self._generate_state_key(target=float(self.target), monitor=self.monitor)
+
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
         if stage == "fit" and trainer.current_epoch == 0:
@@ -143,6 +148,11 @@ class TargetReached(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {"reached": self.reached, **{name: getattr(self, name) for name in ASKED}}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Load the state of a checkpoint of an earlier version, in which all targets had one key."""
+        if former := checkpoint.get("callbacks", {}).get(type(self).__qualname__):
+            self.load_state_dict(former)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint, unless it is about another target."""

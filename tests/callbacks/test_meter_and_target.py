@@ -220,6 +220,50 @@ def test_a_target_is_noted_with_its_price(
     assert kept.reached == target.reached
 
 
+@pytest.fixture(params=["stock", "federated"])
+def fit_on(
+    request: pytest.FixtureRequest,
+    make_stock_trainer: Callable[..., L.Trainer],
+    make_trainer: Callable[..., FederatedTrainer],
+    keeps_files: dict[str, Any],
+    tmp_path: Path,
+) -> Callable[..., None]:
+    """Return a function that trains with callbacks up to an epoch, from the checkpoint of its last call if there is one."""
+    last = tmp_path / "last.ckpt"
+
+    def fit(callbacks: list[L.Callback], epochs: int) -> None:
+        if request.param == "federated":
+            trainer = make_trainer(max_rounds=epochs, callbacks=callbacks, **keeps_files)
+            trainer.fit(Counts(), federation(), ckpt_path="last")
+        else:
+            stock = make_stock_trainer(max_epochs=epochs, callbacks=callbacks)
+            stock.fit(Counts(), loader(), loader(), ckpt_path=last if last.exists() else None)
+            stock.save_checkpoint(last)
+
+    return fit
+
+
+def test_each_of_several_targets_keeps_its_state_in_a_checkpoint(fit_on: Callable[..., None]) -> None:
+    whole, resumed = ([TargetReached(target, stop=False) for target in (0.1, 0.2, 0.4)] for _ in range(2))
+    fit_on(whole, 3)
+    fit_on(resumed, 4)
+    assert [target.reached for target in resumed[:2]] == [target.reached for target in whole[:2]]
+    assert [target.reached and target.reached["epoch"] for target in resumed] == [0, 1, 3]
+
+
+def test_a_target_finds_its_state_in_a_checkpoint_of_an_earlier_version(
+    fit_on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after, other = TargetReached(0.1, stop=False), TargetReached(0.1, stop=False), TargetReached(0.4)
+    with monkeypatch.context() as patch:
+        patch.setattr(TargetReached, "state_key", "TargetReached")
+        fit_on([before], 2)
+    fit_on([other, after], 3)
+    assert before.reached is not None
+    assert after.reached == before.reached
+    assert other.reached is None
+
+
 class OfItsProcess(Counts):
     """Module that logs another accuracy in each process."""
 
