@@ -64,6 +64,8 @@ OTHER_NAMES = {
 """Methods that the field knows by names of their own."""
 KEYS = ("class_path", "init_args", "dict_kwargs")
 """Keys of a mapping that stands for a class."""
+BESIDE = "the parameters of a class stand under its key init_args, and not beside class_path"
+"""What is wrong with `{class_path: FedProx, mu: 0.1}`."""
 LISTS = ("callbacks", "logger", "personal", "stages", "steps")
 """Keys that may name several classes."""
 BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
@@ -83,10 +85,6 @@ def classes_under(key: str) -> dict[str, type]:
     named = {name: getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])}
     classes = {name: c for name, c in sorted(named.items()) if isinstance(c, type) and issubclass(c, base)}
     return {name: c for name, c in classes.items() if not inspect.isabstract(c) and name not in HIDDEN}
-
-
-BESIDE = "the parameters of a class stand under its key init_args, and not beside class_path"
-"""What is wrong with `{class_path: FedProx, mu: 0.1}`."""
 
 
 def class_misfit(value: Any, key: str, shown_key: str) -> str | None:

@@ -173,12 +173,9 @@ def _named(text: str) -> str:
     >>> _named("[Namespace(class_path='a.B', init_args=Namespace(c=1)), {'class_path': 'D', 'e': 2}]")
     "['a.B', {'class_path': 'D', 'e': 2}]"
     """
-    before = ""
+    innermost, before = re.compile(r"Namespace\((?:class_path=('[^']*'))?[^()]*\)"), ""
     while text.startswith("[") and text != before:
-        before, text = (
-            text,
-            re.sub(r"Namespace\((?:class_path=('[^']*'))?[^()]*\)", lambda match: match[1] or "0", text),
-        )
+        before, text = text, innermost.sub(lambda match: match[1] or "0", text)
     return text
 
 

@@ -215,9 +215,8 @@ def _own_names(dataset: Any, name: str) -> Groups | None:
     attribute = getattr(dataset, name, None)
     if isinstance(attribute, Groups):
         return attribute
-    if hasattr(dataset, "column_names") and name in _columns(
-        dataset
-    ):  # of a Hugging Face dataset: this reads no other column
+    # Of a Hugging Face dataset this reads no other column.
+    if hasattr(dataset, "column_names") and name in _columns(dataset):
         column = dataset.select_columns(name).with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
         names = column.dictionary.to_pylist()
         if not column.null_count and "" not in names:
