@@ -127,10 +127,15 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
     for part, part_labels in (("", labels), (" of the test set", None if test is None else test.labels)):
         if part_labels is None or num_classes is None or not len(part_labels):
             continue
+        lowest, highest = part_labels.min(), part_labels.max()
+        allowed = (
+            "classes are numbered from 0: renumber them, or give Federated other classes as class_of"
+            if lowest < 0
+            else f"num_classes={num_classes} allows 0 to {num_classes - 1}"
+        )
         require(
-            bool(part_labels.min() >= 0 and part_labels.max() < num_classes),
-            f"The labels{part} go from {part_labels.min()} to {part_labels.max()}, but num_classes={num_classes} allows 0 to "
-            f"{num_classes - 1}.",
+            bool(lowest >= 0 and highest < num_classes),
+            f"The labels{part} go from {lowest} to {highest}, but {allowed}.",
         )
     if labels is not None and test is not None and test.labels is not None:
         unseen = ~np.isin(test.labels, labels)

@@ -324,8 +324,12 @@ def test_labels_outside_the_classes() -> None:
     with pytest.raises(UserError, match="The labels go from 0 to 4, but num_classes=3 allows 0 to 2"):
         toy(num_classes=3)
     x, y = torch.zeros(8, 2), torch.arange(8) % 4
-    for test, found in ((torch.arange(8), "0 to 7"), (y - 1, "-1 to 2")):
-        with pytest.raises(UserError, match=f"labels of the test set go from {found}, but num_classes=4 allows 0 to 3"):
+    numbered = "classes are numbered from 0: renumber them, or give Federated other classes as class_of"
+    for test, found in (
+        (torch.arange(8), "0 to 7, but num_classes=4 allows 0 to 3"),
+        (y - 1, f"-1 to 2, but {numbered}"),
+    ):
+        with pytest.raises(UserError, match=f"labels of the test set go from {found}"):
             Arrays(train=(x, y), test=(x, test), num_classes=4, num_clients=2).setup()
 
 
