@@ -52,11 +52,20 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 
 def unknown_variable(prefix: str, names: Iterable[str], parser: ArgumentParser) -> str | None:
-    """Return the sentence for the first of some environment variables that starts with `prefix` and sets no flag of `parser`."""
+    """Return the sentence for the first of some environment variables that seems to, but does not, set a flag of `parser`.
+
+    Args:
+        prefix: start of the variables that set flags of the command, such as `PL_FIT__`.
+        names: the variables.
+        parser: parser of the command.
+    """
     variables = {action.dest: prefix + action.dest.replace(".", "__").upper() for action in parser._actions}
     # Each flag that takes a class has another one, for the help of the class.
     of_classes = [variable.removesuffix("__HELP") for flag, variable in variables.items() if flag.endswith(".help")]
     for name in sorted(names):
+        whole_name = prefix + name.removeprefix(prefix[:-1]).removeprefix("PL_")
+        if not name.startswith(prefix) and name.startswith("PL_") and whole_name in variables.values():
+            return f"the environment variable {name} sets no flag; did you mean {whole_name}?"
         if name.startswith(prefix) and name not in variables.values():
             key = name.removeprefix(prefix).replace("__", ".").lower()
             whole = next((variable for variable in of_classes if name.startswith(f"{variable}__")), None)

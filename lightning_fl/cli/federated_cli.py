@@ -234,7 +234,9 @@ class FederatedCLI(LightningCLI):
         """Parse the arguments, and refuse invalid values that the parser accepts."""
         super().parse_arguments(parser, args)
         command = parser._subcommands_action.choices[self.config.subcommand]  # type: ignore[union-attr]
-        misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
+        of_all_commands = {f"PL_{action.dest.upper()}" for action in parser._actions}
+        names = os.environ.keys() - of_all_commands
+        misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", names, command)
         require(misspelt is None, misspelt or "")
         config = self.config[self.config.subcommand].as_dict()
         check_inner_files(config)

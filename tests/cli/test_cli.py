@@ -259,6 +259,9 @@ def test_the_environment_names_a_configuration_of_the_package_as_the_command_lin
     [
         ("PL_FIT__TRAINER__MAX_ROUNDZ", "did you mean 'trainer.max_rounds'"),
         ("PL_FIT__TRANER__MAX_ROUNDS", "did you mean .trainer.max_rounds."),
+        ("PL_FIT_TRAINER__MAX_ROUNDS", "did you mean PL_FIT__TRAINER__MAX_ROUNDS"),
+        ("PL_TRAINER__MAX_ROUNDS", "did you mean PL_FIT__TRAINER__MAX_ROUNDS"),
+        ("PL_ALGORITHM", "did you mean PL_FIT__ALGORITHM"),
     ],
 )
 def test_a_misspelt_variable_of_the_environment_is_named(
