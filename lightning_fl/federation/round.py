@@ -151,7 +151,9 @@ class Federation:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
             turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
-            proposal = self.privacy.finish(take_steps(method, guard, turn, run.server), context)
+            proposal = self.privacy.finish(
+                take_steps(method, guard, turn, run.server, self.flat_module.newly_frozen), context
+            )
         notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own)
         spent = self.privacy.spend(run, [k for k in cohort.answering if k not in outcome.silent], intake.metrics)
         self._commit(proposal, outcome, intake)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.slots import ServerTurn, State
@@ -13,6 +15,7 @@ def take_steps(
     guard: RoundGuard,
     turn: ServerTurn,
     states: dict[str, State],
+    frozen: Sequence[slice] = (),
 ) -> Proposal:
     """Take the algorithm's steps one after the other; each starts from the proposal of the last.
 
@@ -21,6 +24,7 @@ def take_steps(
         guard: may undo single steps, or all of them.
         turn: turn that the first step gets.
         states: states of the steps, by key; not changed.
+        frozen: parts of the model that stay as they are.
     """
     new = {}
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
@@ -28,6 +32,10 @@ def take_steps(
     params = turn.proposal
     if turn.context.unpruned is not None:
         params = params.clone().mul_(turn.context.unpruned.factors)  # steps may have changed pruned parameters
+    if frozen:
+        params = params.clone()  # momentum of the server, for one, moves frozen parameters on
+        for part in frozen:
+            params[part] = turn.params[part]
     undone = guard.undoes(turn)
     server = turn.server
     return Proposal(

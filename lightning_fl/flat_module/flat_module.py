@@ -133,6 +133,12 @@ class FlatModule:
                 "beginning: set requires_grad in __init__ or configure_model, or begin another run from model.ckpt.",
             )
 
+    @property
+    def newly_frozen(self) -> list[slice]:
+        """Parts of the flat parameters that the module has frozen since it was laid out."""
+        trained = zip(self.layout.names, self.parameters, strict=True)
+        return self.layout.slices(name for name, parameter in trained if not parameter.requires_grad)
+
     def sample_frozen(self) -> Tree:
         """Return copies of a few entries of each frozen parameter, by name, which tell whether a training moves it."""
         frozen = {name: p.detach().flatten() for name, p in self._frozen.items() if type(p) is nn.Parameter}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from toys import Perceptron, federation, samples, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import SCAFFOLD, DeviceM, FedAdam, FedAvg, FedDA, FedProx
+from lightning_fl.algorithms import SCAFFOLD, DeviceM, FedAdam, FedAvg, FedDA, FedProx, ServerAdam, ServerM
 
 PASSES = 5
 
@@ -246,7 +246,9 @@ class FrozenLater(Perceptron):
 
 @pytest.mark.parametrize("optimizer", [plain, decaying])
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
-@pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(), FedAdam(), FedDA()], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(), SCAFFOLD(), FedAdam(), FedDA(), ServerM(), ServerAdam()], ids=lambda a: a.name
+)
 def test_a_layer_that_a_hook_freezes_stays_as_it_is(
     method: Any, runner: Any, optimizer: Any, make_trainer: MakeTrainer
 ) -> None:
