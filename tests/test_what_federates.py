@@ -76,6 +76,9 @@ ROWS = {  # the tests by the row's first words
         ("clients/test_stacked.py", "test_what_stands_in_the_way_is_named_at_once"),
     ],
     "`on_train_batch_start` that": [(HOOKS, "test_clients_skip_no_rest_of_an_epoch")],
+    "parameters that a hook freezes": [
+        ("flat_module/test_missing_gradients.py", "test_a_layer_that_a_hook_freezes_stays_as_it_is")
+    ],
     "parameters that a hook unfreezes": [(FLAT, "test_what_no_message_would_carry_does_not_train")],
     "a step in which a parameter has no gradient": [
         ("flat_module/test_missing_gradients.py", "test_one_client_makes_the_steps_of_lightning"),
