@@ -36,6 +36,20 @@ def is_real(value: Any) -> bool:
     return _is_number(value) and bool(abs(value) <= LARGEST)
 
 
+def as_number(value: Any) -> Any:
+    """Return the number that a text stands for, and everything else as it is.
+
+    YAML reads a number without the sign of its exponent as text.
+
+    >>> [as_number(value) for value in ("1e6", "nan", "warm", 2)]
+    [1000000.0, nan, 'warm', 2]
+    """
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -178,14 +178,6 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     return columns, [row for row in rows if not any(UNREADABLE in value for value in row.values())]
 
 
-def number_or_text(cell: str) -> Any:
-    """Return the number in a cell, or the text that a callback has logged."""
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
-
-
 def _as_line(values: Iterable[Any]) -> str:
     """Return values as a line, True as 1 and False as 0."""
     text = io.StringIO()

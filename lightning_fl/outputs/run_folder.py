@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lightning_fl.checks import as_number
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.files import replacing, writing
 from lightning_fl.outputs.losses import say_lost
@@ -145,10 +146,10 @@ class RunFolder:
         """Return the rows of the rounds before `first_round`, of a run that the fit resumes."""
         if self._home is None:
             return []
-        from lightning_fl.outputs.metrics_csv import number_or_text, rows_before
+        from lightning_fl.outputs.metrics_csv import rows_before
 
         rows = rows_before(self.first_round, self._home / METRICS)[1]
-        numbers = [{name: number_or_text(value) for name, value in row.items() if value} for row in rows]
+        numbers = [{name: as_number(value) for name, value in row.items() if value} for row in rows]
         return [row | {name: int(row[name]) for name in ("round", "step") if name in row} for row in numbers]
 
     @property

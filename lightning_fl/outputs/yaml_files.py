@@ -41,14 +41,6 @@ def read_written(path: str | os.PathLike[str]) -> Any:
     return _read(path, False, max(MAX_VALUES, size), "it must be YAML")
 
 
-def as_number(value: Any) -> Any:
-    """Return a number that YAML reads as text, such as 1.0e6, which lacks the sign of its exponent."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
 def _read(path: str | os.PathLike[str], strictly: bool, most: int, allowed: str) -> Any:
     try:
         require(os.path.isfile(path), f"{path} is not a file.")

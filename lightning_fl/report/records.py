@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fl.checks import LARGEST, MOST, is_real
+from lightning_fl.checks import LARGEST, MOST, as_number, is_real
 from lightning_fl.errors import UserError, collecting, nearest, require, shortened
 from lightning_fl.outputs.communication_json import Bits, as_bits, read_communication, read_metric
 from lightning_fl.outputs.neighbours import EPSILON, kind_of_epsilon
@@ -228,11 +228,12 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, NDArray[np.b
     # A line that a kill cut short has no line ending, even if only its last cell is cut.
     cells_by_line = [_cells(line) if line.endswith(("\n", "\r")) else [] for line in lines[1:]]
     columns = zip(*(cells for cells in cells_by_line if len(cells) == len(names)), strict=True)
-    texts = {place for place, column in enumerate(columns) if not any(map(_is_number, column))}  # of a callback
+    # A callback may log texts.
+    texts = {place for place, cells in enumerate(columns) if all(isinstance(as_number(cell), str) for cell in cells)}
     for cells in cells_by_line:
         cells = ["" if place in texts else cell for place, cell in enumerate(cells)]
-        values = [float(cell or 0) for cell in cells] if all(_is_number(cell or "0") for cell in cells) else []
-        is_whole = len(values) == len(names) and bool(cells[position])
+        values = [as_number(cell or "0") for cell in cells]
+        is_whole = len(values) == len(names) and bool(cells[position]) and str not in map(type, values)
         if is_whole and values[position].is_integer() and 0 <= values[position] < MOST:
             rows[values[position]] = values, [not cell for cell in cells]
         else:
@@ -253,15 +254,6 @@ def _cells(line: str) -> list[str]:
         return next(csv.reader([line]), [])
     except csv.Error:
         return []
-
-
-def _is_number(cell: str) -> bool:
-    """True if a cell has a number, also one that is not finite."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fl.checks import is_real
+from lightning_fl.checks import as_number, is_real
 from lightning_fl.errors import require
 from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.units import in_bytes
-from lightning_fl.outputs.yaml_files import as_number
 from lightning_fl.report.comparison import Curve, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.study.claims import student_interval

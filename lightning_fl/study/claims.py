@@ -33,10 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fl.checks import check_choice, check_whole, is_real
+from lightning_fl.checks import as_number, check_choice, check_whole, is_real
 from lightning_fl.errors import nearest, require
 from lightning_fl.outputs.metric import FINAL, is_accuracy, spend
-from lightning_fl.outputs.yaml_files import as_number
 from lightning_fl.report.comparison import ENDS, VALUES, Curve, Metric
 from lightning_fl.report.document import Table
 

@@ -35,10 +35,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fl.checks import LARGEST_SEED, check_whole, is_real, is_whole
+from lightning_fl.checks import LARGEST_SEED, as_number, check_whole, is_real, is_whole
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY
-from lightning_fl.outputs.yaml_files import as_number, read_strictly
+from lightning_fl.outputs.yaml_files import read_strictly
 from lightning_fl.report.comparison import Metric
 from lightning_fl.report.labels import experiment_settings
 from lightning_fl.report.records import flatten, require_same_data
