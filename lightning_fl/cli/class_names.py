@@ -65,7 +65,7 @@ OTHER_NAMES = {
 KEYS = ("class_path", "init_args", "dict_kwargs")
 """Keys of a mapping that stands for a class."""
 BESIDE = "the parameters of a class stand under its key init_args, and not beside class_path"
-"""What is wrong with `{class_path: FedProx, mu: 0.1}`."""
+"""Remedy for `{class_path: FedProx, mu: 0.1}`."""
 LISTS = ("callbacks", "logger", "personal", "stages", "steps")
 """Keys that may name several classes."""
 BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}

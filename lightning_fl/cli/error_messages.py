@@ -63,9 +63,9 @@ def unknown_variable(prefix: str, names: Iterable[str], parser: ArgumentParser) 
     # Each flag that takes a class has another one, for the help of the class.
     of_classes = [variable.removesuffix("__HELP") for flag, variable in variables.items() if flag.endswith(".help")]
     for name in sorted(names):
-        whole_name = prefix + name.removeprefix(prefix[:-1]).removeprefix("PL_")
-        if not name.startswith(prefix) and name.startswith("PL_") and whole_name in variables.values():
-            return f"the environment variable {name} sets no flag; did you mean {whole_name}?"
+        meant = prefix + name.removeprefix(prefix[:-1]).removeprefix("PL_")
+        if name.startswith("PL_") and not name.startswith(prefix) and meant in variables.values():
+            return f"the environment variable {name} sets no flag; did you mean {meant}?"
         if name.startswith(prefix) and name not in variables.values():
             key = name.removeprefix(prefix).replace("__", ".").lower()
             whole = next((variable for variable in of_classes if name.startswith(f"{variable}__")), None)

@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.checks import check_whole, is_a, is_whole, listed, parameters_of
+from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
@@ -148,9 +148,17 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
     """Check that callbacks work in a federation; timers check the time and learning-rate monitors log once a round.
 
     Raises:
-        UserError: a callback does not; the sentence gives the reason and the alternative.
+        UserError: a callback does not, or a checkpoint could not tell two of them apart; the sentence gives the reason and the
+            alternative.
     """
+    by_key: dict[str, Callback] = {}
     for callback in callbacks:
+        if overrides("state_dict", callback):
+            require(
+                by_key.setdefault(callback.state_key, callback) is callback,
+                f"there are two {type(callback).__name__} among the callbacks, of which a checkpoint keeps one state: leave one "
+                "out, or give each its own state_key.",
+            )
         for refused, reason in REFUSED_CALLBACKS.items():
             require(not is_a(callback, refused), f"{type(callback).__name__} {reason}.")
         # A federation stops only after a round: clients that are trained at once make no separate steps.

@@ -23,6 +23,7 @@ from toys import Perceptron, Served, federation, read_rows, samples
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import HybridFL
+from lightning_fl.callbacks import CommunicationMeter, FilterPruning, TargetReached
 from lightning_fl.trainer.lightning_interface import ABSENT
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
@@ -302,6 +303,17 @@ def test_the_rich_bar_is_full_after_a_round(make_trainer: MakeTrainer) -> None:
     flags = {"clients_per_round": 6, "enable_progress_bar": True}
     make_trainer(callbacks=[bar, Ends()], **flags).fit(Perceptron(), federation())
     assert ends == [(12, 12)] * 2
+
+
+def test_callbacks_that_a_checkpoint_cannot_tell_apart_are_refused(make_trainer: MakeTrainer) -> None:
+    """Test what `L.Trainer` refuses, too: two callbacks with a state and one `state_key`."""
+    targets = [TargetReached(0.5), TargetReached(0.8)]
+    make_trainer(callbacks=[*targets, CommunicationMeter()])
+    for two in ([TargetReached(0.5), TargetReached(0.5)], [FilterPruning(0.5), FilterPruning(0.2)]):
+        with pytest.raises(UserError, match=f"there are two {type(two[0]).__name__} among the callbacks"):
+            make_trainer(callbacks=two)
+        with pytest.raises(RuntimeError, match="more than one stateful callback"):
+            L.Trainer(callbacks=[*two], accelerator="cpu", logger=False)
 
 
 @pytest.mark.parametrize("kind", REFUSED_CALLBACKS, ids=lambda kind: kind.__name__)
