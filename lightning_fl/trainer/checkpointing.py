@@ -216,37 +216,47 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
 
 
 def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dict[str, Any]) -> None:
-    """Use the runner and the threads of the earlier rounds unless flags set others, so that the last bits stay the same."""
+    """Use the runner and the threads of the earlier rounds unless flags set others, so that the last bits stay the same.
+
+    On another kind of device they differ in any case, and what is fast on one is slow on the other: the run has chosen anew.
+    """
     if "execution" not in saved:  # checkpoints of 0.1
         return
-    earlier = saved["execution"]
-    if trainer.runner == "auto" and trainer.clients_at_once is None:
+    device = trainer.fabric.device.type
+    earlier = {"device": device, **saved["execution"]}  # earlier versions name no device
+    is_the_same_device = earlier["device"] == device
+    if trainer.runner == "auto" and trainer.clients_at_once is None and is_the_same_device:
         # Another callback may need each client's steps now, so that a stack is tried again.
         with suppress(UserError):
             federation.runner = build_runner(federation, **earlier["runner"])
         trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
-    if trainer.threads is None and trainer.fabric.device.type == "cpu":
+    if trainer.threads is None and device == "cpu" and is_the_same_device:
         torch.set_num_threads(earlier["threads"])
     if trainer.float32_precision is None and "float32" in earlier:
         Float32(*earlier["float32"]).set()  # until the session ends
     now = execution(federation)
     if now != earlier:
-        rank_zero_info(f"The run goes on with {_in_words(now)}; its earlier rounds had {_in_words(earlier)}.")
+        rank_zero_info(
+            f"The run goes on with {_in_words(now, not is_the_same_device)}; its earlier rounds had "
+            f"{_in_words(earlier, not is_the_same_device)}."
+        )
 
 
 def execution(federation: Federation) -> dict[str, Any]:
-    """Return the runner and the threads of a federation, which decide the last bits of its results.
+    """Return the kind of device, the runner and the threads of a federation, which decide the last bits of its results.
 
     On an accelerator, or if it is not torch's own, the precision of float32 is there, too.
     """
-    settings = {"runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
-    if federation.flat_module.fabric.device.type != "cpu" or Float32.now() != UNSET:
+    device = federation.flat_module.fabric.device.type
+    settings = {"device": device, "runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
+    if device != "cpu" or Float32.now() != UNSET:
         settings["float32"] = list(Float32.now())
     return settings
 
 
-def _in_words(execution: dict[str, Any]) -> str:
+def _in_words(execution: dict[str, Any], names_device: bool) -> str:
     runner, threads = execution["runner"], execution["threads"]
+    device = f" on {execution['device']}" if names_device else ""
     float32 = f", {Float32(*execution['float32'])}" if "float32" in execution else ""
     how = ", ".join(str(part) for part in runner.values() if part is not None)
-    return f"runner {how} and {threads} thread{'s' * (threads != 1)}{float32}"
+    return f"runner {how} and {threads} thread{'s' * (threads != 1)}{float32}{device}"

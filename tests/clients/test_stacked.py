@@ -602,6 +602,28 @@ def test_a_resumed_run_keeps_its_runner(
     assert "goes on with runner serial and 1 thread; its earlier rounds had runner stacked, 64 and 1 thread." in said
 
 
+def test_on_another_device_the_runner_is_chosen_anew(
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Resume as if the earlier rounds had run on a GPU, where stacks of this size pay and other threads were set."""
+    fitted_on_digits(make_trainer, linear(), max_rounds=1, **keeps_files)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=False)
+    assert checkpoint["federation"]["execution"]["device"] == "cpu"
+    checkpoint["federation"]["execution"] |= {"device": "cuda", "threads": 2}
+    torch.save(checkpoint, path)
+    monkeypatch.setattr(choose_runner, "MOST_WORK_ON_CPU", 0)
+    caplog.clear()
+    resumed = make_trainer(max_rounds=2, clients_per_round=10)
+    resumed.fit(linear(), Digits(num_clients=20, batch_size=8), ckpt_path=path)
+    said = "with runner serial and 1 thread on cpu; its earlier rounds had runner stacked, 64 and 2 threads on cuda."
+    assert said in caplog.text
+
+
 @pytest.mark.parametrize("value", [0, -1])
 def test_clients_at_once_must_be_positive(value: int, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=f"clients_at_once must be a whole number of at least 1, got {value}"):
