@@ -65,8 +65,8 @@ class Pair:
 
     Attributes:
         better, than: numbers of both; None are costs of a target that was not reached, or that the run does not count, the value
-            at the best validation of a run that tested nothing, the best within bytes that pay for no evaluation, and the end of
-            a run that has diverged.
+            at the best validation of a run that tested nothing, the best within bytes that pay for no evaluation, the end of
+            a run that has diverged, and all numbers of a run without a finite value.
         area: difference of the means over the logarithm of the bytes; None for other numbers than `at_uplink`.
         lacks: why a number is None if this is not the usual reason; ends in a preposition.
     """
@@ -116,12 +116,15 @@ class Claim:
             what = VALUES.get(self.number, self.number.replace("_", " "))
         return f"{what}: {self.better}{' / ' if self.is_ratio else ' − '}{self.than}"
 
-    def pairs(self, curves: Mapping[str, Mapping[int, Curve]]) -> list[Pair]:
-        """Return what is compared for each seed of which both cells have a run."""
+    def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]]) -> list[Pair]:
+        """Return what is compared for each seed of which both cells have a run; the curve of one that is never finite is None."""
         ours, theirs = curves.get(self.better, {}), curves.get(self.than, {})
         return [self._pair(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
 
-    def _pair(self, ours: Curve, theirs: Curve) -> Pair:
+    def _pair(self, ours: Curve | None, theirs: Curve | None) -> Pair:
+        if ours is None or theirs is None:
+            better, than = (None if curve is None else float(curve.raw[-1]) for curve in (ours, theirs))
+            return Pair(better, than, lacks="there is no finite value of")
         if self.number == AT_UPLINK:
             return _within(ours, theirs, self.rounds)
         if self.number == LARGEST_GAP:

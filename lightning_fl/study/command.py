@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import CommandParser, require
@@ -169,7 +170,7 @@ def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun],
     place = {cell.name: position for position, cell in enumerate(file.cells)}
     done = sorted(done, key=lambda run: (place[run.cell], run.seed))
     compared = replace(file, metric=parsed.metric, target=parsed.target, window=parsed.window)
-    curves, left_out = _read(compared, done)
+    curves, never_finite, left_out = _read(compared, done)
     if missing := len(file.cells) * len(file.seeds) - len(done):
         left_out.append(f"{missing} of {len(file.cells) * len(file.seeds)} runs of the study are not done.")
     is_files_own = compared == file
@@ -177,7 +178,7 @@ def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun],
         left_out.append("Claims and budget belong to the metric, target and window of the study file.")
 
     def sections(look: Look) -> Sections:
-        claims: Sections = {"Claims": _claims(file, curves)} if file.claims and is_files_own else {}
+        claims: Sections = {"Claims": _claims(file, curves, never_finite)} if file.claims and is_files_own else {}
         within: Sections = _within_budget(file, curves, look) if is_files_own else {}
         return {**claims, **within, **({"Left out": [left_out]} if left_out else {})}
 
@@ -200,18 +201,23 @@ def _commands(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun])
 
 Curves = dict[str, dict[int, Curve]]
 """Curves of the runs that are done, by cell and seed."""
+NeverFinite = Mapping[str, Collection[int]]
+"""Seeds of the runs that are done, but without a finite value of the metric, by cell."""
 
 
-def verdicts_of(file: StudyFile, curves: Curves) -> list[Verdict]:
+def verdicts_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = MappingProxyType({})) -> list[Verdict]:
     """Return the verdict on each claim, from the runs that are done."""
     metric = next((curve.metric for runs in curves.values() for curve in runs.values()), Metric())
-    return [claim.judge(claim.pairs(curves), metric) for claim in file.claims]
+    every_run: dict[str, dict[int, Curve | None]] = {cell: dict(runs) for cell, runs in curves.items()}
+    for cell, seeds in never_finite.items():
+        every_run.setdefault(cell, {}).update(dict.fromkeys(seeds))
+    return [claim.judge(claim.pairs(every_run), metric) for claim in file.claims]
 
 
-def _claims(file: StudyFile, curves: Curves) -> list[Part]:
+def _claims(file: StudyFile, curves: Curves, never_finite: NeverFinite) -> list[Part]:
     """Return the table of the claims, and how to read it."""
     regimes = [f"In the paper: {file.regime.paper}. Here: {file.regime.here}."] if file.regime else []
-    return [*regimes, claims_table(file.claims, verdicts_of(file, curves)), legend(file.claims)]
+    return [*regimes, claims_table(file.claims, verdicts_of(file, curves, never_finite)), legend(file.claims)]
 
 
 def _within_budget(file: StudyFile, curves: Curves, look: Look) -> Sections:
@@ -239,21 +245,24 @@ def curves_of(file: StudyFile, done: Sequence[PlannedRun]) -> Curves:
     Raises:
         UserError: one of them cannot be read, or has no value of the metric.
     """
-    curves, problems = _read(file, done)
+    curves, _, problems = _read(file, done)
     require(not problems, " ".join(problems))
     return curves
 
 
-def _read(file: StudyFile, done: Sequence[PlannedRun]) -> tuple[Curves, list[str]]:
-    """Return the curves of the runs that are done, and why others have none."""
+def _read(file: StudyFile, done: Sequence[PlannedRun]) -> tuple[Curves, NeverFinite, list[str]]:
+    """Return the curves of the runs that are done, those that have none because no value is finite, and why any has none."""
     records, problems = readable([run.folder for run in done])
     metric = common_metric(list(records.values()), file.metric, file.target, file.window)
     curves, without = curves_with(list(records.values()), metric)
     by_cell: Curves = {}
+    never_finite: dict[str, list[int]] = {}
     for run in done:
         if curve := curves.get(run.folder):
             by_cell.setdefault(run.cell, {})[run.seed] = curve
-    return by_cell, problems + without
+        elif run.folder in records and metric.name in records[run.folder].not_finite:
+            never_finite.setdefault(run.cell, []).append(run.seed)
+    return by_cell, never_finite, problems + without
 
 
 def _left(outcome: Outcome) -> list[str]:

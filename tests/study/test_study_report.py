@@ -67,6 +67,23 @@ def test_a_report_of_a_study_has_its_present_runs_alone() -> None:
     assert not Path("runs/studies/study/report").exists()
 
 
+@pytest.mark.parametrize("number", ["final", "best", "at_uplink", "largest_gap"])
+@pytest.mark.parametrize("seeds", [(1,), (0, 1)])
+def test_runs_without_a_finite_value_are_no_runs_that_are_missing(number: str, seeds: Sequence[int]) -> None:
+    """Test a method that diverges in its first round: with one seed of two, and with both."""
+    path = write_study(claims=[{**CLAIM, "in": number}])
+    for run in read_study(path).runs(Path("runs/studies/study"), resolve):
+        if run.cell == "FedProx" and run.seed in seeds:
+            header, *rows = (run.folder / "metrics.csv").read_text().splitlines()
+            at = header.split(",").index("val/accuracy")
+            cells = [row.split(",") for row in rows]
+            lines = [",".join([*row[:at], "nan", *row[at + 1 :]]) for row in cells]
+            (run.folder / "metrics.csv").write_text("\n".join([header, *lines]) + "\n")
+    said = report_on_study([str(path)], resolve)
+    assert f"does not hold: there is no finite value of FedProx in {len(seeds)} of 2" in said
+    assert "not run yet" not in said
+
+
 def test_claims_of_the_file_are_not_judged_by_another_metric_or_target() -> None:
     path = write_study(claims=[CLAIM], budget=[1e3, 1e5])
     assert "## Accuracy per byte" in report_on_study([str(path)], resolve)
