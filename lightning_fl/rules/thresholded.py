@@ -38,15 +38,15 @@ class Thresholded(Rule):
         """Check the inner rule, and raise `UserError` if the network has no convolution."""
         self.inner.check(context)
         require(
-            any(len(shape) > 2 for shape in context.layout.shapes),
+            any(group.kernels for group in context.groups),
             "the network has no convolution whose weights could be set to 0: dynamic pruning is for convolutions.",
         )
 
     def start(self, local: LocalTraining) -> None:
         """Start the inner rule, and find the convolutions."""
         self.inner.start(local)
-        layout = local.context.layout
-        chosen = [torch.full((size,), len(shape) > 2) for size, shape in zip(layout.sizes, layout.shapes, strict=True)]
+        layout, kernels = local.context.layout, {name for group in local.context.groups for name in group.kernels}
+        chosen = [torch.full((size,), name in kernels) for size, name in zip(layout.sizes, layout.names, strict=True)]
         local.memory["convolutions"] = torch.cat(chosen).to(local.params.device)
 
     def step(self, local: LocalTraining) -> None:

@@ -52,12 +52,14 @@ class Group:
         parameters: names of the parameters.
         buffers: names of the float buffers that travel with them.
         axis: axis that counts the outputs in tensors with two axes or more: 1 in a transposed convolution, else 0.
+        kernels: those of the parameters that are weights of convolutions.
     """
 
     name: str
     parameters: tuple[str, ...]
     buffers: tuple[str, ...] = ()
     axis: int = 0
+    kernels: tuple[str, ...] = ()
 
     def num_units(self, layout: Layout) -> int:
         """Return c_l, the output channels or neurons of the group; 1 if its parameters have different numbers of them."""
@@ -83,6 +85,13 @@ def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Grou
     """Return the layers of `module` in the order of their parameters, except frozen parameters and those in `without`."""
     trainable = [name for name, p in module.named_parameters() if p.requires_grad and name not in without]
     free = dict.fromkeys(trainable)
+    convolutions = [(path, part) for path, part in module.named_modules() if isinstance(part, _ConvNd)]
+    kernels = {
+        f"{path}.{name}" if path else name
+        for path, part in convolutions
+        for name, p in part.named_parameters()
+        if p.dim() > 2
+    }
     free_buffers = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     groups = []
     for name, members in _layers("", module):
@@ -90,7 +99,8 @@ def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Grou
         buffers = [n for path, member in members for n in _names(path, member.named_buffers()) if n in free_buffers]
         if parameters:
             axis = int(isinstance(members[0][1], _ConvTransposeNd))
-            groups.append(Group(name or "model", tuple(parameters), tuple(buffers), axis))
+            weights = tuple(n for n in parameters if n in kernels)
+            groups.append(Group(name or "model", tuple(parameters), tuple(buffers), axis, weights))
             free = {name: None for name in free if name not in parameters}
             free_buffers -= set(buffers)
     groups += [Group(name, (name,)) for name in free]

@@ -310,6 +310,38 @@ def test_only_the_weights_of_convolutions_are_set_to_zero(make_trainer: MakeTrai
     assert module.output.weight.all()
 
 
+class WithToken(Convolutions):
+    """Convolutions that add a parameter of three axes to their input, as transformers add positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.full((1, 1, 3), 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.token[0])
+
+
+class TokenAlone(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.full((1, 1, 3), 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.token[0])
+
+
+@RUNNERS
+def test_a_parameter_with_three_axes_is_no_convolution(runner: str, make_trainer: MakeTrainer) -> None:
+    method = FedDP(FedAvg(), variant="threshold", pruning_threshold=1e3)
+    module = WithToken()
+    make_trainer(max_rounds=1, runner=runner).fit(module, federation(), method)
+    assert not module.hidden.weight.any()
+    assert not module.output.weight.any()
+    assert module.token.all()
+    with pytest.raises(UserError, match="the network has no convolution"):
+        make_trainer(max_rounds=1, runner=runner).fit(TokenAlone(), federation(), method)
+
+
 @RUNNERS
 @pytest.mark.parametrize(("weight", "is_kept"), [(0.25, False), (0.26, True)])
 def test_a_weight_at_the_threshold_is_set_to_zero(

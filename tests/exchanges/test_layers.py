@@ -76,7 +76,10 @@ def test_vgg9_has_the_nine_layers_of_the_paper() -> None:
     groups = layer_groups(network("vgg9", num_classes=10))
     assert [group.name for group in groups] == [*(f"conv{i}" for i in range(1, 9)), "fc"]
     assert groups[2] == Group(
-        "conv3", ("conv3.weight", "conv3.bias", "bn3.weight", "bn3.bias"), ("bn3.running_mean", "bn3.running_var")
+        "conv3",
+        ("conv3.weight", "conv3.bias", "bn3.weight", "bn3.bias"),
+        ("bn3.running_mean", "bn3.running_var"),
+        kernels=("conv3.weight",),
     )
     assert groups[8] == Group("fc", ("fc.weight", "fc.bias"))
 
@@ -116,7 +119,9 @@ def test_what_is_no_convolution_is_a_layer_too() -> None:
     assert found["token"].parameters == ("token",)
     assert found["alone"].buffers == ("alone.running_mean", "alone.running_var")
     assert len(found["lstm"].parameters) == 4
-    assert found["up"] == Group("up", ("up.weight", "up.bias"), ("norm.running_mean", "norm.running_var"), axis=1)
+    assert found["up"] == Group(
+        "up", ("up.weight", "up.bias"), ("norm.running_mean", "norm.running_var"), axis=1, kernels=("up.weight",)
+    )
     assert found["narrow"].parameters == ("narrow.weight", "narrow.bias"), (
         "a batch norm of eight features does not follow three outputs"
     )
