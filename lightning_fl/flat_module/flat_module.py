@@ -139,6 +139,12 @@ class FlatModule:
         trained = zip(self.layout.names, self.parameters, strict=True)
         return self.layout.slices(name for name, parameter in trained if not parameter.requires_grad)
 
+    @property
+    def untrained(self) -> list[str]:
+        """Names in the layout that no gradient moves: the optimiser lacks them, or the module has frozen them since."""
+        stepped, named = self.optimizer.names, zip(self.layout.names, self.parameters, strict=True)
+        return [name for name, parameter in named if name not in stepped or not parameter.requires_grad]
+
     def sample_frozen(self) -> Tree:
         """Return copies of a few entries of each frozen parameter, by name, which tell whether a training moves it."""
         frozen = {name: p.detach().flatten() for name, p in self._frozen.items() if type(p) is nn.Parameter}

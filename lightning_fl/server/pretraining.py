@@ -75,7 +75,7 @@ class ModuleLearner:
             f"models are trained before the first round, each as a whole, but clients keep {owned[0] if owned else ''!r}: use a "
             "method that trains in rounds only, or keep nothing on the clients.",
         )
-        adam = self._adam
+        adam, untrained = self._adam, flat_module.layout.slices(flat_module.untrained)
         order, own_seed = (int(seed) for seed in random.integers(2**63, size=2))
         flat_module.load(start["model"], start["buffers"], self.counters)
         flat_module.seed(own_seed)
@@ -91,6 +91,8 @@ class ModuleLearner:
                 loss = F.cross_entropy(flat_module.module(inputs), classes)
             flat_module.fabric.backward(loss)
             flat_module.bind_replaced()
+            for part in untrained:
+                adam.param_groups[0]["params"][0].grad[part].zero_()
             adam.step()
             self.num_steps += 1
         self.num_left_out += 0 if self.most_steps is None else max(0, planned - self.most_steps)

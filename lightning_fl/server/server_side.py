@@ -185,7 +185,9 @@ class ServerSide:
         if self.context.unpruned is not None:
             params = params * self.context.unpruned.factors.to(params.dtype)
         flat_module.load_personal(self.run.personal)
-        tree = flat_module.layout.views(params) | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()
+        views = flat_module.layout.views(params)
+        views |= {name: views[name].detach() for name in flat_module.untrained}
+        tree = views | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()
         with evaluating(flat_module.module), flat_module.fabric.autocast():
             flat_module.module.train(training)
             return functional_call(flat_module.module, tree, (inputs,))

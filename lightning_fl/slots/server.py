@@ -114,7 +114,7 @@ class ServerModel(Protocol):
         """Raise `UserError` if the module does not log its accuracy."""
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
-        """Return the module's `forward`: logits (m, C), differentiable in `params`.
+        """Return the module's `forward`: logits (m, C), differentiable in `params` that the optimiser steps.
 
         Args:
             params: parameters (d,).

@@ -1,6 +1,7 @@
 """Test training and accuracy on the server's own samples, and bits sent before the first round."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torchmetrics import MeanMetric
 from toys import BATCH_SIZE, Normalised, Perceptron, Served, Unlabelled, federation, read_rows, samples, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import Algorithm, FedAvg, FedDU, FedDUDA, FedDUS
+from lightning_fl.algorithms import Algorithm, FedAvg, FedDF, FedDU, FedDUDA, FedDUS, FedKT
 from lightning_fl.server.server_side import accuracy_in
 from lightning_fl.slots import ServerTurn, State
 from lightning_fl.steps import Apply, DynamicServerUpdate
@@ -188,6 +189,24 @@ def test_server_training_that_is_not_finite_counts_for_nothing(make_trainer: Mak
     make_trainer(max_rounds=3).fit(one, Served(9, (x, y)), FedDUS(tau_eff=3))
     make_trainer(max_rounds=3).fit(other, Served(9, (x, y)), FedAvg())
     np.testing.assert_array_equal(vector(one), vector(other))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FedDF(max_steps=3),
+        lambda: FedKT(mode="one_shot", preset="light", epochs=1),
+    ],
+    ids=["FedDF", "FedKT"],
+)
+def test_the_server_leaves_alone_what_the_optimizer_lacks(
+    make: Callable[[], Algorithm], make_trainer: MakeTrainer
+) -> None:
+    module = Perceptron(configure=lambda m: torch.optim.SGD(m.output.parameters(), lr=0.1))
+    before = copy.deepcopy(module.state_dict())
+    make_trainer(max_rounds=2).fit(module, Served(9), make())
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith("hidden"), name
 
 
 # -- what crosses before the first round ------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class ManualOptimizers:
         wrapped: the same, as `self.optimizers()` returns them to the module.
         optimizer: their groups, as those of one optimiser.
         schedules: hyper-parameters of the round; there are no schedulers.
+        names: names of the parameters that they step.
         personal_names: names of the personal parameters in each group, which these optimisers step like the others.
         params: vector (d,) whose views are the module's parameters.
     """
@@ -72,7 +73,6 @@ class ManualOptimizers:
     momentum = None
     decays = False
     weight_decay = 0.0
-    names = frozenset[str]()
     stepped = ()
     rates = ()
     acts_without_gradient = False
@@ -98,6 +98,9 @@ class ManualOptimizers:
         self.optimizer = AllOptimizers(self.optimizers)
         self.schedules = Schedules(self.optimizer, [])  # type: ignore[arg-type]
         named, shared = {p: name for name, p in module.named_parameters()}, set(layout.names)
+        self.names = shared.intersection(
+            named.get(p, "") for group in self.optimizer.param_groups for p in group["params"]
+        )
         self.personal_names = [
             [named[p] for p in group["params"] if p.requires_grad and named.get(p, "") not in shared and p in named]
             for group in self.optimizer.param_groups
