@@ -57,7 +57,7 @@ from lightning_fl.slots import (
     is_finite,
 )
 from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
-from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
+from lightning_fl.state.run_state import CODEC, EXCHANGE, SERVER, SETUP, Run
 from lightning_fl.vectors.pieces import converted, narrowed
 
 
@@ -151,6 +151,8 @@ class Federation:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
             turn.uploaders = intake.uploaders
             del merged, provided  # so that steps may let go of what they have used
+            # Steps may let the module draw, as FedDF's student with dropout does.
+            self.flat_module.seed(run.torch_seeds(SERVER)[1])
             proposal = self.privacy.finish(
                 take_steps(method, guard, turn, run.server, self.flat_module.newly_frozen), context
             )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
+from lightning.pytorch import Callback
 from torch.utils.data import TensorDataset
 from toys import Normalised, Perceptron, Served, WithoutLogits, federation, vector
 
@@ -129,6 +130,26 @@ def test_the_best_validated_student_is_kept(make_trainer: MakeTrainer) -> None:
     metrics = trainer.callback_metrics
     assert metrics["feddf/steps"] == 3
     assert round(float(metrics["feddf/accuracy"]) * 3, 5) in (0, 1, 2, 3)
+
+
+class WithDropout(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.nn.functional.dropout(torch.tanh(self.hidden(x)), training=self.training))
+
+
+class Draws(Callback):
+    """Draw from torch's global generator, as the clients of another process would."""
+
+    def on_client_message(self, trainer: Any, pl_module: Any, message: Any) -> None:
+        torch.rand(1)
+
+
+def test_dropout_of_the_student_depends_on_seed_and_round_alone(make_trainer: MakeTrainer) -> None:
+    one = WithDropout()
+    other = copy.deepcopy(one)
+    make_trainer(max_rounds=2).fit(one, Served(9), FedDF(max_steps=3))
+    make_trainer(max_rounds=2, callbacks=Draws()).fit(other, Served(9), FedDF(max_steps=3))
+    np.testing.assert_array_equal(vector(one), vector(other))
 
 
 class ReadByLoader(Served):
