@@ -45,7 +45,7 @@ class DataSharing(Method):
         return data.share(min(num_server, whole_share(self.cap, int(data.client_sizes.sum()))))
 
     def prepare(self, turn: SetupTurn) -> None:
-        """Send the samples, as bytes if they are stored as bytes, and warm up the model."""
+        """Send the samples, as bytes if they are stored as bytes, warm up the model, and prepare further steps."""
         data = turn.data
         for client, held in enumerate(data.client_indices):
             received = held[np.isin(held, data.server_indices)]
@@ -59,3 +59,4 @@ class DataSharing(Method):
             ).message
             turn.params = turn.params + trained["model"]
             turn.buffers = turn.buffers + trained.get("buffers", 0)
+        super().prepare(turn)

@@ -103,7 +103,7 @@ class FedKT(Method):
         server.try_logits()
 
     def prepare(self, turn: SetupTurn) -> None:
-        """Run the whole method except FedAvg's rounds."""
+        """Run the whole method except FedAvg's rounds, and then prepare further steps."""
         data, smallest = turn.data, int(turn.data.client_sizes[turn.data.client_sizes > 0].min())
         if smallest < self.t:
             rank_zero_warn(
@@ -116,14 +116,15 @@ class FedKT(Method):
         rank_zero_info(
             f"FedKT: the clients' votes give {labelled.sum():,} of the server's {len(public):,} inputs a label."
         )
-        if not labelled.any():
+        if labelled.any():
+            chosen = data.train.select(data.server_indices[labelled])
+            random = np.random.default_rng(turn.server.seed)
+            final = self._train(turn, chosen, votes[labelled].argmax(1), random)
+            if is_finite(final):
+                turn.params, turn.buffers = final["model"], final["buffers"]
+        else:
             say_lost("no input of the server got a vote, so FedKT leaves the initial model as it is.")
-            return
-        chosen = data.train.select(data.server_indices[labelled])
-        random = np.random.default_rng(turn.server.seed)
-        final = self._train(turn, chosen, votes[labelled].argmax(1), random)
-        if is_finite(final):
-            turn.params, turn.buffers = final["model"], final["buffers"]
+        super().prepare(turn)
 
     def _votes_of(self, client: int, turn: SetupTurn, public: Selection) -> Tensor:
         """Train and send a client's students; return its votes (n_0, C), none if a student is not finite."""

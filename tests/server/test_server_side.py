@@ -19,7 +19,7 @@ from torchmetrics import MeanMetric
 from toys import BATCH_SIZE, Normalised, Perceptron, Served, Unlabelled, federation, read_rows, samples, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import Algorithm, FedAvg, FedDF, FedDU, FedDUDA, FedDUS, FedKT
+from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, FedDU, FedDUDA, FedDUS, FedKT
 from lightning_fl.server.server_side import accuracy_in
 from lightning_fl.slots import ServerTurn, State
 from lightning_fl.steps import Apply, DynamicServerUpdate
@@ -225,6 +225,17 @@ def test_label_histograms_are_booked_once_as_set_up(
         assert int(row["comm/setup_uplink_bits"]) == setup
         assert int(row["comm/total_uplink_bytes"]) == done * 3 * 4 * 26 + setup // 8
         assert int(row["comm/total_downlink_bytes"]) == done * 3 * 4 * 26
+
+
+@pytest.mark.parametrize(
+    "make", [DataSharing, lambda **slots: FedKT(preset="light", epochs=1, **slots)], ids=["DataSharing", "FedKT"]
+)
+def test_further_steps_of_a_method_with_set_up_have_theirs(
+    make: Callable[..., Algorithm], make_trainer: MakeTrainer
+) -> None:
+    trainer = make_trainer(max_rounds=1)
+    trainer.fit(Perceptron(), Served(9), make(steps=[DynamicServerUpdate()]))
+    assert trainer.run.ledger.setup_bits["up"]["scalars"] == 6 * (32 * 2 + 32)
 
 
 def test_methods_without_set_up_have_no_columns_for_it(make_trainer: MakeTrainer) -> None:
