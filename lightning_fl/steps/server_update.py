@@ -31,7 +31,7 @@ class DynamicServerUpdate(Step):
     non-IID degrees of their labels and of the server's. Float buffers move like the model. If α is at most 0.001, the
     server does not train.
 
-    Reports `feddu/accuracy`, `feddu/alpha` and `feddu/tau_eff`.
+    Reports `feddu/accuracy`, `feddu/alpha` and `feddu/tau_eff`, which is 0 if the training was not finite.
 
     Attributes:
         C: C ≥ 0, scales the server's share; 0 leaves the proposal as it is. The paper tries 0.5, 1 and 1.5.
@@ -107,7 +107,7 @@ class DynamicServerUpdate(Step):
             for name in self.rule.needs if self.rule else ():
                 received[name] = turn.shared[name] + turn.merged[name]
             trained = turn.server.train(received, self.rule)
-            turn.metrics["feddu/tau_eff"] = alpha * trained.num_steps
+            turn.metrics["feddu/tau_eff"] = alpha * trained.num_steps if trained.weight else 0.0
             turn.move(trained.message, alpha)
         return state
 
@@ -139,7 +139,8 @@ class StaticServerUpdate(Step):
     """α = τ_eff/τ;  w ← w_h + α (w_s − w_h).
 
     w_h is the proposal and w_s the model after τ local steps on the server's samples from w_h. Unlike `DynamicServerUpdate`, it
-    uses neither accuracy nor labels. Float buffers move like the model. Reports `feddu/alpha` and `feddu/tau_eff`.
+    uses neither accuracy nor labels. Float buffers move like the model. Reports `feddu/alpha` and `feddu/tau_eff`, which is 0 if
+    the training was not finite.
 
     Attributes:
         tau_eff: τ_eff ≥ 0, effective steps of the server, or `full` for all its steps (α = 1). The paper tries 5, 10, 20 and
@@ -172,7 +173,7 @@ class StaticServerUpdate(Step):
                 f"tau_eff={self.tau_eff:g} is more than the {num_steps} steps that the server makes, so its update goes beyond "
                 "the model that it trained."
             )
-        turn.metrics |= {"feddu/alpha": alpha, "feddu/tau_eff": alpha * num_steps}
+        turn.metrics |= {"feddu/alpha": alpha, "feddu/tau_eff": alpha * num_steps if trained.weight else 0.0}
         turn.move(trained.message, alpha)
         return state
 

@@ -179,15 +179,19 @@ def test_logits_are_of_the_layers_that_clients_begin_with_not_of_a_clients_own(m
     torch.testing.assert_close(step.found[0], initial(x).detach())
 
 
-def test_server_training_that_is_not_finite_counts_for_nothing(make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("method", [FedDUS(tau_eff=3), FedDU()], ids=["FedDUS", "FedDU"])
+def test_server_training_that_is_not_finite_counts_for_nothing(method: Algorithm, make_trainer: MakeTrainer) -> None:
     x, y = samples(49)
     data = Served(9)
     data.setup("fit")
     x[data.server_indices[0]] = torch.nan
     one = Perceptron()
     other = copy.deepcopy(one)
-    make_trainer(max_rounds=3).fit(one, Served(9, (x, y)), FedDUS(tau_eff=3))
+    trainer = make_trainer(max_rounds=3)
+    trainer.fit(one, Served(9, (x, y)), method)
     make_trainer(max_rounds=3).fit(other, Served(9, (x, y)), FedAvg())
+    assert trainer.callback_metrics["feddu/alpha"] > 0
+    assert trainer.callback_metrics["feddu/tau_eff"] == 0
     np.testing.assert_array_equal(vector(one), vector(other))
 
 
