@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
@@ -60,8 +58,7 @@ class MoreauEnvelope(Rule):
 
     def step(self, local: LocalTraining) -> None:
         """Step θ, and u after the last step on a minibatch."""
-        gradient, rate = local.gradient, local.learning_rate
-        local.params.sub_(self.inner_learning_rate * (gradient * (rate > 0) if isinstance(rate, Tensor) else gradient))
+        local.params.sub_(self.inner_learning_rate * (local.gradient * (local.learning_rate > 0)))
         if (local.num_steps + 1) % self.inner_steps == 0:
             copy = local.memory["copy"]
             copy.sub_(local.learning_rate * self.strength * (copy - local.params))

@@ -54,6 +54,18 @@ def test_a_layer_that_the_optimiser_lacks_stays_in_every_model(make_trainer: Mak
         assert not np.array_equal(model[len(hidden) :], output)
 
 
+def test_a_learning_rate_of_0_moves_no_model(make_trainer: MakeTrainer) -> None:
+    """Check a round in which all parameters have the learning rate 0, as at the start of a warm-up."""
+    module = Perceptron(lr=0.0)
+    before = vector(module)
+    trainer = make_trainer(max_rounds=1)
+    trainer.fit(module, federation(), PFedMe(**OPTIONS))  # type: ignore[arg-type]
+    assert np.array_equal(vector(module), before)
+    assert own(trainer)
+    for model in own(trainer).values():
+        assert np.array_equal(model, before)
+
+
 def test_with_one_inner_step_it_is_fedavg_with_equal_weights(make_trainer: MakeTrainer) -> None:
     """Check ηλ = 1 and β = 1, where u lands on θ: FedAvg with learning rate α."""
     fitted = []
