@@ -45,6 +45,7 @@ def check_privacy(
     buffers: Iterable[str],
     has_server_samples: bool,
     owns: bool,
+    hold_out: bool,
 ) -> None:
     """Raise `UserError` with all reasons why a private run could not keep what it claims.
 
@@ -55,18 +56,23 @@ def check_privacy(
         buffers: names of the float buffers that clients send.
         has_server_samples: True if the server has samples of its own.
         owns: True if clients own parts of the model, or models of their own, so that they measure what validation logs.
+        hold_out: True if validation is measured on samples that clients hold out.
     """
     if trainer.privacy is None:
         return
     buffers = list(buffers)
     _check_scales(trainer.privacy, algorithm, has_buffers=bool(buffers))
-    problems = [*_asking(trainer, algorithm, schedulers, has_server_samples, owns), *_buffers(trainer.privacy, buffers)]
+    problems = [
+        *_asking(trainer, algorithm, has_server_samples),
+        *_watching(trainer, algorithm, schedulers, owns, hold_out),
+        *_buffers(trainer.privacy, buffers),
+    ]
     if isinstance(trainer.privacy, ClientPrivacy):
         problems += [
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
             *_drawing(trainer),
-            *_hiding(trainer.privacy, trainer, algorithm),
+            *_hiding(trainer.privacy, trainer, algorithm, hold_out),
         ]
     require(
         not problems,
@@ -86,9 +92,7 @@ def _check_scales(privacy: Privacy, algorithm: Algorithm, has_buffers: bool) -> 
         )
 
 
-def _asking(
-    trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], has_server_samples: bool, owns: bool
-) -> Iterator[str]:
+def _asking(trainer: Run, algorithm: Algorithm, has_server_samples: bool) -> Iterator[str]:
     """Yield what learns from clients besides their uploads."""
     if algorithm.pools_clients:
         yield f"{algorithm.name} has all samples in one place, so no client is there to protect"
@@ -109,6 +113,12 @@ def _asking(
             yield f"{type(callback).__name__} asks clients, who answer without noise"
     if trainer.loss_guard.clients is not None:
         yield "loss_guard.clients compares clients' losses: use loss_guard.rounds"
+
+
+def _watching(
+    trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], owns: bool, hold_out: bool
+) -> Iterator[str]:
+    """Yield what acts on values that are measured on clients' samples, or with what clients own."""
     watching = [(type(callback).__name__, _watched(callback)) for callback in trainer.callbacks]
     watching += [(type(config.scheduler).__name__, config.monitor) for config in schedulers]
     for name, watched in watching:
@@ -120,6 +130,11 @@ def _asking(
             yield (
                 f"{name} acts on {watched}, which {algorithm.name} measures with what clients own, without noise: let it watch a "
                 "value under …_server, or none"
+            )
+        elif hold_out and watched.startswith("val"):
+            yield (
+                f"{name} acts on {watched}, which is measured on samples that clients hold out, without noise: set "
+                "data.val_fraction to 0, or let it watch none"
             )
 
 
@@ -159,10 +174,12 @@ def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterato
         yield f"{name} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
 
 
-def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
-    """Yield costs that depend on who came, and have no expected value here."""
+def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out: bool) -> Iterator[str]:
+    """Yield costs that depend on who came, and have no expected value here, and values of clients' own samples."""
     if privacy.side_channels == "keep":
         return
+    if hold_out:
+        yield "privacy.side_channels drop has no val/… of samples that clients hold out: set data.val_fraction to 0"
     if isinstance(trainer.clock, ClientClock):
         yield "privacy.side_channels drop has no expected time with a clock of clients: use the plain one"
     if trainer.secure_aggregation is not None:

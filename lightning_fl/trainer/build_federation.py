@@ -82,7 +82,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     _check_schedules(trainer, data)
     schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
     owns = bool(flat_module.read_personal()) or algorithm.model_keeper is not None
-    check_privacy(trainer, algorithm, schedulers, buffers, len(data.server_indices) > 0, owns)
+    check_privacy(trainer, algorithm, schedulers, buffers, len(data.server_indices) > 0, owns, data.val_fraction > 0)
     privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
     population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
     kind: Callable[..., Federation] = Federation

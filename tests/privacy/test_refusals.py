@@ -8,7 +8,7 @@ import pytest
 from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from roster import ROSTER
-from toys import Normalised, Perceptron, federation
+from toys import Normalised, Perceptron, Sizes, federation, samples
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
@@ -27,6 +27,7 @@ from lightning_fl.algorithms import (
 )
 from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning, TargetReached
 from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.data import Arrays
 from lightning_fl.exchanges import OneShot
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
@@ -84,9 +85,9 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
     )
     owned = algorithm.owned(Normalised())
     owns = bool(owned.parameters or owned.buffers) or algorithm.model_keeper is not None
-    buffers, schedulers = given.pop("buffers", ()), given.pop("schedulers", ())
+    buffers, schedulers, hold_out = (given.pop(name, ()) for name in ("buffers", "schedulers", "hold_out"))
     try:
-        check_privacy(trainer, algorithm, schedulers, buffers, has_server_samples, owns)
+        check_privacy(trainer, algorithm, schedulers, buffers, has_server_samples, owns, bool(hold_out))
     except UserError as error:
         return str(error)
     return ""
@@ -163,6 +164,17 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
         ),
         (
             FedAvg(),
+            {"callbacks": [EarlyStopping("val/accuracy")], "hold_out": True},
+            "acts on val/accuracy, which is measured on samples that clients hold out, .*: set data.val_fraction to 0",
+        ),
+        (
+            FedAvg(),
+            {"schedulers": [SimpleNamespace(scheduler=object(), monitor="val/loss")], "hold_out": True},
+            "object acts on val/loss, which is measured on samples that clients hold out",
+        ),
+        (FedAvg(), {"privacy": SILENT, "hold_out": True}, "drop has no val/… .*: set data.val_fraction to 0"),
+        (
+            FedAvg(),
             {"callbacks": [MagnitudePruning(rate=0.5)], "privacy": TREE},
             "MagnitudePruning prunes the model, and privacy.mechanism tree takes back noise of a model of another size",
         ),
@@ -236,6 +248,14 @@ def test_what_changes_no_claim_is_allowed() -> None:
     assert refusal(FedBN(), callbacks=callbacks[:3], over_selection=1.0) == ""
     assert refusal(Ditto(), callbacks=[EarlyStopping("val/loss_server")]) == ""
     assert refusal(FedAvg(), loss_guard=LossGuard(rounds=3, server_steps=2)) == ""
+    assert refusal(FedAvg(), callbacks=[*callbacks[:3], EarlyStopping("test/loss")], hold_out=True) == ""
+
+
+def test_who_holds_out_validation_samples_is_seen_in_a_run(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(privacy=ALIKE, callbacks=[EarlyStopping("val/loss")])
+    data = Arrays(train=samples(40), test=samples(10, seed=1), num_clients=6, partition=Sizes(), val_fraction=0.2)
+    with pytest.raises(UserError, match="acts on val/loss, which is measured on samples that clients hold out"):
+        trainer.fit(Perceptron(), data, FedAvg())
 
 
 def test_without_privacy_nothing_is_refused() -> None:
