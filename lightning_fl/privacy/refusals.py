@@ -10,10 +10,11 @@ from lightning.pytorch import Callback
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients, name_of
-from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning
+from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning, TargetReached
 from lightning_fl.communication import ClientClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.exchanges import GradientTurn, OneShot
+from lightning_fl.outputs.metric import ACCURACY
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.privacy.side_channels import is_of_clients, is_of_server
@@ -36,6 +37,7 @@ class Run(Protocol):
     availability: Any
     clock: Any
     secure_aggregation: Any
+    given_metric: tuple[str | None, str | None]
 
 
 def check_privacy(
@@ -119,7 +121,8 @@ def _watching(
     trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], owns: bool, hold_out: bool
 ) -> Iterator[str]:
     """Yield what acts on values that are measured on clients' samples, or with what clients own."""
-    watching = [(type(callback).__name__, _watched(callback)) for callback in trainer.callbacks]
+    metric = trainer.given_metric[0] or ACCURACY
+    watching = [(type(callback).__name__, _watched(callback, metric)) for callback in trainer.callbacks]
     watching += [(type(config.scheduler).__name__, config.monitor) for config in schedulers]
     for name, watched in watching:
         if not isinstance(watched, str):
@@ -138,8 +141,10 @@ def _watching(
             )
 
 
-def _watched(callback: Callback) -> Any:
-    """Return the name that a callback acts on; None without one."""
+def _watched(callback: Callback, metric: str) -> Any:
+    """Return the name that a callback acts on, None without one; of `TargetReached` without a monitor it is the run's metric."""
+    if isinstance(callback, TargetReached):
+        return callback.monitor or metric
     return getattr(callback, "watched", None) or getattr(callback, "monitor", None)
 
 

@@ -80,6 +80,7 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
             "availability": None,
             "clock": SimulatedClock(),
             "secure_aggregation": None,
+            "given_metric": (None, None),
             **given,
         }
     )
@@ -155,6 +156,17 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             Ditto(),
             {"callbacks": [EarlyStopping("val/accuracy")]},
             "acts on val/accuracy, which Ditto measures with what",
+        ),
+        (Ditto(), {"callbacks": [TargetReached(0.9)]}, "TargetReached acts on val/accuracy, which Ditto measures"),
+        (
+            FedAvg(),
+            {"callbacks": [TargetReached(0.1)], "given_metric": ("train/loss", "min")},
+            "TargetReached acts on train/loss, which tells of clients",
+        ),
+        (
+            FedAvg(),
+            {"callbacks": [TargetReached(0.9)], "hold_out": True},
+            "TargetReached acts on val/accuracy, which is",
         ),
         (FedBN(), {"callbacks": [EarlyStopping("val_loss")]}, "acts on val_loss, which FedBN measures with what"),
         (
