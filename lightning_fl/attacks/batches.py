@@ -58,5 +58,5 @@ def labelled(batch: Any, attack: str, with_images: bool = False) -> tuple[Tensor
 
 def with_parts(batch: Any, parts: Mapping[int, Tensor]) -> Any:
     """Return a list or tuple with other parts at some places."""
-    changed = [parts.get(place, part) for place, part in enumerate(batch)]
-    return changed if isinstance(batch, list) else type(batch)(changed)
+    make = getattr(type(batch), "_make", type(batch))  # a named tuple takes its parts one by one
+    return make([parts.get(place, part) for place, part in enumerate(batch)])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -333,6 +333,22 @@ def test_labels_are_flipped_and_nothing_else() -> None:
     single = torch.cat([batch[1] for batch in poisoned(LabelFlip(source, target), selection, 4)])
     assert torch.equal(single, torch.tensor([target if label == source else label for label in y.tolist()]))
     assert torch.equal(torch.cat([batch[1] for batch in selection.batches(4)]), y), "the data stay"
+
+
+class Pair(NamedTuple):
+    """Batch whose parts have names."""
+
+    image: Tensor
+    label: Tensor
+
+
+@pytest.mark.parametrize("attack", [LabelFlip(), LabelFlip(0, 1), Backdoor()], ids=repr)
+def test_batches_of_named_tuples_stay_named_tuples(attack: Attack) -> None:
+    x, y = images(4)
+    named, plain = attack.poisoned(Pair(x, y), 10), attack.poisoned((x, y), 10)
+    assert type(named) is Pair
+    assert torch.equal(named.image, plain[0])
+    assert torch.equal(named.label, plain[1])
 
 
 @pytest.mark.parametrize(("share", "counts"), [(0.5, [2, 2, 2]), (0.3, [2, 2, 1]), (1.0, [4, 4, 3]), (0.01, [1, 1, 1])])
