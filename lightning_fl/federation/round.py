@@ -320,6 +320,11 @@ class Federation:
         dtypes = {"buffers": run.buffers.dtype}
         is_alone = len({vector.data_ptr() for vector in merged.values()}) == len(merged)  # no vector has two names
         change = narrowed if is_alone else converted
+        message = {
+            name: function(vector, dtypes.get(name, run.params.dtype))
+            for function, entries in ((change, merged), (converted, provided))
+            for name, vector in entries.items()
+        }
         return ServerTurn(
             context=context,
             server=replace(server, counters=counters),
@@ -329,11 +334,7 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={
-                name: function(vector, dtypes.get(name, run.params.dtype))
-                for function, message in ((change, merged), (converted, provided))
-                for name, vector in message.items()
-            },
+            merged=self.privacy.merged(message, run),
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,

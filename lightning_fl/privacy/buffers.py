@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from lightning_fl.checks import check_choice
-from lightning_fl.slots import Result, RoundContext
+from lightning_fl.slots import Message, Result, RoundContext
 from lightning_fl.state.outcome import Proposal
+from lightning_fl.vectors.layout import Layout
 
 Buffers = Literal["refuse", "clip", "keep"]
 LEAST_VARIANCE = 1e-5
@@ -24,9 +28,30 @@ def without_buffers(result: Result) -> Result:
     return replace(result, message={name: entry for name, entry in result.message.items() if name != "buffers"})
 
 
+def above_least_variance(merged: Message, present: Tensor, layout: Layout, buffers: Buffers) -> Message:
+    """Return a merged message whose changes of buffers, which may have noise, leave running variances of at least 1e-5.
+
+    Args:
+        merged: the mean of the uploads, and the uploads themselves if the aggregator keeps them.
+        present: the server's buffers (d_b,).
+        layout: position of each in them.
+        buffers: what happens to clients' buffers.
+    """
+    names = _running_variances(layout)
+    if buffers != "clip" or not names:
+        return merged
+    least = layout.views(LEAST_VARIANCE - present)
+    changed = {name: merged[name].clone() for name in ("buffers", "uploads/buffers") if name in merged}
+    for entry in changed.values():
+        views = layout.views(entry)
+        for name in names:
+            views[name].copy_(torch.maximum(views[name], least[name]))
+    return merged | changed
+
+
 def with_variances(proposal: Proposal, context: RoundContext, buffers: Buffers) -> Proposal:
     """Return the server's proposal with running variances of at least 1e-5, to which noise may have been added."""
-    names = [name for name in context.buffer_layout.names if name.endswith("running_var")]
+    names = _running_variances(context.buffer_layout)
     if buffers != "clip" or not names:
         return proposal
     clamped = proposal.buffers.clone()
@@ -34,3 +59,7 @@ def with_variances(proposal: Proposal, context: RoundContext, buffers: Buffers) 
     for name in names:
         views[name].clamp_(min=LEAST_VARIANCE)
     return replace(proposal, buffers=clamped)
+
+
+def _running_variances(layout: Layout) -> list[str]:
+    return [name for name in layout.names if name.endswith("running_var")]

@@ -26,13 +26,13 @@ from lightning_fl.privacy.accountant import (
     require_library,
 )
 from lightning_fl.privacy.adaptive_clip import WITHIN, AdaptiveClip, rest_of_noise
-from lightning_fl.privacy.buffers import with_variances, without_buffers
+from lightning_fl.privacy.buffers import above_least_variance, with_variances, without_buffers
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.mechanism import Mechanism, require_private_from_the_start
 from lightning_fl.privacy.noisy_sum import Bits, NoisySum
 from lightning_fl.privacy.side_channels import without_clients
 from lightning_fl.privacy.tree import changed_nodes, number_of
-from lightning_fl.slots import Aggregator, Result, RoundContext
+from lightning_fl.slots import Aggregator, Message, Result, RoundContext
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import Event, SpentPrivacy
@@ -295,8 +295,12 @@ class CentralMechanism(Mechanism):
         else:  # `map` holds no result while the next client trains
             yield from map(without_buffers, results)
 
+    def merged(self, message: Message, run: Run) -> Message:
+        """Keep variances above 0, to which noise was added, also while steps and the loss guard compute with them."""
+        return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
+
     def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
-        """Keep variances above 0, to which noise was added."""
+        """Keep variances above 0 whatever the steps have made of them."""
         return with_variances(proposal, context, self.settings.buffers)
 
     def num_samples(self, received: float) -> float:

@@ -17,7 +17,13 @@ from typing import Any
 from lightning_fl.checks import check_at_least, check_between, check_positive
 from lightning_fl.outputs.neighbours import EPSILON, REPLACED_DATA
 from lightning_fl.privacy.accountant import library_version, local_epsilon, require_library
-from lightning_fl.privacy.buffers import Buffers, check_buffers, with_variances, without_buffers
+from lightning_fl.privacy.buffers import (
+    Buffers,
+    above_least_variance,
+    check_buffers,
+    with_variances,
+    without_buffers,
+)
 from lightning_fl.privacy.mechanism import (
     Mechanism,
     Privacy,
@@ -27,7 +33,7 @@ from lightning_fl.privacy.mechanism import (
     require_private_from_the_start,
 )
 from lightning_fl.privacy.noisy_sum import drawn
-from lightning_fl.slots import Result, RoundContext
+from lightning_fl.slots import Message, Result, RoundContext
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import SpentPrivacy
@@ -114,8 +120,12 @@ class LocalMechanism(Mechanism):
             noisy[name] = vector.to(entry.dtype)
         return replace(result, message=noisy)
 
+    def merged(self, message: Message, run: Run) -> Message:
+        """Keep variances above 0, to which noise was added, also while steps and the loss guard compute with them."""
+        return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
+
     def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
-        """Keep variances above 0, to which noise was added."""
+        """Keep variances above 0 whatever the steps have made of them."""
         return with_variances(proposal, context, self.settings.buffers)
 
     def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:

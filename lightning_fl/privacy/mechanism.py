@@ -13,7 +13,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import check_positive
 from lightning_fl.communication.link import Link
 from lightning_fl.errors import require
-from lightning_fl.slots import Aggregator, Result, RoundContext
+from lightning_fl.slots import Aggregator, Message, Result, RoundContext
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import Run
 
@@ -77,6 +77,10 @@ class Mechanism:
             link: link of the round, after the broadcast.
             clients: clients that this process trains.
         """
+
+    def merged(self, message: Message, run: Run) -> Message:
+        """Return the merged message as the server's steps read it."""
+        return message
 
     def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
         """Return the server's proposal after its last step."""

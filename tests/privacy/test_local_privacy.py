@@ -8,22 +8,29 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states
-from toys import Normalised, Perceptron, federation, read_rows
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import Normalised, Perceptron, Served, federation, read_rows
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian
 from lightning_fl.algorithms import HDFL, Algorithm, FedAdam, FedAvg, FedLDF, FedNova, LocalOnly
+from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.privacy.accountant import local_epsilon
+from lightning_fl.privacy.buffers import above_least_variance
 from lightning_fl.privacy.local_privacy import LocalMechanism
 from lightning_fl.privacy.mechanism import joint_norm
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import Run
-from lightning_fl.vectors.layout import NO_LAYOUT
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 NEEDS_LIBRARY = pytest.mark.skipif(
     not __import__("importlib.util").util.find_spec("dp_accounting"), reason="needs the extra privacy"
 )
+
+NOISY_BUFFERS: dict[str, tuple[int, ...]] = {"buffers": (), "uploads/buffers": (4,)}
+"""Entries of a merged message that have noisy buffers, with their leading dimensions."""
 
 
 def new_run(round_index: int = 0) -> Run:
@@ -174,6 +181,36 @@ def test_noisy_variances_stay_positive(privacy: Any, make_trainer: MakeTrainer) 
     variances = [entry for name, entry in module.state_dict().items() if name.endswith("running_var")]
     assert variances
     assert min(float(entry.min()) for entry in variances) >= float(torch.tensor(1e-5))
+
+
+@given(st.integers(0, 10**6), st.floats(1e-5, 1e3), st.floats(0, 100))
+def test_steps_see_noisy_variances_above_0_and_other_buffers_as_they_are(
+    seed: int, variance: float, std: float
+) -> None:
+    layout = Layout(("norm.running_mean", "norm.running_var"), ((3,), (3,)), (False, False))
+    present = torch.tensor([0.0, 1.0, 2.0, *[variance] * 3])
+    generator = torch.Generator().manual_seed(seed)
+    merged = {name: std * torch.randn(*rows, 6, generator=generator) for name, rows in NOISY_BUFFERS.items()}
+    merged["model"] = torch.tensor([1.0])
+    found = above_least_variance(merged, present, layout, "clip")
+    assert found["model"] is merged["model"]
+    for name in NOISY_BUFFERS:
+        expected = (present + merged[name])[..., 3:].clamp(min=1e-5)
+        assert torch.equal(found[name][..., :3], merged[name][..., :3])
+        assert bool(((present + found[name])[..., 3:] >= 0).all())
+        torch.testing.assert_close((present + found[name])[..., 3:], expected, rtol=1e-5, atol=1e-4)
+    assert above_least_variance(merged, present, layout, "keep") is merged
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize("privacy", [ClientPrivacy, LocalPrivacy])
+def test_the_loss_guard_measures_noisy_variances_above_0(privacy: Any, make_trainer: MakeTrainer) -> None:
+    noisy = privacy(clip=10.0, noise_multiplier=5, delta=0.01, buffers="clip")
+    trainer = make_trainer(max_rounds=3, clients_per_round=6, privacy=noisy, loss_guard=LossGuard(rounds=1e30))
+    torch.default_generator.manual_seed(0)
+    trainer.fit(Normalised(), Served(9), FedAvg())
+    assert np.isfinite(trainer.history["guard/loss"]).all()
+    assert not trainer.history["guard/undone"].any()
 
 
 def test_bad_settings_are_refused() -> None:
