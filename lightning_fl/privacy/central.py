@@ -316,7 +316,7 @@ class CentralMechanism(Mechanism):
             num_draws = len(self._draws(run))
             columns["privacy/noise"] = self._noise(run.spent) * sqrt(num_draws) / (self.denominator(False) * scale)
         run.spent.events[self._event(run.spent.noise_multiplier)] += 1
-        if isinstance(self.settings.clip, AdaptiveClip):
+        if isinstance(self.settings.clip, AdaptiveClip) and WITHIN in metrics:  # not if nothing was merged
             run.spent.clip = self.settings.clip.next(run.spent.clip, metrics[WITHIN])
         return columns
 

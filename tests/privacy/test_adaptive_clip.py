@@ -77,6 +77,13 @@ def test_rounds_use_the_clip_from_before_them_and_cost_a_bit_up_and_32_down(make
         assert row["comm/downlink_bits"] - other["comm/downlink_bits"] == 6 * 32
 
 
+def test_it_stays_after_a_round_in_which_nothing_is_merged(make_trainer: MakeTrainer) -> None:
+    privacy = ClientPrivacy(clip=AdaptiveClip(initial=0.3), noise_multiplier=0, denominator="received")
+    trainer = fitted(make_trainer, privacy, max_rounds=2, dropout_rate=0.999999)
+    assert [int(row["clients/accepted"]) for row in trainer.fit_loop.rows] == [0, 0]
+    assert trainer.run.spent.clip == 0.3
+
+
 def test_it_costs_what_a_fixed_clip_costs(make_trainer: MakeTrainer) -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra privacy")
     sizes = np.full(100, 3)
