@@ -82,8 +82,10 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     callback_values = {} if stage == "predict" else _logged_by_callbacks(trainer)
     averages = evaluate_with_method(trainer, validation)
     averages |= callback_values
+    hidden = trainer.active_module.logs.unlogged_names
+    row = {name: value for name, value in averages.items() if name not in hidden}
     for logger in trainer.loggers[1:]:
-        logger.log_metrics(averages, step=trainer.global_step)
+        logger.log_metrics(row, step=trainer.global_step)
         logger.save()
     num_results = len(counts) if is_sequential(loaders) else 1
     return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)]

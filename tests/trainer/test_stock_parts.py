@@ -31,6 +31,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Normalised, Perceptron, federation, read_rows, samples, vector
 
@@ -534,3 +535,33 @@ def test_predictions_are_written(make_trainer: MakeTrainer) -> None:
     for pairs in (zip(ours.predictions, theirs.predictions, strict=True), zip(returned, ours.predictions, strict=True)):
         for one, other in pairs:
             torch.testing.assert_close(one, other)
+
+
+class Keeps(DummyLogger):
+    """Logger that keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, Any]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.told.append(("metrics", metrics))
+
+    def log_hyperparams(self, params: Any, *more: Any) -> None:
+        self.told.append(("hyperparameters", params))
+
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        self.told.append(("graph", model))
+
+
+class Hides(Perceptron):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"hidden": 1.0, "both/hidden": 2.0}, logger=False)
+        self.log("seen", 3.0)
+
+
+def test_loggers_of_an_evaluation_do_not_get_what_is_hidden_from_them(make_trainer: MakeTrainer) -> None:
+    logger = Keeps()
+    (result,) = make_trainer(logger=logger).test(Hides(), federation(), verbose=False)
+    assert result == {"hidden": 1, "both/hidden": 2, "seen": 3}
+    assert logger.told == [("metrics", {"seen": 3})]
