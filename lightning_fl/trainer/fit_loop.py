@@ -394,7 +394,12 @@ class FitLoop:
 
 
 def _hyperparameters(module: LightningModule) -> dict[str, Any]:
-    """Return a module's hyper-parameters for loggers, without those that the command line adds to every module."""
+    """Return a module's hyper-parameters for loggers, without those that the command line adds to every module.
+
+    There are none after `save_hyperparameters(logger=False)`.
+    """
+    if not module._log_hyperparams:
+        return {}
     parameters = parameters_of(type(module))
     added = [name for name in OFFERED if name not in parameters]
     return {

@@ -565,3 +565,15 @@ def test_loggers_of_an_evaluation_do_not_get_what_is_hidden_from_them(make_train
     (result,) = make_trainer(logger=logger).test(Hides(), federation(), verbose=False)
     assert result == {"hidden": 1, "both/hidden": 2, "seen": 3}
     assert logger.told == [("metrics", {"seen": 3})]
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_hyperparameters_are_hidden_from_loggers_as_the_module_says(logs: bool, make_trainer: MakeTrainer) -> None:
+    class Saves(Perceptron):
+        def __init__(self, width: int = 3) -> None:
+            super().__init__()
+            self.save_hyperparameters(logger=logs)
+
+    logger = Keeps()
+    make_trainer(logger=logger, max_rounds=0).fit(Saves(), federation())
+    assert dict(logger.told)["hyperparameters"] == ({"lr": 0.1, "width": 3} if logs else {}) | {"algorithm": "FedAvg"}
