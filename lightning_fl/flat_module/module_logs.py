@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from lightning_fl.errors import UserError, require
 
 LOSS = "train/loss"
+REDUCTIONS = ("mean", "avg", "sum", "min", "max")
 OWN_LOSS = "train/loss of steps"
 """Name of the losses that `add_loss` logs until `averages`, in which what the module logs as `train/loss` replaces them all."""
 Sums = dict[str | tuple[str, str], tuple[Any, float]]
@@ -76,7 +79,19 @@ class LogCollector:
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Record a value; same signature as `LightningModule.log`, but `on_step` does not report single steps."""
+        """Record a value; same signature as `LightningModule.log`, but `on_step` does not report single steps.
+
+        Raises:
+            UserError: the value is no single number, or the reduction has an unknown name.
+        """
+        if not isinstance(value, Metric):
+            self._check_value(name, value)
+        if isinstance(reduce_fx, str):
+            reduce_fx = reduce_fx.lower()
+            require(
+                reduce_fx in REDUCTIONS,
+                f"self.log({name!r}, …) has reduce_fx={reduce_fx!r}; allowed: {', '.join(REDUCTIONS)}, or a function.",
+            )
         base, suffix = name, self.dataloader_suffix if add_dataloader_idx else ""
         name += suffix
         if name not in self._values:
@@ -96,6 +111,16 @@ class LogCollector:
         # A copy, as in Lightning: the module may go on to change the tensor in place.
         self._values[name].append(value.detach().clone() if isinstance(value, Tensor) else value)
         self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
+
+    def _check_value(self, name: str, value: Any) -> None:
+        is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (Number, np.generic))
+        if not is_number:
+            kind = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            )
+            several = isinstance(value, (Mapping, MetricCollection))
+            remedy = "self.log_dict logs several values" if several else "log a mean or another number of it"
+            raise UserError(f"self.log({name!r}, …) gets {kind}, but logs one number or a Metric: {remedy}.")
 
     def _samples_of(self, name: str) -> int:
         """Return the samples of the batch; ask for their number only if a mean needs it."""
@@ -306,6 +331,9 @@ class RowLogs(LogCollector):
             raise UserError(f"{name} is a torchmetrics object, which cannot distinguish several clients.")
         super().log(name, value.reshape(len(self.rows)), *how, **named)
         self._rows.setdefault(name, []).append(self.rows)
+
+    def _check_value(self, name: str, value: Any) -> None:
+        """Allow several numbers: one for each client."""
 
     def last_losses(self, counts: Sequence[int]) -> list[float | None]:
         """Return `last_loss` for each client, with its own count of values."""

@@ -533,3 +533,34 @@ def test_a_logged_tensor_may_change_in_place(runner: str, make_trainer: MakeTrai
     trainer.fit(Changing(), federation(sizes=(8,), batch_size=4))
     assert trainer.callback_metrics["count"] == 3.5  # the mean of 1 to 6
     assert trainer.callback_metrics["value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "sentence"),
+    [
+        (torch.ones(2), {}, r"gets a tensor of shape \(2,\), .*a mean"),
+        ({"a": 1.0}, {}, "gets a dict, .*log_dict"),
+        ("text", {}, "gets a str"),
+        (None, {}, "gets a NoneType"),
+        (1.0, {"reduce_fx": "median"}, "reduce_fx='median'; allowed: mean, "),
+    ],
+)
+def test_what_is_no_number_is_refused(
+    value: Any, options: dict[str, Any], sentence: str, make_trainer: MakeTrainer
+) -> None:
+    class Logs(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("mistake", value, **options)
+
+    with pytest.raises(UserError, match=sentence):
+        make_trainer().validate(Logs(), federation())
+
+
+def test_names_of_reductions_may_be_capitals(make_trainer: MakeTrainer) -> None:
+    class Logs(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("largest", float(batch_idx), reduce_fx="MAX")
+
+    trainer = make_trainer()
+    (result,) = trainer.validate(Logs(), federation(), verbose=False)
+    assert result["largest"] == sum(trainer.num_val_batches) - 1
