@@ -171,4 +171,5 @@ def _reread(loader: Any, batch_size: int) -> Any:
     if isinstance(loader.dataset, IterableDataset):
         return loader
     generator = torch.Generator().manual_seed(0)
-    return DataLoader(loader.dataset, batch_size, shuffle=True, collate_fn=loader.collate_fn, generator=generator)
+    size = batch_size if loader.batch_sampler is not None else None  # the data set's items are batches themselves
+    return DataLoader(loader.dataset, size, shuffle=True, collate_fn=loader.collate_fn, generator=generator)

@@ -350,6 +350,17 @@ def test_samples_of_the_server_come_before_training_samples() -> None:
     assert [len(images) for images in seen["images"]] == [2, 1]
 
 
+def test_a_data_set_of_whole_batches_is_read_as_it_is() -> None:
+    """Without automatic batching the items of a data set are batches already."""
+    images, labels = samples()
+    batches = [(images[start : start + 8], labels[start : start + 8]) for start in (0, 8)]
+    pruning = FilterPruning(0.5, prune_epoch=0, num_batches=1, batch_size=4)
+    trainer = L.Trainer(max_epochs=1, callbacks=pruning, **QUIET)
+    trainer.fit(Classifier(), DataLoader(batches, batch_size=None))
+    assert [len(kept) for kept in pruning.filters.values()] == [3, 4]
+    assert [len(x) for x in calibration_images(trainer, num_samples=10, batch_size=4)] == [4, 4, 2]
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return zip(*samples(), strict=True)
