@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -23,6 +24,8 @@ from lightning_fl.evaluation.predictions import Predictions
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.loggers import tell
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
@@ -84,9 +87,13 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     averages |= callback_values
     hidden = trainer.active_module.logs.unlogged_names
     row = {name: value for name, value in averages.items() if name not in hidden}
-    for logger in trainer.loggers[1:]:
-        logger.log_metrics(row, step=trainer.global_step)
-        logger.save()
+
+    def send(logger: Logger) -> None:
+        if not isinstance(logger, RoundCSVLogger):
+            logger.log_metrics(row, step=trainer.global_step)
+            logger.save()
+
+    tell(trainer, send)
     num_results = len(counts) if is_sequential(loaders) else 1
     return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)]
 

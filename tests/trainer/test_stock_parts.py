@@ -567,6 +567,18 @@ def test_loggers_of_an_evaluation_do_not_get_what_is_hidden_from_them(make_train
     assert logger.told == [("metrics", {"seen": 3})]
 
 
+def test_a_logger_that_fails_costs_no_evaluation(make_trainer: MakeTrainer, says_lost: Callable[..., Any]) -> None:
+    class Fails(Keeps):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            raise ConnectionResetError("the service is gone")
+
+    logger = Keeps()
+    with says_lost("Fails failed and is not used any more.*the service is gone"):
+        (result,) = make_trainer(logger=[Fails(), logger]).test(Hides(), federation(), verbose=False)
+    assert logger.told == [("metrics", {"seen": 3})]
+    assert result["seen"] == 3
+
+
 @pytest.mark.parametrize("logs", [True, False])
 def test_hyperparameters_are_hidden_from_loggers_as_the_module_says(logs: bool, make_trainer: MakeTrainer) -> None:
     class Saves(Perceptron):
