@@ -37,7 +37,7 @@ class Run(Protocol):
     availability: Any
     clock: Any
     secure_aggregation: Any
-    given_metric: tuple[str | None, str | None]
+    given_metric: Any
 
 
 def check_privacy(
