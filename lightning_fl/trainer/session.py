@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader
 
 from lightning_fl import algorithms
@@ -308,8 +309,15 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
     """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
     configured = model.configure_callbacks()
     module_callbacks = listed(configured, Callback)
-    types = {type(callback) for callback in module_callbacks}
-    callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + module_callbacks
+    replaced = {  # as in Lightning, of the same class or of a subclass
+        type(given)
+        for given in trainer.given_callbacks
+        if type(given) is not Callback and any(isinstance(one, type(given)) for one in module_callbacks)
+    }
+    if replaced:
+        names = " and ".join(sorted(kind.__name__ for kind in replaced))
+        rank_zero_info(f"configure_callbacks of {type(model).__name__} replaces the trainer's {names}.")
+    callbacks = [c for c in trainer.given_callbacks if type(c) not in replaced] + module_callbacks
     callbacks += trainer.algorithm.configure_callbacks()
     if trainer.fitting and is_used(trainer):
         callbacks.insert(0, WandbRun())

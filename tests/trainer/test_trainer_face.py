@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     RichProgressBar,
     TQDMProgressBar,
 )
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from toys import Perceptron, Served, federation, read_rows, samples
 
@@ -253,6 +254,47 @@ def test_a_learning_rate_monitor_of_steps_logs_once_a_round(
     assert [row["step"] for row in logged] == ["0", "1", "2"], "its axis must be that of all other rows"
     said = "LearningRateMonitor logs once a round" in caplog.text
     assert said == (interval == "step")
+
+
+class Plain(Callback):
+    """Callback whose subclasses replace it."""
+
+
+class Special(Plain):
+    """Callback of a subclass."""
+
+
+class Other(Callback):
+    """Callback that replaces none."""
+
+
+@pytest.mark.parametrize(
+    ("given", "configured"),
+    [
+        ([Special()], [Special()]),
+        ([Special()], [Plain()]),
+        ([Callback(), Plain()], [Special()]),
+        ([Plain()], [Other()]),
+    ],
+)
+def test_callbacks_of_the_module_replace_those_that_they_replace_in_lightning(
+    given: list[Callback], configured: list[Callback], make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, boring = Perceptron(), BoringModel()
+    for one in (module, boring):
+        one.configure_callbacks = lambda: configured  # type: ignore[method-assign]
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    theirs = L.Trainer(max_epochs=0, callbacks=[*given], logger=False, accelerator="cpu", **quiet)
+    theirs.fit(boring)
+    ours = make_trainer(max_rounds=1, callbacks=[*given])
+    with caplog.at_level(logging.INFO):
+        ours.fit(module, federation())
+    known = (Plain, Other)
+    kept = [[one for one in trainer.callbacks if isinstance(one, known)] for trainer in (ours, theirs)]
+    assert kept[0] == kept[1]
+    replaced = [type(one).__name__ for one in given if one not in kept[0] and isinstance(one, known)]
+    said = f"configure_callbacks of Perceptron replaces the trainer's {''.join(replaced)}."
+    assert (said in caplog.text) == bool(replaced)
 
 
 class Watch(Callback):
