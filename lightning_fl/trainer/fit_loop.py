@@ -12,12 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.checks import parameters_of
-from lightning_fl.data.federated_data_module import OFFERED
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
@@ -27,7 +24,7 @@ from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.clients.rows import add_rows
 from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
-from lightning_fl.outputs.loggers import log_row, tell
+from lightning_fl.outputs.loggers import hyperparameters_of, log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.processes import check_agreement, gather_logs, gather_objects
@@ -101,6 +98,7 @@ class FitLoop:
         self.saved_states, self.saved_frozen = self._new_files()
         rank_zero_info(data.description())
         self.evaluation = RoundEvaluation(trainer, data)
+        self._hyperparameters = hyperparameters_of(trainer.lightning_module, data)
         log_metric_choice(trainer)
         self._say_who_is_idle()
 
@@ -136,11 +134,11 @@ class FitLoop:
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         self.evaluation.sanity_check()
-        hyperparameters = {**_hyperparameters(trainer.lightning_module), "algorithm": trainer.algorithm.name}
-        hyperparameters |= privacy.hyperparameters(run)
+        hyperparameters = {**self._hyperparameters, "algorithm": trainer.algorithm.name} | privacy.hyperparameters(run)
         if trainer.secure_aggregation is not None:
             hyperparameters["sum_only"] = True
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
+        tell(trainer, lambda logger: logger.log_graph(trainer.lightning_module))
         trainer.hooks.call("on_train_start")
         try:
             while run.round < trainer.num_rounds and not trainer.should_stop:
@@ -391,17 +389,3 @@ class FitLoop:
         """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
         rounds, trainer = self.trainer.run.round, self.trainer
         return rounds % every == 0 or rounds >= trainer.num_rounds or trainer.should_stop
-
-
-def _hyperparameters(module: LightningModule) -> dict[str, Any]:
-    """Return a module's hyper-parameters for loggers, without those that the command line adds to every module.
-
-    There are none after `save_hyperparameters(logger=False)`.
-    """
-    if not module._log_hyperparams:
-        return {}
-    parameters = parameters_of(type(module))
-    added = [name for name in OFFERED if name not in parameters]
-    return {
-        name: value for name, value in module.hparams_initial.items() if name not in added and not name.startswith("_")
-    }

@@ -589,3 +589,36 @@ def test_hyperparameters_are_hidden_from_loggers_as_the_module_says(logs: bool, 
     logger = Keeps()
     make_trainer(logger=logger, max_rounds=0).fit(Saves(), federation())
     assert dict(logger.told)["hyperparameters"] == ({"lr": 0.1, "width": 3} if logs else {}) | {"algorithm": "FedAvg"}
+
+
+class SavesBatchSize(BoringDataModule):
+    def __init__(self, batch_size: int = 4, shuffled: bool = True, logs: bool = True) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["logs"], logger=logs)
+
+
+class SavesBoth(BoringModel):
+    def __init__(self, batch_size: int = 4, width: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_loggers_get_the_datamodule_s_hyperparameters_and_the_graph_as_in_lightning(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    logger, expected, module = Keeps(), Keeps(), SavesBoth()
+    make_trainer(logger=logger, max_rounds=0).fit(module, Federated(SavesBatchSize(), num_clients=4))
+    plain = L.Trainer(
+        logger=expected, max_epochs=1, limit_train_batches=1, limit_val_batches=0, default_root_dir=tmp_path
+    )
+    plain.fit(SavesBoth(), datamodule=SavesBatchSize())
+    told = dict(logger.told)
+    assert told["hyperparameters"] == dict(expected.told)["hyperparameters"] | {"algorithm": "FedAvg"}
+    assert told["hyperparameters"] == {"batch_size": 4, "width": 3, "shuffled": True, "algorithm": "FedAvg"}
+    assert told["graph"] is module
+
+
+def test_hyperparameters_that_differ_are_refused_as_in_lightning(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=r"module and datamodule both save a hyper-parameter 'batch_size'.*rename one"):
+        make_trainer(max_rounds=0).fit(SavesBoth(batch_size=8), Federated(SavesBatchSize(), num_clients=4))
+    make_trainer(max_rounds=0).fit(SavesBoth(batch_size=8), Federated(SavesBatchSize(logs=False), num_clients=4))
