@@ -121,7 +121,7 @@ class Federation:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, context = self.run, self.algorithm, self.context
         cohort, work = self.cohort, self.work
-        server = self._server_side(context)
+        server = self._server_side(context, f"Round {run.round + 1}")
         guard = self.guard.in_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
         module, fabric = self.flat_module.module, self.flat_module.fabric
@@ -203,9 +203,9 @@ class Federation:
     @property
     def server(self) -> ServerSide:
         """The server's own samples, and training on them, in the present round."""
-        return self._server_side(self.context)
+        return self._server_side(self.context, f"Round {self.run.round + 1}")
 
-    def _server_side(self, context: RoundContext) -> ServerSide:
+    def _server_side(self, context: RoundContext, when: str) -> ServerSide:
         return ServerSide(
             self.flat_module,
             self.data,
@@ -215,6 +215,7 @@ class Federation:
             self.run.counters,
             self.algorithm.name,
             self.accuracy,
+            on_dropped=partial(self._notes.server_dropped, when),
         )
 
     def _open_link(self, cohort: Cohort, context: RoundContext) -> Link:
@@ -452,7 +453,8 @@ class Federation:
             self.observer.on_prepared,
             self.most_setup_steps,
         )
-        turn = SetupTurn(self.context, self.data, link, self.server, learner, run.params, run.buffers)
+        server = self._server_side(self.context, "Before round 1")
+        turn = SetupTurn(self.context, self.data, link, server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
         self.setup_steps_left_out = learner.num_left_out
         run.finish_setup(

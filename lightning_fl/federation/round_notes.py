@@ -78,6 +78,14 @@ class RoundNotes:
         if self._is_first("no loss"):
             rank_zero_warn(f"Round {number}: training_step of {name} {what}, so nothing was trained: {remedy}.")
 
+    def server_dropped(self, when: str) -> None:
+        """Say that a training on the server's samples was dropped; `when` is its round, or the time before the first."""
+        if self._is_first("server"):
+            say_lost(
+                f"{when}: the server's training on its own samples changed nothing, because its result was not finite. Most "
+                "likely the learning rate is too high, or the inputs have values that are not finite."
+            )
+
     def nothing_changes(
         self, number: int, proposal: Proposal | None, params: Tensor, outcome: Outcome, trains_own: bool
     ) -> None:

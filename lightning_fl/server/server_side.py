@@ -7,7 +7,7 @@ samples. Every process trains, and all use the result of process 0, so that roun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class ServerSide:
         method: name of the algorithm, for errors.
         metric: logged name that the user has given as the accuracy; None to find it.
         num_steps: optimiser steps of its trainings in this turn.
+        on_dropped: called when a training is dropped because its result is not finite.
     """
 
     flat_module: FlatModule
@@ -61,6 +62,7 @@ class ServerSide:
     method: str
     metric: str | None = None
     num_steps: int = 0
+    on_dropped: Callable[[], None] = lambda: None
 
     def branch(self) -> ServerSide:
         return replace(self)
@@ -132,6 +134,7 @@ class ServerSide:
         message = {name: of_rank_zero(flat_module.fabric, x) for name, x in message.items()}
         self.num_steps += local.num_steps
         if not is_finite(message):
+            self.on_dropped()
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
         reached = flat_module.read_counters()
         check_counters(flat_module.module, self.counters, reached)

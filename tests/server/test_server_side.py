@@ -180,7 +180,9 @@ def test_logits_are_of_the_layers_that_clients_begin_with_not_of_a_clients_own(m
 
 
 @pytest.mark.parametrize("method", [FedDUS(tau_eff=3), FedDU()], ids=["FedDUS", "FedDU"])
-def test_server_training_that_is_not_finite_counts_for_nothing(method: Algorithm, make_trainer: MakeTrainer) -> None:
+def test_server_training_that_is_not_finite_counts_for_nothing_and_is_said(
+    method: Algorithm, make_trainer: MakeTrainer, says_lost: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     x, y = samples(49)
     data = Served(9)
     data.setup("fit")
@@ -188,11 +190,21 @@ def test_server_training_that_is_not_finite_counts_for_nothing(method: Algorithm
     one = Perceptron()
     other = copy.deepcopy(one)
     trainer = make_trainer(max_rounds=3)
-    trainer.fit(one, Served(9, (x, y)), method)
+    with says_lost(
+        "Round 1: the server's training on its own samples changed nothing, because its result was not finite"
+    ):
+        trainer.fit(one, Served(9, (x, y)), method)
+    assert sum("the server's training" in record.getMessage() for record in caplog.records) == 1, "once in a run"
     make_trainer(max_rounds=3).fit(other, Served(9, (x, y)), FedAvg())
     assert trainer.callback_metrics["feddu/alpha"] > 0
     assert trainer.callback_metrics["feddu/tau_eff"] == 0
     np.testing.assert_array_equal(vector(one), vector(other))
+
+
+def test_a_warm_up_that_is_not_finite_is_said(make_trainer: MakeTrainer, says_lost: Callable[..., Any]) -> None:
+    x, y = samples(49)
+    with says_lost("Before round 1: the server's training on its own samples changed nothing"):
+        make_trainer(max_rounds=0).fit(Perceptron(), Served(9, (x * torch.nan, y)), DataSharing(warmup_epochs=1))
 
 
 @pytest.mark.parametrize(
