@@ -19,9 +19,10 @@ import yaml
 
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.failures import causes_of
+from lightning_fl.cli.shipped_configs import is_yaml
 from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, members_of, shown
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs.yaml_files import is_misread, read_strictly
+from lightning_fl.outputs.yaml_files import is_misread, parse_strictly, read_strictly
 
 KEYS = "seed_everything, trainer, model, data, algorithm, optimizer, lr_scheduler and ckpt_path"
 
@@ -32,7 +33,24 @@ def check_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         UserError: `read_strictly` refuses it, or it is empty, not a mapping, or names another configuration.
     """
-    content = read_strictly(path, f"a configuration is YAML with the keys {KEYS}")
+    return _checked(read_strictly(path, f"a configuration is YAML with the keys {KEYS}"), path)
+
+
+def check_given(value: str) -> dict[str, Any] | None:
+    """Check a value of --config that is a file, or YAML itself, and return its content; None for standard input and addresses.
+
+    Raises:
+        UserError: as `check_file`.
+    """
+    path = os.path.expanduser(value)
+    if os.path.isfile(path):
+        return check_file(path)
+    name = "the YAML after --config"
+    return _checked(parse_strictly(value, name), name) if is_yaml(value) else None
+
+
+def _checked(content: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of a configuration if it can be one."""
     require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
     require(
@@ -107,22 +125,25 @@ CONFIG, COMMAND_LINE = ("-c", "--config"), "the command line"
 WORK = ("local_epochs", "local_steps")
 
 
-def replaced_work(words: Sequence[str]) -> tuple[str, str] | None:
+def replaced_work(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the flag that drops the earlier of local_epochs and local_steps, and a sentence about it; None if it need not.
 
-    The later of two values that come from different files, or from a file and a flag, replaces the other. Two of one file, or two
-    flags, are left to the trainer, which refuses them.
+    The later of two values that come from different sources replaces the other. From the earliest to the last, these are the
+    environment's file, its variables, and the command line with its files in their order. Two values of one file, two variables,
+    or two flags are left to the trainer, which refuses them.
+
+    Args:
+        words: the command line, from the name of the command on.
+        environment: the environment variables.
     """
     last_mentions: dict[str, tuple[str, Any]] = {}  # by key, the file or flag that gives it last, and the value
-    for flag, value in _flags(words):
-        path = os.path.expanduser(value)
-        if flag in CONFIG and os.path.isfile(path):
-            trainer = check_file(path).get("trainer")
+    for flag, value, source in _sources(words, environment):
+        if flag in CONFIG:
+            trainer = (check_given(value) or {}).get("trainer")
             mentions = {key: trainer[key] for key in WORK if key in trainer} if isinstance(trainer, Mapping) else {}
-            source = value
         else:
             key = flag.removeprefix("--trainer.")
-            mentions, source = ({key: None if value == "null" else value} if key in WORK else {}), COMMAND_LINE
+            mentions = {key: None if value == "null" else value} if key in WORK else {}
         for key, work in mentions.items():
             last_mentions.pop(key, None)  # so that the order is that of the last mentions
             if work is not None:
@@ -131,6 +152,18 @@ def replaced_work(words: Sequence[str]) -> tuple[str, str] | None:
         return None
     (dropped, (source, _)), (last, (_, work)) = last_mentions.items()
     return f"--trainer.{dropped}=null", f"trainer.{last} {work} replaces trainer.{dropped} of {source}."
+
+
+def _sources(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield flags with their values and the names of their sources, the environment's first."""
+    prefix = f"PL_{words[0].upper()}__" if words and not words[0].startswith("-") else None
+    if prefix is not None:
+        of_environment = {"--config": "CONFIG"} | {f"--trainer.{key}": f"TRAINER__{key.upper()}" for key in WORK}
+        for flag, variable in of_environment.items():
+            if (value := environment.get(prefix + variable)) is not None:
+                yield flag, value, value if flag in CONFIG else "the environment"
+    for flag, value in _flags(words):
+        yield flag, value, value if flag in CONFIG else COMMAND_LINE
 
 
 def check_group(values: Any, owner: Any, key: str) -> None:

@@ -91,7 +91,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     def parse_args(self, args: Any = None, *arguments: Any, **options: Any) -> Any:
         """Parse a command line, in which `--config` may name a configuration of the package."""
         words = with_paths(sys.argv[1:] if args is None else args)
-        if dropped := replaced_work(words):
+        if dropped := replaced_work(words, os.environ):
             words.append(dropped[0])
             rank_zero_info(dropped[1])
         if hasattr(self, "_inner_parser"):  # of a class, whose parameters come one by one
@@ -232,15 +232,14 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse invalid values that the parser accepts."""
+        words = sys.argv[1:] if args is None else args if isinstance(args, list) else []
+        if any(word.startswith("--print_config") for word in words):  # after which the parser ends
+            self._check_variables(parser, words[0])
         super().parse_arguments(parser, args)
-        command = parser._subcommands_action.choices[self.config.subcommand]  # type: ignore[union-attr]
-        of_all_commands = {f"PL_{action.dest.upper()}" for action in parser._actions}
-        names = os.environ.keys() - of_all_commands
-        misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", names, command)
-        require(misspelt is None, misspelt or "")
+        self._check_variables(parser, self.config.subcommand)
         config = self.config[self.config.subcommand].as_dict()
         check_inner_files(config)
-        check_numbers(sys.argv[1:] if args is None else args if isinstance(args, list) else [], config)
+        check_numbers(words, config)
         seed, most = config["seed_everything"], 2**32 - 1
         require(seed is not True, SEED_TRUE)
         is_allowed = isinstance(seed, int) and 0 <= seed <= most
@@ -251,6 +250,15 @@ class FederatedCLI(LightningCLI):
         check_optimizer(config)
         self._given_model = config["model"]
         self._free_parameters = free_parameters(config)
+
+    def _check_variables(self, parser: LightningArgumentParser, name: str) -> None:
+        """Raise `UserError` if an environment variable seems to set a flag of a command, but does not."""
+        command = parser._subcommands_action.choices.get(name)  # type: ignore[union-attr]
+        if command is None:
+            return
+        of_all_commands = {f"PL_{action.dest.upper()}" for action in parser._actions}
+        misspelt = unknown_variable(f"PL_{name.upper()}__", os.environ.keys() - of_all_commands, command)
+        require(misspelt is None, misspelt or "")
 
     def instantiate_classes(self) -> None:
         """Instantiate all classes, and refuse parameters of the model that contradict the data."""

@@ -48,7 +48,7 @@ def find(value: str) -> str:
     """
     require(value.strip() != "", "--config needs the name of a file, got an empty one.")
     path = os.path.expanduser(value)
-    if os.path.isfile(path) or re.search(r"^[-{]|:\s|://", path):
+    if os.path.isfile(path) or path.startswith("-") or "://" in path or is_yaml(value):
         return value
     name = _name(Path(path).as_posix())
     if os.path.exists(path) and name not in names():  # a pipe, for instance; a folder is refused by the parser
@@ -63,6 +63,15 @@ def find(value: str) -> str:
         else "lightning-fl list configs names those of the package."
     )
     raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}; {hint}")
+
+
+def is_yaml(value: str) -> bool:
+    """True if a value of --config is a configuration itself, and no name or address of one.
+
+    >>> [is_yaml(value) for value in ("{seed_everything: 1}", "seed_everything: 1", "quickstart", "-", "s3://bucket/a.yaml")]
+    [True, True, False, False, False]
+    """
+    return re.search(r"^\s*\{|:\s", value) is not None
 
 
 def find_study(value: str) -> Path:

@@ -31,6 +31,15 @@ def read_strictly(path: str | os.PathLike[str], allowed: str) -> Any:
     return _read(path, True, MAX_VALUES, allowed)
 
 
+def parse_strictly(text: str, name: str) -> Any:
+    """Return the content of YAML that a user has written on a command line, where `name` says.
+
+    Raises:
+        UserError: as `read_strictly`.
+    """
+    return deepcopy(_content(text, name, True, MAX_VALUES))
+
+
 def read_written(path: str | os.PathLike[str]) -> Any:
     """Return the content of a file that a program has written, however long; only aliases must not make it longer.
 

@@ -269,8 +269,9 @@ def test_a_misspelt_variable_of_the_environment_is_named(
 ) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.setenv(name, "5")
-    sentence = lightning_fl("fit", "--config", small).sentence
-    assert re.search(rf"environment variable {name} sets no flag; {words}", sentence), sentence
+    for more in ([], ["--print_config"]):
+        sentence = lightning_fl("fit", "--config", small, *more).sentence
+        assert re.search(rf"environment variable {name} sets no flag; {words}", sentence), sentence
 
 
 @pytest.mark.parametrize(
@@ -850,6 +851,54 @@ def test_the_later_of_epochs_and_steps_replaces_the_earlier(
         (line,) = said
         source = words[1] if words[0] == "--config" else "the command line"
         assert line == f"trainer.{kept.replace(':', '')} replaces trainer.{dropped.partition(':')[0]} of {source}."
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "kept", "source"),
+    [
+        ({"CONFIG": "epochs.yaml"}, ["--trainer.local_steps", "3"], ("local_steps", 3), "epochs.yaml"),
+        ({"CONFIG": "epochs.yaml", "TRAINER__LOCAL_STEPS": "4"}, [], ("local_steps", 4), "epochs.yaml"),
+        ({"TRAINER__LOCAL_STEPS": "4"}, ["--config", "epochs.yaml"], ("local_epochs", 5), "the environment"),
+        ({"CONFIG": "epochs.yaml"}, ["--config", "{trainer: {local_steps: 2}}"], ("local_steps", 2), "epochs.yaml"),
+    ],
+)
+def test_the_environment_is_the_earliest_source_of_epochs_and_steps(
+    lightning_fl: Command,
+    variables: dict[str, str],
+    words: list[str],
+    kept: tuple[str, int],
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    Path("epochs.yaml").write_text("trainer: {local_epochs: 5}\nmodel: ImageClassifier\ndata: Digits\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PL_FIT__{name}", value)
+    trainer = printed(lightning_fl("fit", *words, "--print_config"))["trainer"]
+    name, value = kept
+    (other,) = {"local_epochs", "local_steps"} - {name}
+    assert (trainer[name], trainer[other]) == (value, None)
+    assert [line for line in caplog.messages if "replaces" in line] == [
+        f"trainer.{name} {value} replaces trainer.{other} of {source}."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{trainer: {max_rounds: 010}}", "the YAML after --config has 010 in line 1, which YAML reads as 8"),
+        ("{trainer: {max_rounds: 1, max_rounds: 2}}", "the YAML after --config has the key max_rounds twice"),
+        ("seed_everything: 1\nconfig: a.yaml", "the YAML after --config has the key config"),
+        ("{}", "the YAML after --config is empty"),
+    ],
+)
+def test_a_configuration_on_the_command_line_is_read_as_strictly_as_a_file(
+    lightning_fl: Command, small: str, text: str, sentence: str
+) -> None:
+    for words in (["--config", text], [f"--config={text}"]):
+        outcome = lightning_fl("fit", "--config", small, *words, "--print_config")
+        assert (outcome.code, sentence in outcome.sentence) == (2, True), outcome.err
 
 
 def test_a_text_that_looks_like_an_octal_number_stays_a_text(lightning_fl: Command, small: str) -> None:
