@@ -161,6 +161,9 @@ class FitLoop:
         check_agreement(gather_objects(trainer.fabric, self.federation.prunings))
         if run.round == self.folder.first_round and not self.folder.goes_on_here:
             self._begin_to_write()
+            if run.round:  # of a run that was finished in another folder
+                self._note_bits()
+                self._write_communication()
         trainer.hooks.call("on_fit_end")
         self._adopt_module_changes()
         if trainer.enable_checkpointing and trainer.is_global_zero:

@@ -523,6 +523,9 @@ def test_a_run_that_goes_on_in_another_folder_brings_its_rows_and_moves_what_is_
     assert files_in(here / "earlier-1") == of_here
     assert read_rows(here)[:3] == rows
     assert len(read_rows(here)) == max_rounds
+    communication = json.loads((here / "communication.json").read_text())
+    assert communication["rounds"] == max_rounds
+    assert sum(communication["uplink_bits"].values()) == 8 * float(read_rows(here)[-1]["comm/total_uplink_bytes"])
 
 
 def test_resuming_cuts_a_metrics_file_that_ran_ahead(
