@@ -19,6 +19,9 @@ from lightning_fl.data.samples.dataset_samples import ReadInBatches, require_map
 from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.errors import require
 
+OF_WORKERS = ("multiprocessing_context", "prefetch_factor", "timeout", "worker_init_fn")
+"""Attributes of a loader that say how its workers are started and read."""
+
 
 def read_loader(loader: Any, owner: str) -> tuple[Samples, int, bool]:
     """Return the samples of a training loader, its batch size, and whether it drops a last batch that is not full.
@@ -60,7 +63,8 @@ def read_loader(loader: Any, owner: str) -> tuple[Samples, int, bool]:
     )
     assert isinstance(batches, BatchSampler)
     chosen = _sampled(dataset, batches.sampler, owner)
-    samples = samples_of(chosen, loader.collate_fn, loader.num_workers, worker_init_fn=loader.worker_init_fn)
+    of_workers = {name: getattr(loader, name) for name in OF_WORKERS}
+    samples = samples_of(chosen, loader.collate_fn, loader.num_workers, **of_workers)
     return samples, batches.batch_size, batches.drop_last
 
 

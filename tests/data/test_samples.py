@@ -1,5 +1,6 @@
 """Test samples: every sample once per pass, converted exactly, in the stated memory format and order."""
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from torchvision.datasets import VisionDataset
 
 from lightning_fl.data import DatasetSamples, Normalize, Samples, TensorSamples, crop_and_flip
 from lightning_fl.data.samples.dataset_samples import dataset_labels, samples_of
+from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import UserError
 
 CPU = torch.device("cpu")
@@ -259,6 +261,35 @@ def test_a_worker_finds_the_users_dataset() -> None:
     samples = DatasetSamples(Opened(), num_workers=1, worker_init_fn=open_file)
     assert firsts(samples.select(np.arange(4)).batches(2, generator())) == [40] * 4
     assert firsts(samples.batches(2, np.arange(4))) == [40] * 4
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs processes that fork")
+def test_workers_are_started_and_read_as_the_users_loader_says() -> None:
+    class Counted(multiprocessing.context.ForkContext):
+        started = 0
+
+        def Process(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
+            self.started += 1
+            return super().Process(*arguments, **options)
+
+    context = Counted()
+    loader = DataLoader(
+        Squares(4),
+        batch_size=2,
+        shuffle=True,
+        num_workers=1,
+        multiprocessing_context=context,
+        prefetch_factor=5,
+        timeout=60,
+    )
+    samples, *_ = read_loader(loader, "Mine")
+    assert sorted(firsts(samples.select(np.arange(4)).batches(2, generator()))) == [0, 1, 2, 3]
+    assert context.started == 1
+    assert firsts(samples.batches(2, np.arange(4))) == [0, 1, 2, 3]
+    assert context.started == 2
+    assert isinstance(samples, DatasetSamples)
+    assert samples._loader is not None
+    assert (samples._loader.prefetch_factor, samples._loader.timeout) == (5, 60)
 
 
 class Renumbered(Subset):

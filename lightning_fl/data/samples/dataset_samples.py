@@ -39,6 +39,7 @@ class DatasetSamples(Samples):
         collate_fn: function from a list of samples to a batch; None: PyTorch's default.
         num_workers: processes that read ahead, at least 0; they start once and keep running.
         worker_init_fn: function called in each worker with the worker's number.
+        **worker_options: what else a `DataLoader` is told of its workers: multiprocessing_context, prefetch_factor, timeout.
 
     Raises:
         UserError: the dataset is an `IterableDataset`, which cannot be divided.
@@ -53,6 +54,7 @@ class DatasetSamples(Samples):
         collate_fn: Callable[[list], Any] | None = None,
         num_workers: int = 0,
         worker_init_fn: Callable[[int], None] | None = None,
+        **worker_options: Any,
     ) -> None:
         require_map_style(dataset)
         check_whole("num_workers", num_workers, 0)
@@ -62,6 +64,7 @@ class DatasetSamples(Samples):
             "collate_fn": collate_fn,
             "num_workers": num_workers,
             "worker_init_fn": worker_init_fn,
+            **worker_options,
         }
         self._turn = 0
         self._sampler = _BatchSampler()
