@@ -84,6 +84,10 @@ class ServerSide:
         """First seed of the server in this round, which also decides the order of the samples in `train`."""
         return self.run.torch_seeds(SERVER)[0]
 
+    @property
+    def untrained(self) -> list[slice]:
+        return self.flat_module.layout.slices(self.flat_module.untrained)
+
     def require_samples(self) -> None:
         require(
             self.num_samples > 0,

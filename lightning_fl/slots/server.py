@@ -86,6 +86,10 @@ class ServerModel(Protocol):
     def seed(self) -> int:
         """Seed of this round for random draws of a step; the same in every process."""
 
+    @property
+    def untrained(self) -> list[slice]:
+        """Parts of the model (d,) that nobody trains, because the module's optimiser lacks them."""
+
     def train(
         self,
         received: Message,

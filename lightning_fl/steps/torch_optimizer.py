@@ -97,9 +97,9 @@ class OptimizerMaker:
 class ServerOptimizer(Step):
     """G = proposal − w;  w ← one step of a torch optimiser from w with the gradient −G, for each tensor of the model.
 
-    Weight decay acts on w, as in torch. Buffers are left as proposed. The optimiser is made anew in every round. What its state
-    has in the shape of every parameter is a vector (d,) under its own name; all else, such as the number of steps, stays as it
-    is, under `scalars/PARAMETER/NAME`.
+    Weight decay acts on w, as in torch, but not on parameters that the module's optimiser lacks, which stay as they are.
+    Buffers are left as proposed. The optimiser is made anew in every round. What its state has in the shape of every parameter
+    is a vector (d,) under its own name; all else, such as the number of steps, stays as it is, under `scalars/PARAMETER/NAME`.
 
     Attributes:
         optimizer: function from parameters to a torch optimiser, in YAML its class_path and init_args. It needs a learning rate
@@ -130,6 +130,8 @@ class ServerOptimizer(Step):
         optimizer = self.optimizer(leaves.values())
         _load(optimizer, layout, leaves, state)
         optimizer.step()
+        for part in turn.server.untrained:
+            proposal[part] = turn.params[part]
         turn.proposal = proposal
         return _read(optimizer, layout, leaves)
 

@@ -65,7 +65,10 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def turn(layout: Layout, params: Tensor, change: Tensor) -> Any:
-    return SimpleNamespace(params=params, proposal=params + change, context=SimpleNamespace(layout=layout))
+    server = SimpleNamespace(untrained=[])
+    return SimpleNamespace(
+        params=params, proposal=params + change, context=SimpleNamespace(layout=layout), server=server
+    )
 
 
 def changes(layout: Layout) -> list[Tensor]:
@@ -180,6 +183,15 @@ def test_what_the_server_cannot_use_is_refused(make: Any, sentence: str) -> None
     with pytest.raises(UserError, match=sentence) as caught:
         FedOpt(make)
     assert "\n" not in str(caught.value)
+
+
+def test_weight_decay_leaves_what_the_module_s_optimiser_lacks(make_trainer: MakeTrainer) -> None:
+    module = Perceptron(configure=lambda m: SGD(m.output.parameters(), lr=0.1))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    algorithm = FedOpt(partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5))
+    make_trainer(max_rounds=2).fit(module, federation(), algorithm)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith("hidden"), name
 
 
 def test_factored_states_are_refused_with_pruning(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
