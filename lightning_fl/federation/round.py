@@ -335,7 +335,7 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged=self.privacy.merged(message, run),
+            merged=self.privacy.merged(message, run, server.untrained),
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,

@@ -28,7 +28,7 @@ from lightning_fl.privacy.accountant import (
 from lightning_fl.privacy.adaptive_clip import WITHIN, AdaptiveClip, rest_of_noise
 from lightning_fl.privacy.buffers import above_least_variance, with_variances, without_buffers
 from lightning_fl.privacy.client_privacy import ClientPrivacy
-from lightning_fl.privacy.mechanism import Mechanism, require_private_from_the_start
+from lightning_fl.privacy.mechanism import Mechanism, require_private_from_the_start, without_noise
 from lightning_fl.privacy.noisy_sum import Bits, NoisySum
 from lightning_fl.privacy.side_channels import without_clients
 from lightning_fl.privacy.tree import changed_nodes, number_of
@@ -295,8 +295,9 @@ class CentralMechanism(Mechanism):
         else:  # `map` holds no result while the next client trains
             yield from map(without_buffers, results)
 
-    def merged(self, message: Message, run: Run) -> Message:
-        """Keep variances above 0, to which noise was added, also while steps and the loss guard compute with them."""
+    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
+        """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
+        message = without_noise(message, len(run.params), untrained)
         return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
 
     def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:

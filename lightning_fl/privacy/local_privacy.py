@@ -31,6 +31,7 @@ from lightning_fl.privacy.mechanism import (
     clip_factor,
     joint_norm,
     require_private_from_the_start,
+    without_noise,
 )
 from lightning_fl.privacy.noisy_sum import drawn
 from lightning_fl.slots import Message, Result, RoundContext
@@ -120,8 +121,9 @@ class LocalMechanism(Mechanism):
             noisy[name] = vector.to(entry.dtype)
         return replace(result, message=noisy)
 
-    def merged(self, message: Message, run: Run) -> Message:
-        """Keep variances above 0, to which noise was added, also while steps and the loss guard compute with them."""
+    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
+        """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
+        message = without_noise(message, len(run.params), untrained)
         return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
 
     def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:

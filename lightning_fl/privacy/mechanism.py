@@ -78,8 +78,14 @@ class Mechanism:
             clients: clients that this process trains.
         """
 
-    def merged(self, message: Message, run: Run) -> Message:
-        """Return the merged message as the server's steps read it."""
+    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
+        """Return the merged message as the server's steps read it.
+
+        Args:
+            message: the mean of the uploads, and the uploads themselves if the aggregator keeps them.
+            run: run in this round.
+            untrained: parts of the model (d,) that nobody trains, because the module's optimiser lacks them.
+        """
         return message
 
     def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
@@ -111,6 +117,18 @@ class Mechanism:
     def hyperparameters(self, run: Run) -> dict[str, Any]:
         """Return what loggers shall know of the claim."""
         return {}
+
+
+def without_noise(message: Message, size: int, untrained: Sequence[slice]) -> Message:
+    """Return a message whose entries (…, d), d = `size`, are 0 in some parts, where they would be nothing but noise."""
+    if not untrained:
+        return message
+    of_model = {name: entry for name, entry in message.items() if not name.endswith("buffers")}
+    cleared = {name: entry.clone() for name, entry in of_model.items() if entry.shape[-1:] == (size,)}
+    for entry in cleared.values():
+        for part in untrained:
+            entry[..., part] = 0
+    return message | cleared
 
 
 class Privacy:

@@ -14,7 +14,7 @@ from toys import Normalised, Perceptron, Served, federation, read_rows
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian
-from lightning_fl.algorithms import HDFL, Algorithm, FedAdam, FedAvg, FedLDF, FedNova, LocalOnly
+from lightning_fl.algorithms import HDFL, Algorithm, FedAdam, FedAvg, FedLDF, FedNova, LocalOnly, ServerM
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.privacy.accountant import local_epsilon
@@ -171,6 +171,26 @@ def test_counts_of_clients_stay_with_them(privacy: Any, buffers: str, make_train
     noisy = privacy(noise_multiplier=1, delta=0.01, buffers=buffers)
     module = fitted(make_trainer, module=Normalised, privacy=noisy, clients_per_round=6, max_rounds=2)[0]
     assert module.norm.num_batches_tracked == 0
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize(
+    ("privacy", "algorithm"),
+    [
+        (ClientPrivacy, FedAvg()),
+        (ClientPrivacy, ServerM()),
+        (LocalPrivacy, FedAvg()),
+        (LocalPrivacy, FedAvg(aggregator=CoordinateMedian())),
+    ],
+    ids=["central", "momentum", "local", "median"],
+)
+def test_what_the_optimiser_lacks_gets_no_noise(privacy: Any, algorithm: Any, make_trainer: MakeTrainer) -> None:
+    module = Perceptron(configure=lambda m: torch.optim.SGD(m.output.parameters(), lr=0.1))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    noisy = privacy(noise_multiplier=5, delta=0.01)
+    make_trainer(max_rounds=2, clients_per_round=6, privacy=noisy).fit(module, federation(), algorithm)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith("hidden"), name
 
 
 @NEEDS_LIBRARY
