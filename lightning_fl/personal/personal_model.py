@@ -27,6 +27,12 @@ class PersonalModel(Personal):
         require(
             isinstance(self.rule, Rule), f"PersonalModel trains by a rule, such as Pulled(), got rule={self.rule!r}."
         )
+        name, repeats = type(self.rule).__name__, self.rule.repeats
+        require(
+            repeats == 1,
+            f"PersonalModel steps once on each minibatch, and {name} takes {repeats} steps on each: make it the rule of the "
+            "method, with KeptModel in place of PersonalModel, or choose another, such as Pulled().",
+        )
 
     def rules(self) -> Sequence[Rule]:
         """Return the rule."""

@@ -79,6 +79,10 @@ def test_names_of_layers_are_one_part() -> None:
         (lambda: Algorithm(personal=[PersonalModel]), ["PersonalModel(rule=…)"]),  # type: ignore[list-item]
         (lambda: Algorithm(personal=[Proximal()]), ["kind Personal", "Proximal"]),  # type: ignore[list-item]
         (lambda: PersonalModel(rule="Pulled"), ["by a rule", "'Pulled'"]),  # type: ignore[arg-type]
+        (
+            lambda: PersonalModel(rules.MoreauEnvelope()),
+            ["once on each minibatch", "MoreauEnvelope takes 5", "KeptModel"],
+        ),
         (lambda: PersonalNorms("al"), ["'al'", "did you mean 'all'"]),  # type: ignore[arg-type]
     ],
 )
