@@ -94,9 +94,13 @@ class Attackers:
             f"{'trainer.adversary.per_round' if adversary.per_round else name} needs: use a method that does, or another attack.",
         )
         everyone = adversary.clients(self.data.num_clients, run.random(ATTACK, in_round=0))
-        num_attackers = self.adversary.count(cohort_size)
+        sizes, num_attackers = self.data.client_sizes, self.adversary.count(cohort_size)
         if not adversary.per_round:
-            num_attackers = round(len(everyone) * cohort_size / self.data.num_clients)
+            active = [client for client in everyone if sizes[client]]
+            num_attackers = round(len(active) * cohort_size / np.count_nonzero(sizes))
+            if len(active) < len(everyone):
+                idle = _listed(sorted(everyone.difference(active)))
+                rank_zero_warn(f"trainer.adversary: without samples, and so in no round, {idle} cannot attack.")
         if not (num_attackers if adversary.per_round else everyone):
             of = f"{cohort_size} clients of a round" if adversary.per_round else f"{self.data.num_clients} clients"
             rank_zero_warn(f"trainer.adversary has no attackers: {adversary.attackers} of {of} is less than one.")

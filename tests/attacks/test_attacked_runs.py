@@ -118,6 +118,12 @@ def test_without_attackers_a_run_is_the_clean_one(runner: str, fitted: Fitted) -
     assert clean.run.state_dict().keys() == trainer.run.state_dict().keys()
 
 
+def test_attackers_without_samples_are_named(fitted: Fitted) -> None:
+    with pytest.warns(UserWarning, match="without samples, and so in no round, clients 0, 2 cannot attack"):
+        trainer, _ = fitted(Adversary(SignFlip(), [0, 1, 2]), data=federation(sizes=(0, 4, 0, 3)), clients_per_round=2)
+    assert list(trainer.history["attack/attackers"]) == [1] * trainer.num_rounds
+
+
 def test_attackers_are_those_of_the_seed_whatever_else_differs(make_trainer: MakeTrainer, monkeypatch: Any) -> None:
     def attackers(seed: int, data: Any, **flags: Any) -> set[int]:
         monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
