@@ -166,10 +166,17 @@ def _plan(words: Sequence[str]) -> Plan:
     return plan(words)
 
 
+def _read(words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the whole configuration of a fit, which may name files that are not here."""
+    from lightning_fl.cli.planned_fit import read
+
+    return read(words)
+
+
 def _report_on_study(arguments: list[str]) -> None:
     from lightning_fl.study import report_on_study
 
-    print(report_on_study(arguments, _resolve, shipped_configs.find_study))
+    print(report_on_study(arguments, _read, shipped_configs.find_study))
 
 
 def _study(arguments: list[str]) -> None:

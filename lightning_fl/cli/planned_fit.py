@@ -32,6 +32,26 @@ class _PlannedFit(FederatedCLI):
         """Run nothing."""
 
 
+class _ReadFit(_PlannedFit):
+    """Command that ends when its arguments are read."""
+
+    def instantiate_classes(self) -> None:
+        """Make nothing."""
+
+
+def read(arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Return the whole configuration of a fit whose classes are not made, as its files may be on another machine.
+
+    Args:
+        arguments: command line after `fit`.
+
+    Raises:
+        UserError: an argument, or a value in a file, is not allowed.
+    """
+    with _sentences(), _quiet():
+        return _configuration(_made(arguments, _ReadFit))
+
+
 def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
     """Return the whole configuration of a fit, after its classes were made from it.
 
@@ -42,8 +62,7 @@ def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
         UserError: an argument, or a value in a file, is not allowed.
     """
     with _sentences(), _quiet():
-        cli = _made(arguments)
-    return yaml.safe_load(cli._parser("fit").dump(cli.config.fit, skip_link_targets=False))
+        return _configuration(_made(arguments))
 
 
 def plan(arguments: Sequence[str]) -> Plan:
@@ -63,11 +82,16 @@ def plan(arguments: Sequence[str]) -> Plan:
         return planned
 
 
-def _made(arguments: Sequence[str]) -> _PlannedFit:
-    """Return the command whose classes are made."""
+def _made(arguments: Sequence[str], kind: type[_PlannedFit] = _PlannedFit) -> _PlannedFit:
+    """Return the command, up to where its kind ends."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-        return _PlannedFit(args=["fit", *arguments], parser_class=_PlannedParser)
+        return kind(args=["fit", *arguments], parser_class=_PlannedParser)
+
+
+def _configuration(cli: _PlannedFit) -> Mapping[str, Any]:
+    configuration: Mapping[str, Any] = yaml.safe_load(cli._parser("fit").dump(cli.config.fit, skip_link_targets=False))
+    return configuration
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
     Args:
         arguments: command line after `report`: a study file, the folder of its runs if it has another than `folder_of`, and
             flags; target, metric and window are by default the file's.
-        resolve: function that checks the arguments of a fit and returns its configuration.
+        resolve: function that returns the configuration of a fit from its arguments; files that it names may be elsewhere.
         find: function that returns the path of the study file that is named.
 
     Returns:

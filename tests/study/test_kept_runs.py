@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made_runs import rising, write_run
 
-from lightning_fl.cli.planned_fit import resolve
+from lightning_fl.cli.planned_fit import read, resolve
 from lightning_fl.report.clients import clients_table
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.published_settings import settings_of
@@ -186,4 +186,6 @@ def test_the_study_finds_its_kept_runs(archive: Path, tmp_path: Path, monkeypatc
     with tarfile.open(archive) as runs:
         kept = {Path(path).parent.relative_to(name) for path in runs.getnames() if path.endswith("metrics.csv")}
     study = read_study(ROOT / "configs" / "studies" / f"{name}.yaml")
-    assert kept <= {run.folder for run in study.runs(Path(), resolve)}
+    runs_of_study = study.runs(Path(), resolve)
+    assert kept <= {run.folder for run in runs_of_study}
+    assert study.runs(Path(), read) == runs_of_study

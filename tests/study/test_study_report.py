@@ -10,6 +10,7 @@ import yaml
 from made_runs import rising, write_run
 
 from lightning_fl.cli import main
+from lightning_fl.cli.planned_fit import read
 from lightning_fl.cli.shipped_configs import is_study
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import Look
@@ -93,6 +94,26 @@ def test_claims_of_the_file_are_not_judged_by_another_metric_or_target() -> None
         assert "## Claims" not in said
         assert "## Accuracy per byte" not in said
         assert "Claims and budget belong to the metric, target and window of the study file." in said
+
+
+@pytest.mark.usefixtures("types_of_a_new_process")
+def test_a_report_needs_no_file_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("study.yaml")
+    base = ["--model=ImageClassifier", "--data=Arrays", "--data.path=away.npz", "--trainer.max_rounds=9"]
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "seeds": [0],
+                "base": base,
+                "grid": {"method": {name: [f"--algorithm={name}"] for name in ("FedAvg", "FedProx")}},
+            }
+        )
+    )
+    for run in read_study(path).runs(Path("runs/studies/study"), read):
+        write_run(run.folder, rising(9), run.cell, run.seed)
+        (run.folder / "done.json").write_text("{}")
+    main(["report", str(path)])
+    assert re.findall(r"^\| (FedAvg|FedProx) +\| +1 \|", capsys.readouterr().out, re.M)[:2] == ["FedAvg", "FedProx"]
 
 
 def test_what_is_not_done_is_said() -> None:
