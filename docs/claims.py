@@ -5,7 +5,6 @@ All are made from the kept runs.
 python docs/claims.py
 
 An archive that is new in results/runs, such as feddumap_cnn.tar.xz of runs/studies/feddumap_cnn, fills the rows of its study.
-results/runs/unfinished has what is done of studies under way: unpacked into runs/studies, `lightning-fl study` goes on from it.
 """
 
 from __future__ import annotations
