@@ -1,4 +1,4 @@
-"""Summary and tables of the papers' claims in results.md, tables of runs on the papers' pages, and the README's picture.
+"""Summary and tables of the papers' claims in results.md, tables of runs on the papers' pages, and pictures.
 
 All are made from the kept runs.
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,16 +73,52 @@ TIMES = "×\N{NO-BREAK SPACE}"
 HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict"]
 OWN_SAMPLES = ("feddp_controls",)
 """Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
-PICTURE = (
-    "accuracy_per_byte",
-    {
-        "plain-dense": "FedAvg, 32 bits a number",
-        "plain-cast": "FedAvg, 16 bits",
-        "plain-top": "FedAvg, top-k: the largest 5 %",
-        "plain-qsgd_elias": "FedAvg, QSGD: -1, 0 or 1",
-    },
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Picture of kept runs, as a report draws it.
+
+    Attributes:
+        study: study of the runs.
+        drawn: end of the name that the report gives the picture.
+        name: its name in docs/images.
+        cells: cells of the study, with the names of their lines.
+        flags: flags of the report.
+        kinds: formats of the file.
+    """
+
+    study: str
+    drawn: str
+    name: str
+    cells: Mapping[str, str]
+    flags: Sequence[str]
+    kinds: Sequence[str] = ("svg",)
+
+
+PICTURES = (
+    Picture(
+        "accuracy_per_byte",
+        "accuracy_by_uplink",
+        "accuracy_by_uplink",
+        {
+            "plain-dense": "FedAvg, 32 bits a number",
+            "plain-cast": "FedAvg, 16 bits",
+            "plain-top": "FedAvg, top-k: the largest 5 %",
+            "plain-qsgd_elias": "FedAvg, QSGD: -1, 0 or 1",
+        },
+        ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=9"),
+        ("png", "svg"),
+    ),
+    Picture(
+        "feddumap_cnn",
+        "accuracy_by_rounds",
+        "feddumap_cnn",
+        {name: name for name in ("FedAvg", "FedDU", "FedDUM", "FedDUSM", "HybridFL", "DataSharing")},
+        ("--ylabel=test accuracy (smoothed)", "--window=39"),
+    ),
 )
-"""Study of the README's picture, and its cells with the names of their lines."""
+"""Pictures of the README and of the pages."""
 
 
 def kept_runs(archive: Path, folder: Path) -> list[PlannedRun]:
@@ -256,29 +293,28 @@ def with_tables(page: str) -> str:
     return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
 
 
-def draw_picture() -> None:
-    """Draw accuracy against bytes for the README, from runs that are kept."""
-    name, cells = PICTURE
-    archive = RUNS / f"{name}.tar.xz"
+def draw(picture: Picture) -> None:
+    """Draw a picture from the kept runs."""
+    archive = RUNS / f"{picture.study}.tar.xz"
     with TemporaryDirectory() as folder:
         runs = kept_runs(archive, Path(folder))
         lines: dict[str, Sequence[str]] = {
-            name: [str(run.folder) for run in runs if run.cell == cell] for cell, name in cells.items()
+            name: [str(run.folder) for run in runs if run.cell == cell] for cell, name in picture.cells.items()
         }
         words = [path for paths in lines.values() for path in paths]
-        flags = ["--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=9"]
-        flags += ["--size=7.5x4.2", "--format=png,svg", f"--out={folder}/report"]
+        flags = [*picture.flags, "--size=7.5x4.2", f"--format={','.join(picture.kinds)}", f"--out={folder}/report"]
         report([*words, *flags], OfStudy(lines))
-        for kind in ("png", "svg"):
-            (drawn,) = Path(folder, "report").glob(f"*accuracy_by_uplink.{kind}")
-            (IMAGES / f"accuracy_by_uplink.{kind}").write_bytes(drawn.read_bytes())
+        for kind in picture.kinds:
+            (drawn,) = Path(folder, "report").glob(f"*{picture.drawn}.{kind}")
+            (IMAGES / f"{picture.name}.{kind}").write_bytes(drawn.read_bytes())
 
 
 def main() -> None:
-    """Write the tables and the picture."""
+    """Write the tables and the pictures."""
     for page in PAGES:
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
-    draw_picture()
+    for picture in PICTURES:
+        draw(picture)
 
 
 if __name__ == "__main__":
