@@ -82,8 +82,9 @@ class LogCollector:
         """Record a value; same signature as `LightningModule.log`, but `on_step` does not report single steps.
 
         Raises:
-            UserError: the value is no single number, or the reduction has an unknown name.
+            UserError: the name is no text, the value no single number, or the reduction has an unknown name.
         """
+        require(isinstance(name, str), f"self.log({name!r}, …) needs a text as its name, such as 'train/loss'.")
         if not isinstance(value, Metric):
             self._check_value(name, value)
         if isinstance(reduce_fx, str):
@@ -329,11 +330,15 @@ class RowLogs(LogCollector):
         """Record a value of each client; same signature as `LightningModule.log`."""
         if isinstance(value, Metric):
             raise UserError(f"{name} is a torchmetrics object, which cannot distinguish several clients.")
+        self._check_value(name, value)
         super().log(name, value.reshape(len(self.rows)), *how, **named)
         self._rows.setdefault(name, []).append(self.rows)
 
     def _check_value(self, name: str, value: Any) -> None:
-        """Allow several numbers: one for each client."""
+        """Raise `UserError` unless there is one number for each client."""
+        if isinstance(value, Tensor) and value.numel() == len(self.rows):
+            return
+        super()._check_value(name, value[0] if isinstance(value, Tensor) and value.dim() else value)
 
     def last_losses(self, counts: Sequence[int]) -> list[float | None]:
         """Return `last_loss` for each client, with its own count of values."""

@@ -556,6 +556,27 @@ def test_what_is_no_number_is_refused(
         make_trainer().validate(Logs(), federation())
 
 
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize(
+    ("name", "several", "sentence"),
+    [
+        ("train/both", True, r"self.log\('train/both', …\) gets a tensor of shape \(2,\)"),
+        (3, False, r"self.log\(3, …\) needs a text"),
+    ],
+)
+def test_what_a_client_logs_wrongly_is_refused_with_every_runner(
+    runner: str, name: Any, several: bool, sentence: str, make_trainer: MakeTrainer
+) -> None:
+    class Logs(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = self.loss(batch)
+            self.log(name, torch.stack([loss, loss]) if several else loss)
+            return loss
+
+    with pytest.raises(UserError, match=sentence):
+        make_trainer(max_rounds=1, clients_per_round=2, runner=runner).fit(Logs(), federation())
+
+
 def test_names_of_reductions_may_be_capitals(make_trainer: MakeTrainer) -> None:
     class Logs(Perceptron):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
