@@ -140,7 +140,8 @@ class RoundTimes:
     def seconds(self) -> float:
         """Seconds until the round closes: with its K-th answer, or the last one if fewer come, or else at the deadline."""
         answering: Sequence[int] = self.cohort.answering
-        if self.deadline is not None and (not answering or (self.cohort.late and len(answering) < self.num_places)):
+        is_short = self.cohort.late and len(answering) < self.num_places
+        if self.deadline is not None and self.cohort.selected and (not answering or is_short):
             return self.deadline
         last = max((self.clients[client] for client in answering), default=0.0)
         # Messages whose size depends on what is trained may take longer than was planned.

@@ -97,9 +97,9 @@ class SimulatedTime:
             run.radio_seconds = self.devices.radio_seconds(times.bits, (uplink_bits, downlink_bits))
             return (cohort.begin - run.simulated_seconds) + run.coming_seconds + times.seconds
         most = max(cohort.answering, key=self.sizes.__getitem__, default=None)
-        num_samples = 0 if most is None else work.planned_samples(most)
+        num_samples, growth = (0, 0.0) if most is None else (work.planned_samples(most), self._growth(work))
         macs, share = self._macs(network)
-        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share * self._growth(work))
+        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share * growth)
 
     def send_ahead(self, link: Link) -> None:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
