@@ -284,7 +284,8 @@ class Federation:
         What clients need for their training, besides the model, is not kept any longer than this.
         """
         exchange = self.algorithm.exchange
-        self.privacy.answer(link, cohort.mine)
+        if self.group is None or self.group.is_first:
+            self.privacy.answer(link, cohort.mine)
         job, clients = exchange.before_training(job, cohort.mine, self._train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
