@@ -170,8 +170,8 @@ class WithoutBarrier(Federation):
         if version == context.round:
             return context
         draw = Draw((self.run.seed, version, CODEC), self.data.num_clients)
-        rate = self.flat_module.optimizer.largest_rate
-        return replace(context, round=version, draw=draw, learning_rate=rate)
+        epochs, rate = self._schedule_of(version).epochs, self.flat_module.optimizer.largest_rate
+        return replace(context, round=version, draw=draw, local_epochs=epochs, learning_rate=rate)
 
     def _filler(self) -> Callable[[float, set[int], int, Sequence[Arrival]], tuple[float, list[Started]]]:
         """Return the function that draws clients for idle places in the present round."""

@@ -24,6 +24,7 @@ from lightning_fl.codecs import QSGD, Cast, Changes, ErrorFeedback, TopK
 from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.final_table import final_lines
+from lightning_fl.personal import HeadThenBody, PersonalLayers
 from lightning_fl.rules import LocalAdam, SharedAdam
 from lightning_fl.slots import ServerTurn, State, Step
 from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
@@ -372,6 +373,15 @@ def test_clients_train_as_long_as_they_need_by_the_clock(
         [float(row["clients/samples"]) for row in rows]
     )
     assert max(float(row["async/staleness_max"]) for row in rows[3:]) > 1
+
+
+def test_phases_of_clients_under_way_are_those_of_their_own_passes(fit: Fit, keeps_files: dict[str, Any]) -> None:
+    """Check that a client with more passes in later versions still trains the shared part in the last of its own."""
+    recorded, method = Recorded(), FedBuff(1, personal=[PersonalLayers(["output"]), HeadThenBody()])
+    fit(method, **keeps_files, local_epochs=2, max_rounds=3)
+    trainer = fit(method, **keeps_files, local_epochs=4, max_rounds=8, callbacks=[recorded], ckpt_path="last")[1]
+    assert trainer.history["async/staleness_max"].iloc[3:].max() > 1
+    assert all(bool(message.sent["model"].any()) for (message,) in recorded.rounds.values())
 
 
 def test_speeds_times_c_leave_the_models(fit: Fit, tmp_path: Path) -> None:
