@@ -170,8 +170,9 @@ class WithoutBarrier(Federation):
         if version == context.round:
             return context
         draw = Draw((self.run.seed, version, CODEC), self.data.num_clients)
-        epochs, rate = self._schedule_of(version).epochs, self.flat_module.optimizer.largest_rate
-        return replace(context, round=version, draw=draw, local_epochs=epochs, learning_rate=rate)
+        epochs, optimizer = self._schedule_of(version).epochs, self.flat_module.optimizer
+        rate, momentum = optimizer.largest_rate, optimizer.momentum
+        return replace(context, round=version, draw=draw, local_epochs=epochs, learning_rate=rate, momentum=momentum)
 
     def _filler(self) -> Callable[[float, set[int], int, Sequence[Arrival]], tuple[float, list[Started]]]:
         """Return the function that draws clients for idle places in the present round."""
@@ -220,8 +221,8 @@ class WithoutBarrier(Federation):
         run.versions[run.round] = {**job.received, **counters}
         run.schedules[run.round] = asdict(self.schedule)
         schedules = self.flat_module.optimizer.schedules
-        if schedules.configs:
-            run.rates[run.round] = deepcopy(schedules.state_dict())
+        schedules.adopt()  # what callbacks have set since the last training
+        run.rates[run.round] = deepcopy(schedules.state_dict())
         return job
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:

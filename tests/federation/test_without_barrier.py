@@ -343,7 +343,21 @@ def test_a_resumed_run_keeps_its_pace(
         fit(FedBuff(**{"buffer_size": 2, **change}), **keeps_files, ckpt_path="last")
 
 
-def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -> None:
+class Setting(Callback):
+    """Callback that sets the learning rate of each round."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.5**trainer.current_epoch
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks"),
+    [(halving, []), (Perceptron, [Setting()]), (halving, [Setting()])],
+    ids=["schedule", "callback", "both"],
+)
+def test_clients_train_at_the_rate_of_the_version_that_they_received(
+    module: Callable[[], Any], callbacks: list[Callback], fit: Fit
+) -> None:
     rates: list[float] = []
 
     class Seen(Callback):
@@ -351,7 +365,7 @@ def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -
             if batch_idx == 0:
                 rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    history = fit(FedBuff(1), halving(), callbacks=[Seen()])[1].history
+    history = fit(FedBuff(1), module(), callbacks=[*callbacks, Seen()])[1].history
     expected = [0.5 ** (round - stale) for round, stale in enumerate(history["async/staleness_max"])]
     assert rates == expected
 

@@ -222,6 +222,7 @@ class Schedules:
             num_rounds: rounds completed then.
             present: rounds completed now.
         """
+        self.adopt()
         if any(map(_moves_rates, self.changes_since(state))):
             yield
             return
