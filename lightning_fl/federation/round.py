@@ -504,8 +504,14 @@ class Federation:
     def charge_queries(self) -> None:
         """Charge the next round for the queries of callbacks to clients."""
         if self._queries.counts:
-            cohort, is_timed = set(self.population.select(self.run)), self.time.devices is not None
-            self._send_ahead(self._queries.charge(self.run.ledger, self.context, cohort, is_timed))
+            context, is_timed = self.context, self.time.devices is not None
+            recipients = self.algorithm.exchange.recipients(self._selected(), context)
+            charged = set(Link(context, Dense(), self.algorithm.downlink).charged(recipients))
+            self._send_ahead(self._queries.charge(self.run.ledger, context, charged, is_timed))
+
+    def _selected(self) -> Sequence[int]:
+        """Return the clients that receive the model in the present round, before it begins."""
+        return self.population.select(self.run)
 
     def _send_ahead(self, link: Link) -> None:
         """Count the time of messages between two rounds."""

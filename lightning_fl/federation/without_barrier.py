@@ -285,6 +285,10 @@ class WithoutBarrier(Federation):
         run.schedules = {version: schedule for version, schedule in run.schedules.items() if version in needed}
         super()._commit(proposal, outcome, intake)
 
+    def _selected(self) -> Sequence[int]:
+        """Return the clients that begin until the next update."""
+        return [entry.client for entry in self.update.started]
+
     def _send_ahead(self, link: Link) -> None:
         """Let nobody wait: what is sent between two updates goes beside the clients' own messages."""
 
