@@ -26,7 +26,7 @@ from lightning_fl.federation.planned_bits import planned_bits
 from lightning_fl.federation.population import Cohort
 from lightning_fl.federation.round import Federation
 from lightning_fl.slots import Draw, Message, Pace, RoundContext, State, Upload
-from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
+from lightning_fl.state.arrivals import Arrival, Started, Update, never, next_update
 from lightning_fl.state.outcome import Outcome, Proposal, added_by_client
 from lightning_fl.state.run_state import CODEC, COHORT, Run
 
@@ -134,9 +134,10 @@ class WithoutBarrier(Federation):
         run = self.run
         planned_for: tuple[object, ...] = run.seed, run.round, self.schedule, self.network
         if self._planned is None or self._planned[0] != planned_for:
-            fill, places = self._filler(), self.population.cohort_size
-            events = next_update(run.in_flight, run.simulated_seconds, run.round, places, self.pace.buffer_size, fill)
-            self._planned = planned_for, events
+            fill, places, availability = self._filler(), self.population.cohort_size, self.population.availability
+            next_start = never if availability is None else availability.next_start
+            now, size = run.simulated_seconds, self.pace.buffer_size
+            self._planned = planned_for, next_update(run.in_flight, now, run.round, places, size, fill, next_start)
         return self._planned[1]
 
     @property

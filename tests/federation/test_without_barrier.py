@@ -431,6 +431,16 @@ def test_clients_that_are_not_there_are_not_drawn(fit: Fit, tmp_path: Path) -> N
     assert trainer.run.simulated_seconds >= 2
 
 
+def test_a_place_for_which_nobody_is_there_is_filled_when_a_client_comes(fit: Fit, tmp_path: Path) -> None:
+    table = tmp_path / "there.csv"
+    table.write_text("client,start_seconds,end_seconds\n0,0,1000\n1,1,1000\n2,3,1000\n")
+    clock = ClientClock(computation_seconds=100.0, uplink_mebibytes_per_second=1e30, downlink_mebibytes_per_second=1e30)
+    history = fit(FedBuff(1), clock=clock, availability=table, max_rounds=4)[1].history
+    np.testing.assert_allclose(history["time/simulated_seconds"], [100, 101, 103, 200])
+    assert list(history["async/in_flight"]) == [2, 2, 2, 2]
+    np.testing.assert_allclose(history["time/utilisation"], [296 / 300, 1, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("algorithm", "flags", "said"),
     [
