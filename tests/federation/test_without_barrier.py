@@ -300,6 +300,22 @@ def test_a_run_that_was_killed_goes_on_identically(
         }
 
 
+def test_a_checkpoint_in_the_middle_of_a_round_has_the_rates_of_the_round(
+    fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Save while a client trains with the rates of the earlier round in which it has received the model."""
+
+    class Saving(Callback):
+        def on_client_upload(self, trainer: Any, pl_module: Any, client: int, position: int, total: int) -> None:
+            if trainer.current_epoch == 4:
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    whole, trainer = fit(FedBuff(1), halving(), callbacks=[Saving()], **keeps_files)
+    assert trainer.history["async/staleness_max"][4] > 0
+    again = {**keeps_files, "default_root_dir": tmp_path / "again", "ckpt_path": tmp_path / "middle.ckpt"}
+    np.testing.assert_array_equal(fit(FedBuff(1), halving(), **again)[0], whole)
+
+
 def test_second_upload_of_an_update_goes_on_from_the_first(fit: Fit) -> None:
     recorded = Recorded()
     method = FedBuff(2, rule=Drifting(), uplink=Halves())
