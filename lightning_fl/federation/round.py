@@ -25,7 +25,7 @@ from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.errors import require
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
-from lightning_fl.federation.client_devices import RoundTimes, in_time
+from lightning_fl.federation.client_devices import Computation, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
@@ -141,10 +141,11 @@ class Federation:
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
-        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(outcome)
+        computation, attacks = self.time.computation(work, self.network), self._attack_columns(outcome)
+        times = self._times(cohort, computation, outcome, link)
         if self.privacy.hides_costs:
             cohort = self._expect(cohort, link, outcome)
-        seconds = partial(self.time.seconds, cohort, work, self.network, times)
+        seconds = partial(self.time.seconds, cohort, computation, times)
         run.book(outcome, link, seconds, guard.later_initial_loss(averages))
         proposal = None
         if not intake.is_skipped:
@@ -399,10 +400,10 @@ class Federation:
         in_round = schedule.in_round(method.rule, context)
         return LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
 
-    def _times(self, cohort: Cohort, work: LocalWork, outcome: Outcome, link: Link) -> RoundTimes | None:
+    def _times(self, cohort: Cohort, computation: Computation, outcome: Outcome, link: Link) -> RoundTimes | None:
         """Return the seconds of the round and of its clients, with the bits that they sent; None if the clock is not theirs."""
         bits = added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
-        return self.time.of_round(cohort, self.population.cohort_size, work, self.network, bits)
+        return self.time.of_round(cohort, self.population.cohort_size, computation, bits)
 
     def _in_time(self, selected: list[int], arriving: list[int]) -> list[int]:
         """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
@@ -411,7 +412,7 @@ class Federation:
         secure_sum = self._secure_sum(selected)
         sent = partial(self.privacy.sent, run=run)
         bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, sent, secure_sum)
-        planned = self.time.plan(arriving, work, self.network, bits)
+        planned = self.time.plan(arriving, self.time.computation(work, self.network), bits)
         return in_time(planned, self.population.cohort_size, self.time.deadline)
 
     def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:

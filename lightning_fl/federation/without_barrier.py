@@ -19,7 +19,7 @@ import numpy as np
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.link import Link
-from lightning_fl.federation.client_devices import Bits
+from lightning_fl.federation.client_devices import Bits, Computation
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.planned_bits import planned_bits
@@ -203,10 +203,8 @@ class WithoutBarrier(Federation):
             for client in map(int, chosen):
                 again = sum(entry.client == client for entry in started)
                 work = self._work_in(run.as_of(run.round, again), context)
-                is_lost = not population.answering(work.run, [client])
-                new.append(
-                    Started(client, again, self.time.of_clients(work, self.network).seconds(client, bits()), is_lost)
-                )
+                seconds = self.time.of_client(client, self.time.computation(work, self.network), bits())
+                new.append(Started(client, again, seconds, not population.answering(work.run, [client])))
             return now, new
 
         return fill
@@ -270,7 +268,9 @@ class WithoutBarrier(Federation):
         with self.flat_module.optimizer.schedules.as_of(self.run.rates[version], version, self.run.round):
             yield
 
-    def _times(self, cohort: Cohort, work: LocalWork, outcome: Outcome, link: Link) -> UpdateTimes:  # type: ignore[override]
+    def _times(  # type: ignore[override]
+        self, cohort: Cohort, computation: Computation, outcome: Outcome, link: Link
+    ) -> UpdateTimes:
         bits = added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
         return UpdateTimes(self.update, self.population.cohort_size, bits, self.run.round)
 
