@@ -22,6 +22,7 @@ from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAsync, FedAvg
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import QSGD, Cast, Changes, ErrorFeedback, TopK
 from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication.availability import Availability
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.personal import HeadThenBody, PersonalLayers
@@ -105,6 +106,39 @@ def test_no_client_trains_twice_at_once_and_no_place_is_lost(
         whole = all(entry.start < entry.seconds for entry in update.started)
         if whole and spent:  # all places are filled at once, so that nobody idles
             assert update.busy_seconds == pytest.approx(places * spent)
+
+
+@given(
+    intervals=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 4)), min_size=2, max_size=5),
+    seconds=st.lists(st.integers(1, 15), min_size=5, max_size=5),
+    places=st.integers(1, 4),
+    buffer_size=st.integers(1, 3),
+    unit=st.sampled_from([1.0, 0.1, 1 / 3]),
+)
+@settings(max_examples=80)
+def test_no_place_is_idle_while_an_idle_client_is_there(
+    intervals: list[tuple[int, int]], seconds: list[int], places: int, buffer_size: int, unit: float
+) -> None:
+    """Check it in the middle of each unit of time, in which nobody comes, leaves or ends."""
+    starts, lengths = np.array(intervals).T
+    clients, period = np.arange(len(intervals)), 12
+    there = Availability("", starts * unit, (starts + lengths) * unit, clients, period * unit)
+
+    def fill(now: float, busy: set[int], num: int, started: Sequence[Arrival]) -> tuple[float, list[Started]]:
+        now, found = there.begin(now, 0 if busy else 1)
+        idle = [int(client) for client in found if client not in busy][:num]
+        return now, [Started(k, sum(one.client == k for one in started), seconds[k] * unit, False) for k in idle]
+
+    in_flight, now, every = list[Arrival](), 0.0, list[Arrival]()
+    for version in range(8):
+        update = next_update(in_flight, now, version, places, buffer_size, fill, there.next_start)
+        in_flight, now = update.in_flight, update.seconds
+        every += update.taken
+    for middle in np.arange(0.5, now / unit):
+        busy = {entry.client for entry in every + in_flight if entry.start < middle * unit < entry.seconds}
+        present = set(clients[(starts <= middle % period) & (middle % period < starts + lengths)].tolist())
+        assert len(busy) <= places
+        assert len(busy) == places or present <= busy
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
