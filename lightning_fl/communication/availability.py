@@ -12,6 +12,8 @@ from lightning_fl.communication.csv_table import CLIENT, read_csv
 from lightning_fl.errors import require
 
 START, END = "start_seconds", "end_seconds"
+ROUNDING = 1e-12
+"""Largest share of a time by which a sum of seconds may miss it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,16 +108,39 @@ class Availability:
         >>> [(begin, clients.tolist()) for begin, clients in (there.begin(4, 1), there.begin(4, 2), there.begin(8, 1))]
         [(4, [3]), (5.0, [1, 3]), (10.0, [3])]
         """
-        phase = now % self.period
+        phase = self._phase(now)
         clients = self._at(phase)
         if len(clients) >= num_needed:
             return now, clients
         moments, counts = self._moments
-        moments = moments[counts >= num_needed]
-        later = moments[moments > phase]
-        start = later[0] if len(later) else moments[0]
-        wait = float(start - phase) if len(later) else float(start - phase + self.period)
+        start, wait = self._next(moments[counts >= num_needed], phase)
         return now + wait, self._at(start)
+
+    def next_start(self, now: float) -> float:
+        """Return the first time after `now` at which a client comes.
+
+        >>> there = Availability("", np.array([0.0, 5.0]), np.array([6.0, 8.0]), np.array([3, 1]), period=10.0)
+        >>> there.next_start(4), there.next_start(5), there.next_start(18)
+        (5.0, 10.0, 20.0)
+        """
+        return now + self._next(self._moments[0], self._phase(now))[1]
+
+    def _next(self, moments: np.ndarray, phase: float) -> tuple[float, float]:
+        """Return the first of some moments of a period, in ascending order, after another one, and the seconds until then."""
+        later = moments[moments > phase]
+        if len(later):
+            return float(later[0]), float(later[0] - phase)
+        return float(moments[0]), float(moments[0] - phase + self.period)
+
+    def _phase(self, now: float) -> float:
+        """Return the time in [0, period), that of a start if rounding has put it just before."""
+        phase, starts = now % self.period, self._moments[0]
+        if not len(starts):
+            return phase
+        place = int(np.searchsorted(starts, phase))
+        start = float(starts[place % len(starts)])
+        wait = start - phase + (self.period if place == len(starts) else 0.0)
+        return start if wait <= ROUNDING * max(now, self.period) else phase
 
     def _at(self, phase: float) -> np.ndarray:
         """Return the clients that are there at a time in [0, period)."""

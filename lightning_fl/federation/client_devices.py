@@ -17,6 +17,28 @@ Bits = tuple[int, int]
 """Bits that a client sends, and those that it receives."""
 
 
+@dataclass(frozen=True)
+class Computation:
+    """What the clients of a round compute.
+
+    Attributes:
+        work: length of their local training.
+        macs: multiply-accumulates of a sample's forward pass.
+        share: these as a fraction of those when the run began.
+        growth: samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for.
+    """
+
+    work: LocalWork
+    macs: float
+    share: float
+    growth: float
+
+    def of_client(self, client: int) -> Training:
+        """Return the local training of a client, as far as it gets."""
+        measured = self.work.planned_samples(client) / self.growth
+        return Training(self.work.num_samples([client]), measured, self.macs, self.share)
+
+
 class ClientDevices:
     """Speeds of all clients of a run; those of a client are drawn when it takes part for the first time."""
 
@@ -52,6 +74,11 @@ class ClientDevices:
                 self._devices[client] = self.clock.drawn(self._run.random(CLOCK, client, in_round=0))
         return self._devices[client]
 
+    def seconds(self, client: int, computation: Computation, bits: Bits) -> float:
+        """Return the seconds in a round of a client that sends and receives so many bits."""
+        seconds = self.clock.seconds_on(self.device(client), *bits, computation.of_client(client))
+        return seconds / self.jitter(client, computation.work.run)
+
     def jitter(self, client: int, run: Run) -> float:
         """Return how many times as fast as usual a client is in the present round of the run."""
         return self.clock.jitter(run.random(JITTER, client)) if self._differ and self.clock.sigmas[3] else 1.0
@@ -74,32 +101,6 @@ class ClientDevices:
 
     def _transfer(self, client: int, bits: Bits) -> tuple[float, float]:
         return self.clock.transfer_seconds(self.device(client), *bits)
-
-
-@dataclass(frozen=True)
-class ClientTimes:
-    """Seconds of single clients in the present round.
-
-    Attributes:
-        devices: their devices.
-        work: length of their local training.
-        macs: multiply-accumulates of a sample's forward pass.
-        share: these as a fraction of those when the run began.
-        growth: samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for.
-    """
-
-    devices: ClientDevices
-    work: LocalWork
-    macs: float
-    share: float
-    growth: float
-
-    def seconds(self, client: int, bits: Bits) -> float:
-        """Return the seconds of a client that sends and receives so many bits."""
-        measured = self.work.planned_samples(client) / self.growth
-        training = Training(self.work.num_samples([client]), measured, self.macs, self.share)
-        devices = self.devices
-        return devices.clock.seconds_on(devices.device(client), *bits, training) / devices.jitter(client, self.work.run)
 
 
 def in_time(seconds: Mapping[int, float], num_places: int, deadline: float | None) -> list[int]:
@@ -140,7 +141,8 @@ class RoundTimes:
     def seconds(self) -> float:
         """Seconds until the round closes: with its K-th answer, or the last one if fewer come, or else at the deadline."""
         answering: Sequence[int] = self.cohort.answering
-        if self.deadline is not None and (not answering or (self.cohort.late and len(answering) < self.num_places)):
+        is_short = self.cohort.late and len(answering) < self.num_places
+        if self.deadline is not None and self.cohort.selected and (not answering or is_short):
             return self.deadline
         last = max((self.clients[client] for client in answering), default=0.0)
         # Messages whose size depends on what is trained may take longer than was planned.

@@ -25,7 +25,7 @@ from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.errors import require
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.callback_queries import CallbackQueries
-from lightning_fl.federation.client_devices import RoundTimes, in_time
+from lightning_fl.federation.client_devices import Computation, RoundTimes, in_time
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
@@ -141,10 +141,11 @@ class Federation:
         averages = self.flat_module.logs.averages(client_logs, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
-        times, attacks = self._times(cohort, work, outcome, link), self._attack_columns(outcome)
+        computation, attacks = self.time.computation(work, self.network), self._attack_columns(outcome)
+        times = self._times(cohort, computation, outcome, link)
         if self.privacy.hides_costs:
             cohort = self._expect(cohort, link, outcome)
-        seconds = partial(self.time.seconds, cohort, work, self.network, times)
+        seconds = partial(self.time.seconds, cohort, computation, times)
         run.book(outcome, link, seconds, guard.later_initial_loss(averages))
         proposal = None
         if not intake.is_skipped:
@@ -285,7 +286,8 @@ class Federation:
         What clients need for their training, besides the model, is not kept any longer than this.
         """
         exchange = self.algorithm.exchange
-        self.privacy.answer(link, cohort.mine)
+        if self.group is None or self.group.is_first:
+            self.privacy.answer(link, cohort.mine)
         job, clients = exchange.before_training(job, cohort.mine, self._train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
@@ -399,10 +401,10 @@ class Federation:
         in_round = schedule.in_round(method.rule, context)
         return LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
 
-    def _times(self, cohort: Cohort, work: LocalWork, outcome: Outcome, link: Link) -> RoundTimes | None:
+    def _times(self, cohort: Cohort, computation: Computation, outcome: Outcome, link: Link) -> RoundTimes | None:
         """Return the seconds of the round and of its clients, with the bits that they sent; None if the clock is not theirs."""
         bits = added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
-        return self.time.of_round(cohort, self.population.cohort_size, work, self.network, bits)
+        return self.time.of_round(cohort, self.population.cohort_size, computation, bits)
 
     def _in_time(self, selected: list[int], arriving: list[int]) -> list[int]:
         """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
@@ -411,7 +413,7 @@ class Federation:
         secure_sum = self._secure_sum(selected)
         sent = partial(self.privacy.sent, run=run)
         bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, sent, secure_sum)
-        planned = self.time.plan(arriving, work, self.network, bits)
+        planned = self.time.plan(arriving, self.time.computation(work, self.network), bits)
         return in_time(planned, self.population.cohort_size, self.time.deadline)
 
     def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:
@@ -505,8 +507,14 @@ class Federation:
     def charge_queries(self) -> None:
         """Charge the next round for the queries of callbacks to clients."""
         if self._queries.counts:
-            cohort, is_timed = set(self.population.select(self.run)), self.time.devices is not None
-            self._send_ahead(self._queries.charge(self.run.ledger, self.context, cohort, is_timed))
+            context, is_timed = self.context, self.time.devices is not None
+            recipients = self.algorithm.exchange.recipients(self._selected(), context)
+            charged = set(Link(context, Dense(), self.algorithm.downlink).charged(recipients))
+            self._send_ahead(self._queries.charge(self.run.ledger, context, charged, is_timed))
+
+    def _selected(self) -> Sequence[int]:
+        """Return the clients that receive the model in the present round, before it begins."""
+        return self.population.select(self.run)
 
     def _send_ahead(self, link: Link) -> None:
         """Count the time of messages between two rounds."""

@@ -10,7 +10,7 @@ import numpy as np
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.simulated_clock import SimulatedClock
-from lightning_fl.federation.client_devices import Bits, ClientDevices, ClientTimes, RoundTimes
+from lightning_fl.federation.client_devices import Bits, ClientDevices, Computation, RoundTimes
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.population import Cohort
 from lightning_fl.server.network import Network
@@ -40,53 +40,46 @@ class SimulatedTime:
     planned: dict[int, float] = field(default_factory=dict, init=False)
     _growths: dict[LocalSchedule, float] = field(default_factory=dict, init=False, repr=False)
 
-    def plan(
-        self, clients: Iterable[int], work: LocalWork, network: Network, bits: Mapping[int, Bits]
-    ) -> dict[int, float]:
+    def computation(self, work: LocalWork, network: Network) -> Computation:
+        """Return what clients compute in a round, given the length of their local training and the module as they train it."""
+        macs, at_start = network.macs or 0, self.run.macs_at_start or 0
+        return Computation(work, macs, macs / at_start if macs and at_start else 1.0, self._growth(work))
+
+    def plan(self, clients: Iterable[int], computation: Computation, bits: Mapping[int, Bits]) -> dict[int, float]:
         """Work out and keep the seconds that clients are going to need, in their order, with a clock of clients.
 
         Args:
             clients: clients that do not drop out of the present round.
-            work: length of their local training.
-            network: the module as they train it.
+            computation: what they are going to compute.
             bits: bits that each of them is going to send and receive.
         """
-        times = self.of_clients(work, network)
-        self.planned = {client: times.seconds(client, bits[client]) for client in clients}
+        self.planned = {client: self.of_client(client, computation, bits[client]) for client in clients}
         return self.planned
 
-    def of_clients(self, work: LocalWork, network: Network) -> ClientTimes:
-        """Return the seconds of single clients, with a clock of clients."""
+    def of_client(self, client: int, computation: Computation, bits: Bits) -> float:
+        """Return the seconds of a client in a round, with a clock of clients."""
         assert self.devices is not None
-        return ClientTimes(self.devices, work, *self._macs(network), self._growth(work))
+        return self.devices.seconds(client, computation, bits)
 
     def of_round(
-        self, cohort: Cohort, num_places: int, work: LocalWork, network: Network, bits: Mapping[int, Bits]
+        self, cohort: Cohort, num_places: int, computation: Computation, bits: Mapping[int, Bits]
     ) -> RoundTimes | None:
         """Return the seconds of a round and of its clients; None if the clock is not one of clients.
 
         Args:
             cohort: cohort of the round.
             num_places: answers after which it closes, K.
-            work: length of the clients' local training.
-            network: the module as they have trained it.
+            computation: what its clients have computed.
             bits: bits that each selected client has sent and received.
         """
         if self.devices is None:
             return None
-        times = self.of_clients(work, network)
-        seconds = {client: times.seconds(client, bits[client]) for client in cohort.answering}
+        seconds = {client: self.of_client(client, computation, bits[client]) for client in cohort.answering}
         seconds |= {client: self.planned[client] for client in cohort.late}
         return RoundTimes(cohort, num_places, self.deadline, seconds, bits)
 
     def seconds(
-        self,
-        cohort: Cohort,
-        work: LocalWork,
-        network: Network,
-        times: RoundTimes | None,
-        uplink_bits: int,
-        downlink_bits: int,
+        self, cohort: Cohort, computation: Computation, times: RoundTimes | None, uplink_bits: int, downlink_bits: int
     ) -> float:
         """Return the seconds by which a round lets the run's time grow: as long as the client with the most samples needs.
 
@@ -97,19 +90,16 @@ class SimulatedTime:
             run.radio_seconds = self.devices.radio_seconds(times.bits, (uplink_bits, downlink_bits))
             return (cohort.begin - run.simulated_seconds) + run.coming_seconds + times.seconds
         most = max(cohort.answering, key=self.sizes.__getitem__, default=None)
-        num_samples = 0 if most is None else work.planned_samples(most)
-        macs, share = self._macs(network)
-        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share * self._growth(work))
+        num_samples = 0 if most is None else computation.work.planned_samples(most)
+        growth = 0.0 if most is None else computation.growth
+        return self.clock.seconds(
+            uplink_bits, downlink_bits, computation.macs * num_samples, computation.share * growth
+        )
 
     def send_ahead(self, link: Link) -> None:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.devices is not None:
             self.run.coming_seconds += self.devices.slowest_transfer(link.bits_by_client)
-
-    def _macs(self, network: Network) -> tuple[float, float]:
-        """Multiply-accumulates of a sample's forward pass, and these as a fraction of those when the run began."""
-        macs, at_start = network.macs or 0, self.run.macs_at_start or 0
-        return macs, macs / at_start if macs and at_start else 1.0
 
     def _growth(self, work: LocalWork) -> float:
         """Return the samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for."""

@@ -19,14 +19,14 @@ import numpy as np
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.link import Link
-from lightning_fl.federation.client_devices import Bits
+from lightning_fl.federation.client_devices import Bits, Computation
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.planned_bits import planned_bits
 from lightning_fl.federation.population import Cohort
 from lightning_fl.federation.round import Federation
 from lightning_fl.slots import Draw, Message, Pace, RoundContext, State, Upload
-from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
+from lightning_fl.state.arrivals import Arrival, Started, Update, never, next_update
 from lightning_fl.state.outcome import Outcome, Proposal, added_by_client
 from lightning_fl.state.run_state import CODEC, COHORT, Run
 
@@ -134,9 +134,10 @@ class WithoutBarrier(Federation):
         run = self.run
         planned_for: tuple[object, ...] = run.seed, run.round, self.schedule, self.network
         if self._planned is None or self._planned[0] != planned_for:
-            fill, places = self._filler(), self.population.cohort_size
-            events = next_update(run.in_flight, run.simulated_seconds, run.round, places, self.pace.buffer_size, fill)
-            self._planned = planned_for, events
+            fill, places, availability = self._filler(), self.population.cohort_size, self.population.availability
+            next_start = never if availability is None else availability.next_start
+            now, size = run.simulated_seconds, self.pace.buffer_size
+            self._planned = planned_for, next_update(run.in_flight, now, run.round, places, size, fill, next_start)
         return self._planned[1]
 
     @property
@@ -170,8 +171,9 @@ class WithoutBarrier(Federation):
         if version == context.round:
             return context
         draw = Draw((self.run.seed, version, CODEC), self.data.num_clients)
-        rate = self.flat_module.optimizer.largest_rate
-        return replace(context, round=version, draw=draw, learning_rate=rate)
+        epochs, optimizer = self._schedule_of(version).epochs, self.flat_module.optimizer
+        rate, momentum = optimizer.largest_rate, optimizer.momentum
+        return replace(context, round=version, draw=draw, local_epochs=epochs, learning_rate=rate, momentum=momentum)
 
     def _filler(self) -> Callable[[float, set[int], int, Sequence[Arrival]], tuple[float, list[Started]]]:
         """Return the function that draws clients for idle places in the present round."""
@@ -201,10 +203,8 @@ class WithoutBarrier(Federation):
             for client in map(int, chosen):
                 again = sum(entry.client == client for entry in started)
                 work = self._work_in(run.as_of(run.round, again), context)
-                is_lost = not population.answering(work.run, [client])
-                new.append(
-                    Started(client, again, self.time.of_clients(work, self.network).seconds(client, bits()), is_lost)
-                )
+                seconds = self.time.of_client(client, self.time.computation(work, self.network), bits())
+                new.append(Started(client, again, seconds, not population.answering(work.run, [client])))
             return now, new
 
         return fill
@@ -220,8 +220,8 @@ class WithoutBarrier(Federation):
         run.versions[run.round] = {**job.received, **counters}
         run.schedules[run.round] = asdict(self.schedule)
         schedules = self.flat_module.optimizer.schedules
-        if schedules.configs:
-            run.rates[run.round] = deepcopy(schedules.state_dict())
+        schedules.adopt()  # what callbacks have set since the last training
+        run.rates[run.round] = deepcopy(schedules.state_dict())
         return job
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
@@ -268,7 +268,9 @@ class WithoutBarrier(Federation):
         with self.flat_module.optimizer.schedules.as_of(self.run.rates[version], version, self.run.round):
             yield
 
-    def _times(self, cohort: Cohort, work: LocalWork, outcome: Outcome, link: Link) -> UpdateTimes:  # type: ignore[override]
+    def _times(  # type: ignore[override]
+        self, cohort: Cohort, computation: Computation, outcome: Outcome, link: Link
+    ) -> UpdateTimes:
         bits = added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
         return UpdateTimes(self.update, self.population.cohort_size, bits, self.run.round)
 
@@ -283,6 +285,10 @@ class WithoutBarrier(Federation):
         run.rates = {version: rates for version, rates in run.rates.items() if version in needed}
         run.schedules = {version: schedule for version, schedule in run.schedules.items() if version in needed}
         super()._commit(proposal, outcome, intake)
+
+    def _selected(self) -> Sequence[int]:
+        """Return the clients that begin until the next update."""
+        return [entry.client for entry in self.update.started]
 
     def _send_ahead(self, link: Link) -> None:
         """Let nobody wait: what is sent between two updates goes beside the clients' own messages."""

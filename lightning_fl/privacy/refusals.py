@@ -10,7 +10,14 @@ from lightning.pytorch import Callback
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients, name_of
-from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning, TargetReached
+from lightning_fl.callbacks import (
+    AdaptivePruning,
+    ClientEvaluation,
+    EnergyMeter,
+    FilterPruning,
+    MagnitudePruning,
+    TargetReached,
+)
 from lightning_fl.communication import ClientClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.exchanges import GradientTurn, OneShot
@@ -198,6 +205,8 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
     for callback in trainer.callbacks:
         if isinstance(callback, ClientEvaluation):
             yield f"privacy.side_channels drop leaves out what {type(callback).__name__} writes of each client: leave it out"
+        if isinstance(callback, EnergyMeter):
+            yield "privacy.side_channels drop leaves out the samples of a round, which EnergyMeter reads: leave it out"
 
 
 def _drawing(trainer: Run) -> Iterator[str]:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import isclose
+from math import inf, isclose
 from typing import NamedTuple
 
 
@@ -78,13 +78,24 @@ class Update:
         return sum(max(0.0, min(entry.seconds, self.seconds) - max(entry.start, self.begin)) for entry in trainings)
 
 
+def never(now: float) -> float:
+    """Return the time at which further clients come where all are always there."""
+    return inf
+
+
 def next_update(
-    in_flight: Sequence[Arrival], now: float, version: int, num_places: int, buffer_size: int, fill: Fill
+    in_flight: Sequence[Arrival],
+    now: float,
+    version: int,
+    num_places: int,
+    buffer_size: int,
+    fill: Fill,
+    next_start: Callable[[float], float] = never,
 ) -> Update:
     """Return the events until `buffer_size` uploads have arrived.
 
-    All uploads of an instant are taken, and updates made, before idle places are filled. Times that differ by rounding alone, as
-    0.7 + 0.7 + 0.7 and 2.1, are one instant.
+    All uploads of an instant are taken, and updates made, before idle places are filled. Places for which nobody is there are
+    filled when somebody comes. Times that differ by rounding alone, as 0.7 + 0.7 + 0.7 and 2.1, are one instant.
 
     Args:
         in_flight: trainings that go on.
@@ -93,6 +104,7 @@ def next_update(
         num_places: clients that train at any time, M.
         buffer_size: uploads of an update, K.
         fill: draws clients for idle places.
+        next_start: returns the first time after another one at which a client comes; inf if all are always there.
     """
     queue, begin = list(in_flight), now
     heapify(queue)
@@ -108,6 +120,10 @@ def next_update(
                 sequence += 1
                 started.append(entry)
                 heappush(queue, entry)
+            coming, first = next_start(now) if len(queue) < num_places else inf, queue[0].seconds
+            if now < coming < first and not isclose(coming, first):
+                now = coming
+                continue
         entry = heappop(queue)
         now = entry.seconds
         (lost if entry.is_lost else taken).append(entry)

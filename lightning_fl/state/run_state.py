@@ -73,7 +73,7 @@ class Run:
         initial_loss: reference loss of a `LossGuard`; None until it is known.
         in_flight: trainings of clients that go on, where the server does not wait for them.
         versions: earlier models that these clients have received, with the shared buffers, by the number of updates before.
-        rates: learning rates of the rounds of these versions, as `Schedules.state_dict` returned them; {} without schedulers.
+        rates: learning rates of the rounds of these versions, as `Schedules.state_dict` returned them.
         schedules: length and batches of the clients' local training in the rounds of these versions, as plain values.
         spent: what a private run has released; None if it is not private.
         again: trainings of a client on one version before the present one, which decide its random draws besides.

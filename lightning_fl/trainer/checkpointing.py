@@ -73,6 +73,9 @@ def build_checkpoint(
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
             checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoint_file.plain(dict(part.hparams))
     if federation is not None:
+        schedules = trainer.active_module.optimizer.schedules
+        if before_round is None:
+            schedules.adopt()  # what callbacks have set since the last training
         checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
@@ -83,7 +86,7 @@ def build_checkpoint(
             # A stop in the middle of a round comes again with that round.
             "stop": trainer.stop.state_dict() if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
-            "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
+            "learning_rates": schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
             "logged_rows": num_rows,

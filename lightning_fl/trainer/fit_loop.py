@@ -154,7 +154,9 @@ class FitLoop:
             self._note_bits()  # of a run that was killed after its last round
         self._write_communication()
         trainer.current_epoch = run.round
-        trainer.learning_rates = trainer.active_module.optimizer.schedules.state_dict()
+        schedules = trainer.active_module.optimizer.schedules
+        schedules.adopt()  # what callbacks have set since the last training
+        trainer.learning_rates = schedules.state_dict()
         trainer.privacy_in_words = privacy.in_words(run)
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()

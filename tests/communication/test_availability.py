@@ -56,6 +56,29 @@ def test_a_round_begins_at_the_first_moment_with_enough_clients(
         assert (begin, found.tolist()) == (first, at(first))
 
 
+@given(intervals.filter(bool), st.integers(0, 40))
+def test_the_next_to_come_comes_at_the_first_start_after_now(rows: list[tuple[int, int, int]], now: int) -> None:
+    clients, starts, ends = np.array(rows).T
+    there = Availability("there.csv", starts.astype(float), ends.astype(float), clients.astype(int), float(PERIOD))
+    comes = {start for _, start, _ in rows}
+    assert there.next_start(float(now)) == next(t for t in range(now + 1, now + PERIOD + 1) if t % PERIOD in comes)
+
+
+@given(
+    st.lists(st.floats(0, 0.99), min_size=1, max_size=4, unique_by=lambda x: round(x, 6)),
+    st.floats(0, 1e6),
+    st.floats(1e-3, 1e5),
+)
+def test_whoever_comes_is_there_whatever_the_rounding(starts: list[float], now: float, period: float) -> None:
+    times = np.array(sorted(starts)) * period
+    there = Availability("there.csv", times, times + 1e-9 * period, np.arange(len(times)), period)
+    for _ in range(2 * len(times)):
+        before, now = now, there.next_start(now)
+        assert now >= before
+        if period > 1e-6 * now:  # else an interval is shorter than the rounding
+            assert len(there.begin(now, 0)[1])
+
+
 def test_a_file_may_be_in_any_order_and_ends_are_not_included(read: Callable[..., Availability]) -> None:
     there = read("2,5,9", "0,0,10", "2,0,5", "1,9,10")
     assert there.period == 10

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states, recorded_times
@@ -13,10 +14,10 @@ from roster import COVERING, ROSTER
 from toys import Normalised, Perceptron, Pruning, Served, federation, read_rows
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, Centralised, FedAvg, FedLDF, LocalOnly
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, Centralised, FedAvg, FedKT, FedLDF, LocalOnly
 from lightning_fl.callbacks import EnergyMeter
 from lightning_fl.codecs import QSGD, EntropyCoded
-from lightning_fl.communication import ClientClock
+from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.exchanges.layer_choice import LayerChoice
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.privacy import LocalPrivacy
@@ -156,6 +157,38 @@ def test_a_round_in_which_nobody_is_in_time_lasts_until_the_deadline(
         assert row["time/simulated_seconds"] == pytest.approx(number * 1e-9)
     torch.manual_seed(0)
     assert torch.equal(trainer.run.params, torch.cat([p.detach().flatten() for p in Perceptron().parameters()]))
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        SimulatedClock(macs_per_second=1e3),
+        SimulatedClock(computation_seconds=2.0),
+        ClientClock(computation_seconds=2.0),
+    ],
+    ids=["estimated", "measured", "of clients"],
+)
+def test_a_round_to_which_nobody_comes_takes_no_computation(
+    clock: SimulatedClock, fitted: Callable[..., FederatedTrainer]
+) -> None:
+    trainer = fitted(clock=clock, sizes=(6,) * 6, clients_per_round=2, dropout_rate=0.6, max_rounds=8)
+    seconds = np.diff([row["time/simulated_seconds"] for row in rows_of(trainer)], prepend=0.0)
+    accepted = np.array([row["clients/accepted"] for row in rows_of(trainer)])
+    assert 0 < (accepted == 0).sum() < 8
+    assert (seconds[accepted == 0] < 1e-3).all()
+    assert (seconds[accepted > 0] > 0.1).all()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"clock": SimulatedClock(computation_seconds=2.0)}, {"clock": PHONES, "deadline": 2.0}],
+    ids=["measured", "deadline"],
+)
+def test_a_round_without_clients_takes_no_time(flags: dict[str, Any], make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(**flags)
+    trainer.fit(Perceptron(), Served(9), FedKT(mode="one_shot", s=1, t=2, epochs=1, batch_size=4))
+    assert trainer.run.round == 1
+    assert trainer.run.simulated_seconds == 0
 
 
 def test_a_round_closes_with_the_last_answer_or_at_the_deadline(fitted: Callable[..., FederatedTrainer]) -> None:

@@ -1,5 +1,6 @@
 """Test unstructured pruning in a federation: masked numbers are 0 everywhere and never sent, with any method."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from roster import COVERING, ROSTER, problem
 from toys import Normalised, Perceptron, federation, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import IMC, FedAvg, FedDUM
+from lightning_fl.algorithms import IMC, FedAvg, FedBuff, FedDUM, FedLDF
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
+from lightning_fl.codecs import Changes
+from lightning_fl.communication import ClientClock
 
 each_dense_algorithm = pytest.mark.parametrize("name", [name for name in COVERING if not name.startswith("IMC")])
 
@@ -306,6 +309,30 @@ def test_what_any_callback_asks_of_clients_is_booked_in_the_round_that_comes(
     expected[1]["down"]["model"] += parameters * others
     expected[1]["down"]["buffers"] += buffers * others
     assert watch.bits == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags"),
+    [
+        (lambda: FedLDF(n=2, broadcast="all"), {}),
+        (lambda: FedAvg(downlink=Changes()), {}),
+        (lambda: FedBuff(1), {"clients_per_round": 2, "clock": ClientClock(devices="phones")}),
+    ],
+    ids=["FedLDF", "Changes", "FedBuff"],
+)
+def test_who_is_asked_receives_the_model_once(
+    algorithm: Callable[[], Any], flags: dict[str, Any], make_trainer: MakeTrainer
+) -> None:
+    """Ask all clients after each round: with the broadcast of the next, each of them receives the model once."""
+
+    class Curious(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            for source in trainer.sources():
+                source.answer(1)
+
+    watch = Watch()
+    make_trainer(max_rounds=4, callbacks=[watch, Curious()], **flags).fit(Perceptron(), federation(), algorithm())
+    assert [bits["down"]["model"] for bits in watch.bits[1:]] == [6 * 32 * 26] * 3
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAsync, FedAvg
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import QSGD, Cast, Changes, ErrorFeedback, TopK
 from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.communication.availability import Availability
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.final_table import final_lines
+from lightning_fl.personal import HeadThenBody, PersonalLayers
 from lightning_fl.rules import LocalAdam, SharedAdam
 from lightning_fl.slots import ServerTurn, State, Step
 from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
@@ -104,6 +106,39 @@ def test_no_client_trains_twice_at_once_and_no_place_is_lost(
         whole = all(entry.start < entry.seconds for entry in update.started)
         if whole and spent:  # all places are filled at once, so that nobody idles
             assert update.busy_seconds == pytest.approx(places * spent)
+
+
+@given(
+    intervals=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 4)), min_size=2, max_size=5),
+    seconds=st.lists(st.integers(1, 15), min_size=5, max_size=5),
+    places=st.integers(1, 4),
+    buffer_size=st.integers(1, 3),
+    unit=st.sampled_from([1.0, 0.1, 1 / 3]),
+)
+@settings(max_examples=80)
+def test_no_place_is_idle_while_an_idle_client_is_there(
+    intervals: list[tuple[int, int]], seconds: list[int], places: int, buffer_size: int, unit: float
+) -> None:
+    """Check it in the middle of each unit of time, in which nobody comes, leaves or ends."""
+    starts, lengths = np.array(intervals).T
+    clients, period = np.arange(len(intervals)), 12
+    there = Availability("", starts * unit, (starts + lengths) * unit, clients, period * unit)
+
+    def fill(now: float, busy: set[int], num: int, started: Sequence[Arrival]) -> tuple[float, list[Started]]:
+        now, found = there.begin(now, 0 if busy else 1)
+        idle = [int(client) for client in found if client not in busy][:num]
+        return now, [Started(k, sum(one.client == k for one in started), seconds[k] * unit, False) for k in idle]
+
+    in_flight, now, every = list[Arrival](), 0.0, list[Arrival]()
+    for version in range(8):
+        update = next_update(in_flight, now, version, places, buffer_size, fill, there.next_start)
+        in_flight, now = update.in_flight, update.seconds
+        every += update.taken
+    for middle in np.arange(0.5, now / unit):
+        busy = {entry.client for entry in every + in_flight if entry.start < middle * unit < entry.seconds}
+        present = set(clients[(starts <= middle % period) & (middle % period < starts + lengths)].tolist())
+        assert len(busy) <= places
+        assert len(busy) == places or present <= busy
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -299,6 +334,22 @@ def test_a_run_that_was_killed_goes_on_identically(
         }
 
 
+def test_a_checkpoint_in_the_middle_of_a_round_has_the_rates_of_the_round(
+    fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Save while a client trains with the rates of the earlier round in which it has received the model."""
+
+    class Saving(Callback):
+        def on_client_upload(self, trainer: Any, pl_module: Any, client: int, position: int, total: int) -> None:
+            if trainer.current_epoch == 4:
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    whole, trainer = fit(FedBuff(1), halving(), callbacks=[Saving()], **keeps_files)
+    assert trainer.history["async/staleness_max"][4] > 0
+    again = {**keeps_files, "default_root_dir": tmp_path / "again", "ckpt_path": tmp_path / "middle.ckpt"}
+    np.testing.assert_array_equal(fit(FedBuff(1), halving(), **again)[0], whole)
+
+
 def test_second_upload_of_an_update_goes_on_from_the_first(fit: Fit) -> None:
     recorded = Recorded()
     method = FedBuff(2, rule=Drifting(), uplink=Halves())
@@ -342,7 +393,21 @@ def test_a_resumed_run_keeps_its_pace(
         fit(FedBuff(**{"buffer_size": 2, **change}), **keeps_files, ckpt_path="last")
 
 
-def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -> None:
+class Setting(Callback):
+    """Callback that sets the learning rate of each round."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.5**trainer.current_epoch
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks"),
+    [(halving, []), (Perceptron, [Setting()]), (halving, [Setting()])],
+    ids=["schedule", "callback", "both"],
+)
+def test_clients_train_at_the_rate_of_the_version_that_they_received(
+    module: Callable[[], Any], callbacks: list[Callback], fit: Fit
+) -> None:
     rates: list[float] = []
 
     class Seen(Callback):
@@ -350,7 +415,7 @@ def test_clients_train_at_the_rate_of_the_version_that_they_received(fit: Fit) -
             if batch_idx == 0:
                 rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    history = fit(FedBuff(1), halving(), callbacks=[Seen()])[1].history
+    history = fit(FedBuff(1), module(), callbacks=[*callbacks, Seen()])[1].history
     expected = [0.5 ** (round - stale) for round, stale in enumerate(history["async/staleness_max"])]
     assert rates == expected
 
@@ -372,6 +437,15 @@ def test_clients_train_as_long_as_they_need_by_the_clock(
         [float(row["clients/samples"]) for row in rows]
     )
     assert max(float(row["async/staleness_max"]) for row in rows[3:]) > 1
+
+
+def test_phases_of_clients_under_way_are_those_of_their_own_passes(fit: Fit, keeps_files: dict[str, Any]) -> None:
+    """Check that a client with more passes in later versions still trains the shared part in the last of its own."""
+    recorded, method = Recorded(), FedBuff(1, personal=[PersonalLayers(["output"]), HeadThenBody()])
+    fit(method, **keeps_files, local_epochs=2, max_rounds=3)
+    trainer = fit(method, **keeps_files, local_epochs=4, max_rounds=8, callbacks=[recorded], ckpt_path="last")[1]
+    assert trainer.history["async/staleness_max"].iloc[3:].max() > 1
+    assert all(bool(message.sent["model"].any()) for (message,) in recorded.rounds.values())
 
 
 def test_speeds_times_c_leave_the_models(fit: Fit, tmp_path: Path) -> None:
@@ -405,6 +479,16 @@ def test_clients_that_are_not_there_are_not_drawn(fit: Fit, tmp_path: Path) -> N
     history = trainer.history
     assert (history["async/in_flight"] <= 2).all()
     assert trainer.run.simulated_seconds >= 2
+
+
+def test_a_place_for_which_nobody_is_there_is_filled_when_a_client_comes(fit: Fit, tmp_path: Path) -> None:
+    table = tmp_path / "there.csv"
+    table.write_text("client,start_seconds,end_seconds\n0,0,1000\n1,1,1000\n2,3,1000\n")
+    clock = ClientClock(computation_seconds=100.0, uplink_mebibytes_per_second=1e30, downlink_mebibytes_per_second=1e30)
+    history = fit(FedBuff(1), clock=clock, availability=table, max_rounds=4)[1].history
+    np.testing.assert_allclose(history["time/simulated_seconds"], [100, 101, 103, 200])
+    assert list(history["async/in_flight"]) == [2, 2, 2, 2]
+    np.testing.assert_allclose(history["time/utilisation"], [296 / 300, 1, 1, 1])
 
 
 @pytest.mark.parametrize(

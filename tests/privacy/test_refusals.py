@@ -25,7 +25,14 @@ from lightning_fl.algorithms import (
     FedProx,
     HybridFL,
 )
-from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation, FilterPruning, MagnitudePruning, TargetReached
+from lightning_fl.callbacks import (
+    AdaptivePruning,
+    ClientEvaluation,
+    EnergyMeter,
+    FilterPruning,
+    MagnitudePruning,
+    TargetReached,
+)
 from lightning_fl.communication import ClientClock, SimulatedClock
 from lightning_fl.data import Arrays
 from lightning_fl.exchanges import OneShot
@@ -197,6 +204,11 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             FedAvg(),
             {"callbacks": [ClientEvaluation()], "privacy": SILENT},
             "what ClientEvaluation writes of each client",
+        ),
+        (
+            FedAvg(),
+            {"callbacks": [EnergyMeter("wifi")], "privacy": SILENT},
+            "drop leaves out the samples of a round, which EnergyMeter reads",
         ),
         (FedAvg(), {"over_selection": 1.5}, "trainer.over_selection decides who takes part"),
         (FedAvg(), {"deadline": 60.0}, "trainer.deadline decides who takes part"),

@@ -17,14 +17,16 @@ import killed_run
 import lightning as L  # noqa: N812
 import pytest
 import torch
-from compared_runs import MakeTrainer
+from compared_runs import MakeTrainer, resumed_like_whole
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from toys import Perceptron, federation, read_rows, samples
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import FedProx
+from lightning_fl.algorithms import FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import TargetReached
+from lightning_fl.communication import ClientClock
 from lightning_fl.outputs import checkpoint_file
 
 
@@ -538,3 +540,21 @@ def test_resuming_cuts_a_metrics_file_that_ran_ahead(
     make_trainer(max_rounds=3, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
     assert [row["round"] for row in read_rows(tmp_path)] == ["0", "1", "2"]
     assert len({row["train/loss"] for row in read_rows(tmp_path)}) == 3
+
+
+class Halving(Callback):
+    """Callback that halves the learning rate when a round ends."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] *= 0.5
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags"),
+    [(FedAvg, {}), (FedAvg, {"dropout_rate": 0.7}), (lambda: FedBuff(1), {"clock": ClientClock(devices="phones")})],
+    ids=["FedAvg", "rounds to which nobody comes", "FedBuff"],
+)
+def test_rates_that_a_callback_has_set_go_on(
+    algorithm: Callable[[], Any], flags: dict[str, Any], make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    resumed_like_whole(make_trainer, tmp_path, Perceptron, algorithm=algorithm, callbacks=[Halving()], **flags)

@@ -59,6 +59,7 @@ class Schedules:
                 )
         self.configs = configs
         self._groups = optimizer.param_groups
+        self._present: dict[str, Any] | None = None
         self._step_schedulers = [config for config in configs if config.interval == "step"]
         self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._step_schedulers]
         if self._step_schedulers and len(configs) > len(self._step_schedulers):
@@ -222,14 +223,16 @@ class Schedules:
             num_rounds: rounds completed then.
             present: rounds completed now.
         """
+        self.adopt()
         if any(map(_moves_rates, self.changes_since(state))):
             yield
             return
-        now = deepcopy(self.state_dict())
-        self.load_state_dict(state, num_rounds)
+        self._present = now = deepcopy(self.state_dict())
         try:
+            self.load_state_dict(state, num_rounds)
             yield
         finally:
+            self._present = None
             self.load_state_dict(now, present)
 
     def _options(self) -> list[Options]:
@@ -277,7 +280,12 @@ class Schedules:
         return changes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the round's learning rates, its other hyper-parameters that have changed, and the epoch-wise schedulers."""
+        """Return the round's learning rates, its other hyper-parameters that have changed, and the epoch-wise schedulers.
+
+        They are those of the present round also while clients train `as_of` an earlier one.
+        """
+        if self._present is not None:
+            return self._present
         changed = [_changed(now, first) for now, first in zip(self._round, self._first, strict=True)]
         return {
             "round_rates": [options["lr"] for options in self._round],
