@@ -47,6 +47,17 @@ class PruningCallback(Callback):
                 "epochs: nothing will be pruned."
             )
 
+    def start_unannounced_epoch(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Prune before an epoch that begins without `on_train_epoch_start`, as after a checkpoint of an epoch's last step."""
+        loop = trainer.fit_loop
+        is_unannounced = (
+            getattr(loop, "restarted_mid_epoch", False)
+            and loop.epoch_loop.restarted_on_train_batch_end
+            and loop.epoch_loop.batch_progress.is_last_batch
+        )
+        if is_unannounced and self.next_pruning(trainer) == trainer.current_epoch:
+            self.on_train_epoch_start(trainer, pl_module)
+
     def will_prune(self, trainer: Any) -> bool:
         """True if a pruning is due before the training ends."""
         return self.next_pruning(trainer) is not None

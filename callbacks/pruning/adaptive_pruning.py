@@ -133,6 +133,7 @@ class AdaptivePruning(StructuredPruning):
             self.require_prunable(trainer, pl_module)
             if self.rate is None:
                 self.adaptive_rate.start(trainer, pl_module)
+            self.start_unannounced_epoch(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due."""

@@ -99,6 +99,7 @@ class FilterPruning(StructuredPruning):
         )
         if self.importance == "feature_rank":
             calibration_images(trainer, 1, 1)
+        self.start_unannounced_epoch(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due."""

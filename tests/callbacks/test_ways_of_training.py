@@ -13,6 +13,7 @@ import lightning as L  # noqa: N812
 import processes
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from zoo import NUM_CLASSES, ZOO, ZooModule
@@ -186,6 +187,21 @@ def test_every_way_of_training(
     if way == "resumed":
         _, whole = train_anew(callback, network, "whole", make_stock_trainer, tmp_path)
         torch.testing.assert_close(vector(module), vector(whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("callback", ["FilterPruning", "AdaptivePruning", "MagnitudePruning", "AdaptiveRate"])
+def test_prunes_in_a_training_that_is_resumed_at_the_last_step_of_the_epoch_before(
+    callback: str, make_stock_trainer: MakeStock, tmp_path: Path
+) -> None:
+    # Lightning then begins the next epoch without `on_train_epoch_start`.
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=NUM_BATCHES, save_top_k=-1)
+    first = make_stock_trainer(callbacks=[CALLBACKS[callback](), saving], enable_checkpointing=True)
+    whole, module = (Logged(ZOO["U-Net"][0]) for _ in range(2))
+    first.fit(whole, loader("U-Net"))
+    trainer = make_stock_trainer(callbacks=CALLBACKS[callback]())
+    trainer.fit(module, loader("U-Net"), ckpt_path=tmp_path / f"step={NUM_BATCHES}.ckpt")
+    assert trainer.callback_metrics["prune/rate"] == first.callback_metrics["prune/rate"] > 0
+    torch.testing.assert_close(vector(module), vector(whole), rtol=0, atol=0)
 
 
 def train_in_two_processes(folder: Path) -> None:
