@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.coding.top_k import num_kept, positions_bits, top_k
 from lightning_fl.errors import UserError, require
-from lightning_fl.pruning import plans_of
+from lightning_fl.pruning import masks_of, plans_of
 
 WEIGHT = "parameter"
 # Vectors whose changes give the mask, by the names of moments in torch's optimisers.
@@ -113,6 +113,7 @@ class SparseUpdates(Callback):
         if update.steps == 0:
             parameters = self._parameters[index] = _trained(optimizer)
             update.shapes = [p.shape for p in parameters]
+            _mask_left_out(update, parameters, pl_module)
             update.before = [
                 {WEIGHT: p.detach().clone(), **{name: x.clone() for name, x in _moments(optimizer, p).items()}}
                 for p in parameters
@@ -203,6 +204,16 @@ class SparseUpdates(Callback):
                     tensors[name].copy_(part.view_as(tensors[name]))
         width = wanted.element_size() * 8
         self.sent_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
+
+
+def _mask_left_out(update: _Update, parameters: list[Tensor], module: LightningModule) -> None:
+    """Drop what was left out of weights that `MagnitudePruning` has set to 0 since: it would bring them back."""
+    masks = masks_of(module)
+    if update.left_out is None or not masks:
+        return
+    mask_of = {id(parameter): masks[name] for name, parameter in module.named_parameters() if name in masks}
+    is_kept = _flat([mask_of.get(id(p), torch.ones_like(p, dtype=torch.bool)) for p in parameters])
+    update.left_out = update.left_out * is_kept.to(update.left_out.device)
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.callbacks import SparseUpdates
+from lightning_fl.callbacks import MagnitudePruning, SparseUpdates
 from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.data import Arrays
 from lightning_fl.pruning import Plan, prune
@@ -270,6 +270,16 @@ def test_what_was_left_out_is_cut_with_the_network(resumed: bool, tmp_path: Path
     assert left_out["before"].any()
     parts = [weight.view(3, 4)[kept].flatten(), bias[kept], output[kept], last]
     assert torch.equal(left_out["after"], torch.cat(parts))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("prunes_first", [True, False])
+def test_what_was_left_out_of_pruned_weights_does_not_bring_them_back(prunes_first: bool, every: int) -> None:
+    callbacks = [MagnitudePruning(0.5, prune_epoch=2), SparseUpdates(0.2, error_feedback=True, every_n_steps=every)]
+    module = Regression("adam")
+    trainer = L.Trainer(max_epochs=4, callbacks=callbacks if prunes_first else callbacks[::-1], **QUIET)
+    trainer.fit(module, loader())
+    assert int(flat(module).count_nonzero()) == trainer.callback_metrics["prune/kept"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
