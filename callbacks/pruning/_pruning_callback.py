@@ -12,11 +12,11 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.callbacks.pruning._training_samples import example_input
+from lightning_fl.callbacks.pruning._training_samples import Source, calibration_images, example_input
 from lightning_fl.checks import is_a
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates import gates_of
-from lightning_fl.pruning import Plan, Schedule, plans_of, shrink_when_loading
+from lightning_fl.pruning import Plan, Schedule, feature_map_ranks, plans_of, shrink_when_loading
 from lightning_fl.pruning.graph import Network
 
 
@@ -162,6 +162,23 @@ class StructuredPruning(PruningCallback):
             bool(network.layers) or was_pruned,
             f"{callback}: no layer of {type(module).__name__} can lose filters: {network.first_obstacles}.",
         )
+
+    def require_rankable(self, trainer: Any, module: LightningModule, stand_in: Source | None = None) -> None:
+        """Check on one image, before any training, that feature maps can be ranked.
+
+        Raises:
+            UserError: there are no images, or the module's forward does not take them.
+        """
+        images = calibration_images(trainer, 1, 1, stand_in)
+        try:
+            feature_map_ranks(module, images, ())
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{type(self).__name__} ranks feature maps of the first part of a batch, which forward of "
+                f"{type(module).__name__} does not take: {error}. FilterPruning with importance 'magnitude' needs no images."
+            ) from None
 
     def plan(self, trainer: Any, network: Network, filters: dict[str, Tensor]) -> Plan:
         """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""

@@ -98,7 +98,7 @@ class FilterPruning(StructuredPruning):
             trainer, pl_module, tuple(self.rate) if isinstance(self.rate, Mapping) and not self.widths else ()
         )
         if self.importance == "feature_rank":
-            calibration_images(trainer, 1, 1)
+            self.require_rankable(trainer, pl_module)
         self.start_unannounced_epoch(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
