@@ -148,6 +148,11 @@ class MagnitudePruning(PruningCallback):
         adaptive = {"rate": self.rate.state_dict()} if isinstance(self.rate, AdaptiveRate) else {}
         return super().state_dict() | {"masks": self._masks} | adaptive
 
+    def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the masks as they are now, if another callback has cut the layers since the epoch's start."""
+        self._follow(pl_module)
+        checkpoint["callbacks"][self.state_key] = self.state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""
         super().load_state_dict(state_dict)

@@ -204,6 +204,20 @@ def test_prunes_in_a_training_that_is_resumed_at_the_last_step_of_the_epoch_befo
     torch.testing.assert_close(vector(module), vector(whole), rtol=0, atol=0)
 
 
+def test_a_checkpoint_within_an_epoch_has_masks_that_filter_pruning_has_cut(
+    make_stock_trainer: MakeStock, tmp_path: Path
+) -> None:
+    def callbacks() -> list[L.Callback]:
+        return [MagnitudePruning(0.3, prune_epoch=0), FilterPruning(0.4, prune_epoch=1, importance="magnitude")]
+
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    first = make_stock_trainer(callbacks=[*callbacks(), saving], enable_checkpointing=True)
+    first.fit(Logged(ZOO["U-Net"][0]), loader("U-Net"))
+    module, trainer = Logged(ZOO["U-Net"][0]), make_stock_trainer(callbacks=callbacks())
+    trainer.fit(module, loader("U-Net"), ckpt_path=tmp_path / f"step={NUM_BATCHES + 2}.ckpt")
+    assert trainer.callback_metrics["prune/kept"] == first.callback_metrics["prune/kept"] < len(vector(module))
+
+
 def train_in_two_processes(folder: Path) -> None:
     """Train with every callback and network in one of two processes."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
