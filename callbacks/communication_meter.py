@@ -109,7 +109,8 @@ class CommunicationMeter(Callback):
             for direction in ("up", "down"):
                 for kind, total in ledger.total_bits[direction].items():
                     if total:
-                        pl_module.log(f"comm/{direction}link_bits/{kind}", float(ledger.round_bits[direction][kind]))
+                        # a Python float would become float32
+                        pl_module.log(f"comm/{direction}link_bits/{kind}", int(ledger.round_bits[direction][kind]))
             self._log_sizes(trainer, pl_module)
         else:
             self.sent_bits += self._epoch_bits

@@ -128,7 +128,8 @@ class SparseUpdates(Callback):
         """Exchange the updates of a training that ends within an epoch, and log the bytes so far."""
         if self.every_n_steps > 1:
             self._exchange(trainer, in_any_case=True)
-        pl_module.log("sparse/bytes", self.sent_bits / 8)
+        num_bytes = torch.tensor(self.sent_bits / 8, dtype=torch.float64)  # a Python float would become float32
+        pl_module.log("sparse/bytes", num_bytes)
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
         """Drop the last client's updates when another client starts in a federation."""

@@ -132,7 +132,7 @@ class MagnitudePruning(PruningCallback):
         numbers = sum(parameters[name].numel() for name in candidates)
         trained = sum(p.numel() - removed.get(name, 0) for name, p in parameters.items() if p.requires_grad)
         pl_module.log("prune/rate", sum(removed.values()) / max(1, numbers))
-        pl_module.log("prune/kept", float(trained))
+        pl_module.log("prune/kept", trained)  # a Python float would become float32
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Make the module an ordinary one again, with zeros."""
