@@ -19,6 +19,9 @@ from lightning_fl.gates import gates_of
 from lightning_fl.pruning import Plan, Schedule, feature_map_ranks, plans_of, shrink_when_loading
 from lightning_fl.pruning.graph import Network
 
+FIRST_BATCH = "on_train_batch_start"
+"""Hook by which a pruning begins an epoch that Lightning begins without `on_train_epoch_start`."""
+
 
 class PruningCallback(Callback):
     """Prune at the start of epochs, by a schedule.
@@ -35,11 +38,23 @@ class PruningCallback(Callback):
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
+        vars(self).pop(FIRST_BATCH, None)  # of a fit that raised
         if stage == "fit":
             self._last_epoch = -1
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Warn if the next pruning is due only after the end of the run."""
+        """Warn if the next pruning is due only after the end of the run; prune also before an epoch that has no start.
+
+        After a checkpoint of an epoch's last step, Lightning begins the next epoch without `on_train_epoch_start`.
+        """
+        loop = trainer.fit_loop
+        has_no_start = (
+            getattr(loop, "restarted_mid_epoch", False)
+            and loop.epoch_loop.restarted_on_train_batch_end
+            and loop.epoch_loop.batch_progress.is_last_batch
+        )
+        if has_no_start:  # not a method, because hooks of batches keep a federation from stacking its clients
+            vars(self)[FIRST_BATCH] = self._start_epoch
         following = self.schedule.next_after(trainer.current_epoch)
         if following is not None and not self.will_prune(trainer):
             rank_zero_warn(
@@ -47,16 +62,10 @@ class PruningCallback(Callback):
                 "epochs: nothing will be pruned."
             )
 
-    def start_unannounced_epoch(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Prune before an epoch that begins without `on_train_epoch_start`, as after a checkpoint of an epoch's last step."""
-        loop = trainer.fit_loop
-        is_unannounced = (
-            getattr(loop, "restarted_mid_epoch", False)
-            and loop.epoch_loop.restarted_on_train_batch_end
-            and loop.epoch_loop.batch_progress.is_last_batch
-        )
-        if is_unannounced and self.next_pruning(trainer) == trainer.current_epoch:
-            self.on_train_epoch_start(trainer, pl_module)
+    def _start_epoch(self, trainer: Any, pl_module: LightningModule, *batch: Any) -> None:
+        """Begin an epoch at its first batch."""
+        del vars(self)[FIRST_BATCH]
+        self.on_train_epoch_start(trainer, pl_module)
 
     def will_prune(self, trainer: Any) -> bool:
         """True if a pruning is due before the training ends."""

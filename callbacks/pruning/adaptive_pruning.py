@@ -134,7 +134,6 @@ class AdaptivePruning(StructuredPruning):
             self.require_rankable(trainer, pl_module, self._stand_in(trainer))
             if self.rate is None:
                 self.adaptive_rate.start(trainer, pl_module)
-            self.start_unannounced_epoch(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due."""

@@ -99,7 +99,6 @@ class FilterPruning(StructuredPruning):
         )
         if self.importance == "feature_rank":
             self.require_rankable(trainer, pl_module)
-        self.start_unannounced_epoch(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due."""

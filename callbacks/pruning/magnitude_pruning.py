@@ -106,7 +106,6 @@ class MagnitudePruning(PruningCallback):
             if self.will_prune(trainer):
                 self.rate.start(trainer, pl_module)
         self._hold(trainer, pl_module)  # a training that goes on in the middle of an epoch does not start that epoch
-        self.start_unannounced_epoch(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due, and keep pruned weights at 0."""

@@ -189,16 +189,30 @@ def test_every_way_of_training(
         torch.testing.assert_close(vector(module), vector(whole), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("callback", ["FilterPruning", "AdaptivePruning", "MagnitudePruning", "AdaptiveRate"])
+TOGETHER: list[Callable[[], L.Callback]] = [
+    CALLBACKS["FilterPruning"],
+    lambda: MagnitudePruning(0.3, prune_epoch=0),
+    lambda: SparseUpdates(0.2, error_feedback=True),
+]
+
+
+@pytest.mark.parametrize(
+    "makers",
+    [
+        *([CALLBACKS[name]] for name in ("FilterPruning", "AdaptivePruning", "MagnitudePruning", "AdaptiveRate")),
+        TOGETHER,
+    ],
+    ids=["FilterPruning", "AdaptivePruning", "MagnitudePruning", "AdaptiveRate", "together"],
+)
 def test_prunes_in_a_training_that_is_resumed_at_the_last_step_of_the_epoch_before(
-    callback: str, make_stock_trainer: MakeStock, tmp_path: Path
+    makers: list[Callable[[], L.Callback]], make_stock_trainer: MakeStock, tmp_path: Path
 ) -> None:
     # Lightning then begins the next epoch without `on_train_epoch_start`.
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=NUM_BATCHES, save_top_k=-1)
-    first = make_stock_trainer(callbacks=[CALLBACKS[callback](), saving], enable_checkpointing=True)
+    first = make_stock_trainer(callbacks=[*(make() for make in makers), saving], enable_checkpointing=True)
     whole, module = (Logged(ZOO["U-Net"][0]) for _ in range(2))
     first.fit(whole, loader("U-Net"))
-    trainer = make_stock_trainer(callbacks=CALLBACKS[callback]())
+    trainer = make_stock_trainer(callbacks=[make() for make in makers])
     trainer.fit(module, loader("U-Net"), ckpt_path=tmp_path / f"step={NUM_BATCHES}.ckpt")
     assert trainer.callback_metrics["prune/rate"] == first.callback_metrics["prune/rate"] > 0
     torch.testing.assert_close(vector(module), vector(whole), rtol=0, atol=0)
