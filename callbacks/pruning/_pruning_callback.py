@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.pruning._training_samples import Source, calibration_images, example_input
-from lightning_fl.checks import is_a
+from lightning_fl.checks import is_a, needs_closure
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates import gates_of
 from lightning_fl.pruning import Plan, Schedule, feature_map_ranks, plans_of, shrink_when_loading
@@ -149,7 +149,7 @@ class StructuredPruning(PruningCallback):
             named: layers that must be able to lose filters.
 
         Raises:
-            UserError: the strategy or another callback does not allow it, or no layer can lose filters.
+            UserError: the strategy, the optimiser or another callback does not allow it, or no layer can lose filters.
         """
         callback, strategy = type(self).__name__, trainer.strategy
         self.refuse_averages(
@@ -162,6 +162,12 @@ class StructuredPruning(PruningCallback):
             raise UserError(
                 f"{callback} cannot change a network inside {type(strategy).__name__}, which needs constant shapes: "
                 "train on one device."
+            )
+        for optimizer in trainer.optimizers:
+            require(
+                not needs_closure(optimizer),
+                f"{callback} cuts what an optimiser keeps of each weight, but {type(optimizer).__name__} keeps it in vectors of "
+                "the whole network: use another optimiser, such as Adam.",
             )
         network = Network(module, example_input(trainer))
         for name in named:

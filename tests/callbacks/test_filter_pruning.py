@@ -529,3 +529,15 @@ def test_images_that_cannot_be_ranked_are_refused_before_the_training(kind: Any,
     with pytest.raises(UserError, match=sentence):
         trainer.fit(kind(), data)
     assert trainer.global_step == 0
+
+
+class Closure(Classifier):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+@pytest.mark.parametrize("pruning", [FilterPruning, AdaptivePruning])
+def test_an_optimiser_with_vectors_of_the_whole_network_is_refused(pruning: Any) -> None:
+    trainer = L.Trainer(max_epochs=2, callbacks=pruning(prune_epoch=1), **QUIET)
+    with pytest.raises(UserError, match="LBFGS keeps it in vectors of the whole network: use another"):
+        trainer.fit(Closure(), loader())

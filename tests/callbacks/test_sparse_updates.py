@@ -282,6 +282,34 @@ def test_what_was_left_out_of_pruned_weights_does_not_bring_them_back(prunes_fir
     assert int(flat(module).count_nonzero()) == trainer.callback_metrics["prune/kept"]
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_was_left_out_follows_parameters_that_are_unfrozen_and_frozen(every: int) -> None:
+    class Thaw(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.net[0].weight.requires_grad_(trainer.current_epoch > 0)
+            pl_module.net[2].bias.requires_grad_(trainer.current_epoch < 2)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            left_out.append(callback.state_dict()["updates"][0]["left_out"])
+
+    left_out: list[Tensor] = []
+    callback, module = SparseUpdates(0.2, error_feedback=True, every_n_steps=every), Regression("sgd")
+    L.Trainer(max_epochs=3, callbacks=[Thaw(), callback], **QUIET).fit(module, loader())
+    assert [len(x) for x in left_out] == [D - 12, D, D - 1]
+    assert flat(module).isfinite().all()
+
+
+class Closure(Regression):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+def test_steps_of_several_gradients_are_refused() -> None:
+    trainer = L.Trainer(max_epochs=1, callbacks=SparseUpdates(), **QUIET)
+    with pytest.raises(UserError, match="LBFGS computes several gradients within a step: use another"):
+        trainer.fit(Closure("sgd"), loader())
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_makes_every_local_step_of_a_federation_sparse(optimizer: str) -> None:
     x, y = samples()
