@@ -212,7 +212,7 @@ class FlatModule:
             require(
                 not self.personal_leaves,
                 f"clients own all trainable parameters of {type(self.module).__name__}, so that none is left to federate: let "
-                "them own fewer, with layers or personal, or train each client alone, with LocalOnly.",
+                "personal name fewer of them, or train each client alone, with LocalOnly.",
             )
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         check_real(self.module)
