@@ -115,8 +115,10 @@ class CommunicationMeter(Callback):
         else:
             self.sent_bits += self._epoch_bits
             for direction in ("up", "down"):
-                pl_module.log(f"comm/{direction}link_bits", float(self._epoch_bits))
-                pl_module.log(f"comm/total_{direction}link_bytes", self.sent_bits / 8)
+                pl_module.log(f"comm/{direction}link_bits", torch.tensor(self._epoch_bits, dtype=torch.float64))
+                pl_module.log(
+                    f"comm/total_{direction}link_bytes", torch.tensor(self.sent_bits / 8, dtype=torch.float64)
+                )
             self._epoch_bits = 0
         self._stop_if_spent(trainer)
 

@@ -369,3 +369,16 @@ def test_logged_counts_are_exact_beyond_what_float32_holds(make_trainer: Callabl
     MagnitudePruning().on_train_epoch_end(None, module)
     for name in ("prune/parameters", "prune/kept"):
         assert (module.logged[name], type(module.logged[name])) == (4099 * 4097, int)
+
+
+def test_bytes_of_a_stock_trainer_are_exact_beyond_what_float32_holds(
+    make_stock_trainer: Callable[..., L.Trainer],
+) -> None:
+    class HasSent(L.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            meter.sent_bits = 8 * (2**30 + 1)
+
+    meter = CommunicationMeter()
+    trainer = make_stock_trainer(max_epochs=1, callbacks=[meter, HasSent()])
+    trainer.fit(Counts(), loader())
+    assert float(trainer.callback_metrics["comm/total_uplink_bytes"]) == meter.sent_bits / 8
