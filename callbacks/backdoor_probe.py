@@ -54,6 +54,9 @@ class BackdoorProbe(Callback):
         inputs, labels = self._parts(batch)
         asked = labels != self.target if self.source is None else labels == self.source
         if not asked.any():
+            if not hasattr(pl_module.trainer, "evaluate_clients") and pl_module.trainer.world_size > 1:
+                # Every process of lightning.Trainer must log a value that they add up.
+                pl_module.log("attack/success", 0.0, batch_size=0, sync_dist=True)
             return
         scores = pl_module((stamped(inputs) if self.source is None else inputs)[asked])
         is_scores = isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > self.target
@@ -63,7 +66,7 @@ class BackdoorProbe(Callback):
             f"returns {tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__}.",
         )
         is_target = scores.argmax(1) == self.target
-        pl_module.log("attack/success", is_target.double().mean(), batch_size=len(is_target))
+        pl_module.log("attack/success", is_target.double().mean(), batch_size=len(is_target), sync_dist=True)
 
     def _parts(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return inputs (B, …) and classes (B,) of a batch."""

@@ -109,13 +109,16 @@ class CommunicationMeter(Callback):
             for direction in ("up", "down"):
                 for kind, total in ledger.total_bits[direction].items():
                     if total:
-                        pl_module.log(f"comm/{direction}link_bits/{kind}", float(ledger.round_bits[direction][kind]))
+                        # a Python float would become float32
+                        pl_module.log(f"comm/{direction}link_bits/{kind}", int(ledger.round_bits[direction][kind]))
             self._log_sizes(trainer, pl_module)
         else:
             self.sent_bits += self._epoch_bits
             for direction in ("up", "down"):
-                pl_module.log(f"comm/{direction}link_bits", float(self._epoch_bits))
-                pl_module.log(f"comm/total_{direction}link_bytes", self.sent_bits / 8)
+                pl_module.log(f"comm/{direction}link_bits", torch.tensor(self._epoch_bits, dtype=torch.float64))
+                pl_module.log(
+                    f"comm/total_{direction}link_bytes", torch.tensor(self.sent_bits / 8, dtype=torch.float64)
+                )
             self._epoch_bits = 0
         self._stop_if_spent(trainer)
 

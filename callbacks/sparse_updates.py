@@ -17,10 +17,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.checks import check_between, check_choice, check_whole, needs_closure
 from lightning_fl.coding.top_k import num_kept, positions_bits, top_k
 from lightning_fl.errors import UserError, require
-from lightning_fl.pruning import plans_of
+from lightning_fl.pruning import Masks, masks_of, plans_of
 
 WEIGHT = "parameter"
 # Vectors whose changes give the mask, by the names of moments in torch's optimisers.
@@ -69,7 +69,7 @@ class SparseUpdates(Callback):
         every_n_steps: optimiser steps between two exchanges, at least 1; in a federation 1, as its clients exchange themselves.
 
     Raises:
-        UserError: an argument is out of range, the mask is unknown, or the optimiser lacks the moment of the mask.
+        UserError: an argument is out of range, the mask is unknown, or the optimiser lacks the moment of the mask, or is LBFGS.
     """
 
     def __init__(
@@ -98,9 +98,19 @@ class SparseUpdates(Callback):
             self.sent_bits, self._updates = 0, {}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Note the prunings so far: left-out parts from a checkpoint already fit the pruned module."""
+        """Note the prunings so far: left-out parts from a checkpoint already fit the pruned module.
+
+        Raises:
+            UserError: an optimiser computes several gradients within a step.
+        """
         self._num_plans = len(plans_of(pl_module))
         self._parameters = dict(enumerate(map(_trained, trainer.optimizers)))
+        for optimizer in trainer.optimizers:
+            require(
+                not needs_closure(optimizer),
+                f"SparseUpdates thins out the steps of an optimiser, but {type(optimizer).__name__} computes several gradients "
+                "within a step: use another optimiser, such as Adam.",
+            )
 
     def on_before_optimizer_step(
         self, trainer: Any, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -111,7 +121,9 @@ class SparseUpdates(Callback):
         index = trainer.optimizers.index(optimizer)
         update = self._updates.setdefault(index, _Update())
         if update.steps == 0:
-            parameters = self._parameters[index] = _trained(optimizer)
+            before, parameters = self._parameters[index], _trained(optimizer)
+            self._parameters[index] = parameters
+            _keep_left_out(update, before, parameters, masks_of(pl_module), pl_module)
             update.shapes = [p.shape for p in parameters]
             update.before = [
                 {WEIGHT: p.detach().clone(), **{name: x.clone() for name, x in _moments(optimizer, p).items()}}
@@ -127,7 +139,8 @@ class SparseUpdates(Callback):
         """Exchange the updates of a training that ends within an epoch, and log the bytes so far."""
         if self.every_n_steps > 1:
             self._exchange(trainer, in_any_case=True)
-        pl_module.log("sparse/bytes", self.sent_bits / 8)
+        num_bytes = torch.tensor(self.sent_bits / 8, dtype=torch.float64)  # a Python float would become float32
+        pl_module.log("sparse/bytes", num_bytes)
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
         """Drop the last client's updates when another client starts in a federation."""
@@ -203,6 +216,29 @@ class SparseUpdates(Callback):
                     tensors[name].copy_(part.view_as(tensors[name]))
         width = wanted.element_size() * 8
         self.sent_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
+
+
+def _keep_left_out(
+    update: _Update, before: list[Tensor], now: list[Tensor], masks: Masks, module: LightningModule
+) -> None:
+    """Keep what was left out of the parameters that an optimiser trains now, except where `MagnitudePruning` has set them to 0.
+
+    Args:
+        update: holds it.
+        before: parameters that the optimiser has trained, as they are ordered in it.
+        now: those that it trains from now on; others may have been frozen or unfrozen since.
+        masks: masks of the module.
+        module: the module.
+    """
+    if update.left_out is None:
+        return
+    parts = dict(zip(map(id, before), update.left_out.split([shape.numel() for shape in update.shapes]), strict=True))
+    for name, parameter in module.named_parameters():
+        if name in masks and id(parameter) in parts:
+            part = parts[id(parameter)]
+            parts[id(parameter)] = part * masks[name].flatten().to(part.device)
+    new = update.left_out.new_zeros
+    update.left_out = torch.cat([parts[id(p)] if id(p) in parts else new(p.numel()) for p in now])
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -12,12 +12,15 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.callbacks.pruning._training_samples import example_input
-from lightning_fl.checks import is_a
+from lightning_fl.callbacks.pruning._training_samples import Source, calibration_images, example_input
+from lightning_fl.checks import is_a, needs_closure
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates import gates_of
-from lightning_fl.pruning import Plan, Schedule, plans_of, shrink_when_loading
+from lightning_fl.pruning import Plan, Schedule, feature_map_ranks, plans_of, shrink_when_loading
 from lightning_fl.pruning.graph import Network
+
+FIRST_BATCH = "on_train_batch_start"
+"""Hook by which a pruning begins an epoch that Lightning begins without `on_train_epoch_start`."""
 
 
 class PruningCallback(Callback):
@@ -35,17 +38,34 @@ class PruningCallback(Callback):
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
+        vars(self).pop(FIRST_BATCH, None)  # of a fit that raised
         if stage == "fit":
             self._last_epoch = -1
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Warn if the next pruning is due only after the end of the run."""
+        """Warn if the next pruning is due only after the end of the run; prune also before an epoch that has no start.
+
+        After a checkpoint of an epoch's last step, Lightning begins the next epoch without `on_train_epoch_start`.
+        """
+        loop = trainer.fit_loop
+        has_no_start = (
+            getattr(loop, "restarted_mid_epoch", False)
+            and loop.epoch_loop.restarted_on_train_batch_end
+            and loop.epoch_loop.batch_progress.is_last_batch
+        )
+        if has_no_start:  # not a method, because hooks of batches keep a federation from stacking its clients
+            vars(self)[FIRST_BATCH] = self._start_epoch
         following = self.schedule.next_after(trainer.current_epoch)
         if following is not None and not self.will_prune(trainer):
             rank_zero_warn(
                 f"{type(self).__name__} would prune after {following} epochs, but the run ends after {trainer.max_epochs} "
                 "epochs: nothing will be pruned."
             )
+
+    def _start_epoch(self, trainer: Any, pl_module: LightningModule, *batch: Any) -> None:
+        """Begin an epoch at its first batch."""
+        del vars(self)[FIRST_BATCH]
+        self.on_train_epoch_start(trainer, pl_module)
 
     def will_prune(self, trainer: Any) -> bool:
         """True if a pruning is due before the training ends."""
@@ -129,7 +149,7 @@ class StructuredPruning(PruningCallback):
             named: layers that must be able to lose filters.
 
         Raises:
-            UserError: the strategy or another callback does not allow it, or no layer can lose filters.
+            UserError: the strategy, the optimiser or another callback does not allow it, or no layer can lose filters.
         """
         callback, strategy = type(self).__name__, trainer.strategy
         self.refuse_averages(
@@ -143,6 +163,12 @@ class StructuredPruning(PruningCallback):
                 f"{callback} cannot change a network inside {type(strategy).__name__}, which needs constant shapes: "
                 "train on one device."
             )
+        for optimizer in trainer.optimizers:
+            require(
+                not needs_closure(optimizer),
+                f"{callback} cuts what an optimiser keeps of each weight, but {type(optimizer).__name__} keeps it in vectors of "
+                "the whole network: use another optimiser, such as Adam.",
+            )
         network = Network(module, example_input(trainer))
         for name in named:
             network.require_prunable(name)
@@ -151,6 +177,23 @@ class StructuredPruning(PruningCallback):
             bool(network.layers) or was_pruned,
             f"{callback}: no layer of {type(module).__name__} can lose filters: {network.first_obstacles}.",
         )
+
+    def require_rankable(self, trainer: Any, module: LightningModule, stand_in: Source | None = None) -> None:
+        """Check on one image, before any training, that feature maps can be ranked.
+
+        Raises:
+            UserError: there are no images, or the module's forward does not take them.
+        """
+        images = calibration_images(trainer, 1, 1, stand_in)
+        try:
+            feature_map_ranks(module, images, ())
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{type(self).__name__} ranks feature maps of the first part of a batch, which forward of "
+                f"{type(module).__name__} does not take: {error}. FilterPruning with importance 'magnitude' needs no images."
+            ) from None
 
     def plan(self, trainer: Any, network: Network, filters: dict[str, Tensor]) -> Plan:
         """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""

@@ -131,6 +131,7 @@ class AdaptivePruning(StructuredPruning):
             self.adaptive_rate.remember(pl_module)
         if self.will_prune(trainer):
             self.require_prunable(trainer, pl_module)
+            self.require_rankable(trainer, pl_module, self._stand_in(trainer))
             if self.rate is None:
                 self.adaptive_rate.start(trainer, pl_module)
 

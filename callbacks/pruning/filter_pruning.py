@@ -98,7 +98,7 @@ class FilterPruning(StructuredPruning):
             trainer, pl_module, tuple(self.rate) if isinstance(self.rate, Mapping) and not self.widths else ()
         )
         if self.importance == "feature_rank":
-            calibration_images(trainer, 1, 1)
+            self.require_rankable(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due."""
@@ -126,7 +126,9 @@ class FilterPruning(StructuredPruning):
         """Log the removed share and the remaining parameters."""
         lost = sum(self.widths[name] - len(filters) for name, filters in self.filters.items())
         pl_module.log("prune/rate", lost / max(1, sum(self.widths.values())))
-        pl_module.log("prune/parameters", float(sum(p.numel() for p in pl_module.parameters())))
+        pl_module.log(
+            "prune/parameters", sum(p.numel() for p in pl_module.parameters())
+        )  # a float would become float32
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: the kept filters, and the epoch of the last pruning."""

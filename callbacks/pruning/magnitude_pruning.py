@@ -131,7 +131,7 @@ class MagnitudePruning(PruningCallback):
         numbers = sum(parameters[name].numel() for name in candidates)
         trained = sum(p.numel() - removed.get(name, 0) for name, p in parameters.items() if p.requires_grad)
         pl_module.log("prune/rate", sum(removed.values()) / max(1, numbers))
-        pl_module.log("prune/kept", float(trained))
+        pl_module.log("prune/kept", trained)  # a Python float would become float32
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Make the module an ordinary one again, with zeros."""
@@ -146,6 +146,11 @@ class MagnitudePruning(PruningCallback):
         """Return the state for a checkpoint."""
         adaptive = {"rate": self.rate.state_dict()} if isinstance(self.rate, AdaptiveRate) else {}
         return super().state_dict() | {"masks": self._masks} | adaptive
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the masks as they are now, if another callback has cut the layers since the epoch's start."""
+        self._follow(pl_module)
+        checkpoint["callbacks"][self.state_key] = self.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""

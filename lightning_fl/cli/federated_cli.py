@@ -8,6 +8,7 @@ from argparse import SUPPRESS
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
 from pydoc import locate
 from typing import Any, NoReturn
@@ -337,13 +338,31 @@ class FederatedCLI(LightningCLI):
             checkpoint_file.load(path)  # raises a UserError if it cannot be read
         if self.config.subcommand == "fit":
             return
+        free = set(config.model.as_dict().get("dict_kwargs") or {})
         with checkpoint_file.mapped(path or ""):
             super()._parse_ckpt_path()
+        self._leave_out_foreign(free)
         after = self.config[self.config.subcommand].model.as_dict().get("init_args", {})
         differing = [name for name in before if name not in LINKED and before[name] != after.get(name, before[name])]
         if differing:
             listed = ", ".join(str(Change(f"model.{name}", before[name], after[name])) for name in differing)
             rank_zero_info(f"The model has the hyper-parameters of the checkpoint, not the configuration's: {listed}.")
+
+    def _leave_out_foreign(self, free: set[str]) -> None:
+        """Leave out what a checkpoint has beside the parameters of the model's class.
+
+        This is what the command line offers to every class, and what a module has added to its hyper-parameters.
+
+        Args:
+            free: names that the configuration has under `dict_kwargs`.
+        """
+        model = self.config[self.config.subcommand].model
+        found = dict(model.get("dict_kwargs") or {})
+        parameters = signature(locate(model.class_path)).parameters.values()  # type: ignore[arg-type]
+        takes_any = any(parameter.kind == Parameter.VAR_KEYWORD for parameter in parameters)
+        left = {name: x for name, x in found.items() if name in free or (takes_any and name not in LINKED)}
+        if left != found:
+            model.dict_kwargs = left
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {

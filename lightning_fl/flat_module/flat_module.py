@@ -206,9 +206,14 @@ class FlatModule:
         With `flat_gradient`, every gradient is a view of `gradient`.
 
         Raises:
-            UserError: the module has nothing to train, or not exactly one optimiser, or its optimiser lacks a personal parameter.
+            UserError: nothing is left to train together, there is not exactly one optimiser, or it lacks a personal parameter.
         """
         if not self.parameters:
+            require(
+                not self.personal_leaves,
+                f"clients own all trainable parameters of {type(self.module).__name__}, so that none is left to federate: let "
+                "personal name fewer of them, or train each client alone, with LocalOnly.",
+            )
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         check_real(self.module)
         self.reads_gradient = flat_gradient

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from lightning_fl.checks import overrides
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates.gate import Gate, check_options, num_kept
 
@@ -57,7 +58,12 @@ def add_gates(
     name = type(network).__name__
     require(not gates_of(network), f"{name} has gates already: remove them with remove_gates first.")
     convolutions = [layer for layer in layers(network) if not _is_skipped(layer[0], skip)]
-    require(bool(convolutions), f"{name} has no convolution to gate: dynamic pruning chooses channels of convolutions.")
+    late = [hook for hook in ("configure_model", "setup") if overrides(hook, network)]
+    hint = f" Gates are added before {late[0]} is called: make the layers in __init__." if late else ""
+    require(
+        bool(convolutions),
+        f"{name} has no convolution to gate: dynamic pruning chooses channels of convolutions.{hint}",
+    )
     generator = torch.Generator().manual_seed(seed)
     for _, convolution, norm in convolutions:
         num_open = num_kept(keep, convolution.out_channels)

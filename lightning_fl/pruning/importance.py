@@ -152,7 +152,8 @@ def _images(module: nn.Module, batch: Any) -> Tensor:
     images = batch[0] if isinstance(batch, (tuple, list)) else batch
     if not isinstance(images, Tensor):
         raise UserError(
-            f"feature-map ranks need batches of images, or tuples that begin with them, got {type(images).__name__}."
+            f"feature-map ranks need batches of images, or tuples that begin with them, got {type(images).__name__}; "
+            "FilterPruning with importance 'magnitude' needs no images."
         )
     parameter = next((p for p in module.parameters() if p.is_floating_point()), images)
     return images.to(parameter.device, parameter.dtype) if images.is_floating_point() else images.to(parameter.device)

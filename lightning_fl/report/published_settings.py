@@ -143,6 +143,8 @@ def settings_of(record: Record) -> Settings:
     seconds = settings.get("trainer.clock.computation_seconds")
     named["computation"] = "estimated" if seconds is None else f"{seconds:g} s"
     named |= {name: settings.get(flag) for name, (flag, _) in PHRASES.items() if flag}
+    if settings.get("optimizer") is not None:  # of the command line, in place of the module's own
+        named["learning rate"] = settings.get("optimizer.lr")
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -201,17 +201,23 @@ def _printed(row: PublishedRow) -> dict[str, Spread | str]:
 
 
 def settings(groups: Sequence[Group]) -> list[Table]:
-    """Return the settings that differ: those besides the method, and each method's own that differ between its runs."""
+    """Return the settings that differ: those besides the method, and each method's own that differ between its runs.
+
+    The method is among them if a label, as that of a study's combination, does not name it.
+    """
     with_settings = [group for group in groups if "data" in group.settings]
     keys = [key for key in _outermost(with_settings) if not is_of_method(key)]
     for algorithm in dict.fromkeys(group.algorithm for group in with_settings):
         keys += filter(is_of_method, _outermost([group for group in with_settings if group.algorithm == algorithm]))
     keys = list(dict.fromkeys(keys))
+    methods = {group.algorithm for group in with_settings}
+    if len(methods) > 1 and any(group.algorithm not in group.label for group in with_settings):
+        keys.insert(0, "algorithm")
     pages = [keys[start : start + MOST_SETTINGS] for start in range(0, len(keys), MOST_SETTINGS)]
     return [
         Table(
             ["method", *(key.partition(".")[2] or key for key in page)],
-            [[group.label, *(_with_options(group.settings, key) for key in page)] for group in with_settings],
+            [[group.label, *(_shown_setting(group, key) for key in page)] for group in with_settings],
             num_texts=1 + len(page),
         )
         for page in pages
@@ -222,6 +228,11 @@ def _outermost(groups: Sequence[Group]) -> list[str]:
     """Return the settings that differ, without those of a part that itself differs; they are shown with the part."""
     keys = differing([group.curves[0].record for group in groups])
     return [key for key in keys if not any(key.startswith(f"{part}.") for part in keys)]
+
+
+def _shown_setting(group: Group, key: str) -> str:
+    """Return the name of a group's method, or the value of one of its settings with its options."""
+    return group.algorithm if key == "algorithm" else _with_options(group.settings, key)
 
 
 def _with_options(values: Mapping[str, Any], key: str) -> str:

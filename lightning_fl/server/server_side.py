@@ -215,6 +215,11 @@ class ServerSide:
             isinstance(logits, Tensor) and logits.ndim == 2,
             f"{self.method} needs {name}.forward(inputs) to return logits (samples, classes), got {shape}.",
         )
+        require(
+            logits.shape[1] > 1,
+            f"{self.method} needs the logits of at least two classes, whose probabilities the server learns, but "
+            f"{name}.forward(inputs) returns one number a sample: use a method that needs no classes, such as FedAvg.",
+        )
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
         """Return the degrees D of `lightning_fl.data.non_iid_degree`."""

@@ -189,13 +189,19 @@ class Demanding(Perceptron):
         return super().forward(x * mask)
 
 
+class OneNumber(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)[:, :1]
+
+
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
+        (OneNumber(), r"logits of at least two classes, .* OneNumber.forward\(inputs\) returns one number a sample"),
         (WithoutLogits(), r"WithoutLogits.forward\(inputs\) to return logits .*got \(\)"),
         (Demanding(), "it fails: .*mask"),
     ],
-    ids=["no logits", "more inputs"],
+    ids=["one logit", "no logits", "more inputs"],
 )
 def test_distillation_needs_logits(module: Perceptron, sentence: str, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=sentence):

@@ -1,11 +1,14 @@
 """Test the share of samples that a trigger turns into a class, in both trainers."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
+import processes
 import pytest
 import torch
+from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -154,3 +157,23 @@ def test_bad_classes_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=said):
             build()
+
+
+def probe_in_two_processes(folder: Path) -> None:
+    """Validate in one of two processes, whose batches have 3, 2, 0 and 1 samples that are asked."""
+    images, labels = samples()
+    asked, others = (labels == 3).nonzero().flatten(), (labels != 3).nonzero().flatten()
+    first, second = torch.cat([asked[:5], others[:1]]), torch.cat([others[2:5], asked[5:6], others[5:7]])
+    read = torch.stack([first, second], 1).flatten()  # the samples alternate between the processes
+    data = DataLoader(TensorDataset(images[read], labels[read]), batch_size=3)
+    share = float((Corner()(images[asked[:6]]).argmax(1) == 1).double().mean())
+    assert share != float((Corner()(images[asked[:5]]).argmax(1) == 1).double().mean())
+    flags = {**QUIET, "num_sanity_val_steps": 0, "devices": 2, "strategy": "ddp"}
+    trainer = L.Trainer(callbacks=BackdoorProbe(1, 3), default_root_dir=folder, **flags)
+    (found,) = trainer.validate(Corner(), data, verbose=False)
+    assert found["attack/success"] == pytest.approx(share)
+
+
+@pytest.mark.process
+def test_success_is_the_share_over_all_processes(tmp_path: Path) -> None:
+    processes.run(probe_in_two_processes, tmp_path, num_processes=2)

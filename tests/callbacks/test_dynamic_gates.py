@@ -223,3 +223,15 @@ def test_a_fit_says_what_share_of_the_network_is_gated(
     assert re.search(
         rf"gates (\d) of \1 convolutions, which hold {share:.1%} of the parameters of Classifier\.", caplog.text
     )
+
+
+class Late(BoringModel):
+    """Module that makes its convolutions after the callbacks' setup."""
+
+    def configure_model(self) -> None:
+        self.convolution = nn.Conv2d(1, 4, 3)
+
+
+def test_layers_that_are_made_too_late_are_named(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    with pytest.raises(UserError, match="before configure_model is called: make the layers in __init__"):
+        make_stock_trainer(callbacks=DynamicGates()).fit(Late())

@@ -495,3 +495,49 @@ def test_masks_are_cut_with_the_network(filters_first: bool, federated: bool, tm
     else:
         fit(module, callbacks)
     assert seen == [(epoch >= masked, epoch >= cut) for epoch in range(4)]
+
+
+class Named(Classifier):
+    """Module whose batches are dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.example_input_array = torch.zeros(1, 1, 8, 8)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step((batch["image"], batch["label"]), batch_idx)
+
+
+class Weighted(Classifier):
+    """Module whose forward takes two parts of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.example_input_array = (torch.zeros(1, 1, 8, 8), torch.ones(1, 1))
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        return self.net(x) * weight
+
+
+@pytest.mark.parametrize(("kind", "sentence"), [(Named, "got dict; FilterPruning with"), (Weighted, "does not take: ")])
+@pytest.mark.parametrize("pruning", [FilterPruning, AdaptivePruning])
+def test_images_that_cannot_be_ranked_are_refused_before_the_training(kind: Any, sentence: str, pruning: Any) -> None:
+    images, labels = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+    batches = [{"image": image, "label": label} for image, label in zip(images, labels, strict=True)]
+    data = DataLoader(batches if kind is Named else TensorDataset(images, labels), batch_size=3)
+    trainer = L.Trainer(max_epochs=2, callbacks=pruning(prune_epoch=1), **QUIET)
+    with pytest.raises(UserError, match=sentence):
+        trainer.fit(kind(), data)
+    assert trainer.global_step == 0
+
+
+class Closure(Classifier):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+@pytest.mark.parametrize("pruning", [FilterPruning, AdaptivePruning])
+def test_an_optimiser_with_vectors_of_the_whole_network_is_refused(pruning: Any) -> None:
+    trainer = L.Trainer(max_epochs=2, callbacks=pruning(prune_epoch=1), **QUIET)
+    with pytest.raises(UserError, match="LBFGS keeps it in vectors of the whole network: use another"):
+        trainer.fit(Closure(), loader())

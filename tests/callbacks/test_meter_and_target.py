@@ -1,6 +1,7 @@
 """Test CommunicationMeter and TargetReached in a stock `L.Trainer` and in a federation, against counts made by hand."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAdamSSM, FedAvg, FedPAQ
-from lightning_fl.callbacks import CodecError, CommunicationMeter, EnergyMeter, SparseUpdates, TargetReached
+from lightning_fl.callbacks import (
+    CodecError,
+    CommunicationMeter,
+    EnergyMeter,
+    FilterPruning,
+    MagnitudePruning,
+    SparseUpdates,
+    TargetReached,
+)
+from lightning_fl.codecs import Dense
 from lightning_fl.data import Arrays
 from lightning_fl.outputs.metrics_csv import read_rows
+from lightning_fl.slots import Message, Packed, Payload, RoundContext, State
 
 D = 4 * 1 + 1
 
@@ -319,3 +330,55 @@ def test_less_may_be_better_and_names_are_checked(make_stock_trainer: Callable[.
     assert misspelt.current_epoch == 2, "the first validation happens in the second epoch"
     with pytest.raises(UserError, match="mode 'maximum' is unknown"):
         TargetReached(0.3, mode="maximum")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Expensive(Dense):
+    """Codec whose messages cost 2²⁵ + 1 bits, which float32 cannot hold."""
+
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+        return {name: Packed(vector, 2**25 + 1) for name, vector in message.items()}, memory
+
+
+class LargeNetwork(L.LightningModule):
+    """Module of more parameters than float32 can count, without memory; keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4099, 4097, bias=False, device="meta")
+        self.logged: dict[str, Any] = {}
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        self.logged[name] = value
+
+
+def test_logged_counts_are_exact_beyond_what_float32_holds(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    class HasSent(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            sparse.sent_bits = 8 * (2**25 + 1)
+
+    sparse = SparseUpdates()
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, callbacks=[CommunicationMeter(), sparse, HasSent()])
+    trainer.fit(Counts(), federation(), FedAvg(uplink=Expensive()))
+    assert (
+        trainer.callback_metrics["comm/uplink_bits/model"] == 2**25 + 1 == trainer.callback_metrics["comm/uplink_bits"]
+    )
+    assert trainer.callback_metrics["sparse/bytes"] == sparse.sent_bits / 8
+    module = LargeNetwork()
+    FilterPruning().on_train_epoch_end(None, module)
+    MagnitudePruning().on_train_epoch_end(None, module)
+    for name in ("prune/parameters", "prune/kept"):
+        assert (module.logged[name], type(module.logged[name])) == (4099 * 4097, int)
+
+
+def test_bytes_of_a_stock_trainer_are_exact_beyond_what_float32_holds(
+    make_stock_trainer: Callable[..., L.Trainer],
+) -> None:
+    class HasSent(L.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            meter.sent_bits = 8 * (2**30 + 1)
+
+    meter = CommunicationMeter()
+    trainer = make_stock_trainer(max_epochs=1, callbacks=[meter, HasSent()])
+    trainer.fit(Counts(), loader())
+    assert float(trainer.callback_metrics["comm/total_uplink_bytes"]) == meter.sent_bits / 8

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.callbacks import SparseUpdates
+from lightning_fl.callbacks import MagnitudePruning, SparseUpdates
 from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.data import Arrays
 from lightning_fl.pruning import Plan, prune
@@ -270,6 +270,44 @@ def test_what_was_left_out_is_cut_with_the_network(resumed: bool, tmp_path: Path
     assert left_out["before"].any()
     parts = [weight.view(3, 4)[kept].flatten(), bias[kept], output[kept], last]
     assert torch.equal(left_out["after"], torch.cat(parts))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("prunes_first", [True, False])
+def test_what_was_left_out_of_pruned_weights_does_not_bring_them_back(prunes_first: bool, every: int) -> None:
+    callbacks = [MagnitudePruning(0.5, prune_epoch=2), SparseUpdates(0.2, error_feedback=True, every_n_steps=every)]
+    module = Regression("adam")
+    trainer = L.Trainer(max_epochs=4, callbacks=callbacks if prunes_first else callbacks[::-1], **QUIET)
+    trainer.fit(module, loader())
+    assert int(flat(module).count_nonzero()) == trainer.callback_metrics["prune/kept"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_was_left_out_follows_parameters_that_are_unfrozen_and_frozen(every: int) -> None:
+    class Thaw(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.net[0].weight.requires_grad_(trainer.current_epoch > 0)
+            pl_module.net[2].bias.requires_grad_(trainer.current_epoch < 2)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            left_out.append(callback.state_dict()["updates"][0]["left_out"])
+
+    left_out: list[Tensor] = []
+    callback, module = SparseUpdates(0.2, error_feedback=True, every_n_steps=every), Regression("sgd")
+    L.Trainer(max_epochs=3, callbacks=[Thaw(), callback], **QUIET).fit(module, loader())
+    assert [len(x) for x in left_out] == [D - 12, D, D - 1]
+    assert flat(module).isfinite().all()
+
+
+class Closure(Regression):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+def test_steps_of_several_gradients_are_refused() -> None:
+    trainer = L.Trainer(max_epochs=1, callbacks=SparseUpdates(), **QUIET)
+    with pytest.raises(UserError, match="LBFGS computes several gradients within a step: use another"):
+        trainer.fit(Closure("sgd"), loader())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

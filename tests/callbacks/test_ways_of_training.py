@@ -13,6 +13,7 @@ import lightning as L  # noqa: N812
 import processes
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from zoo import NUM_CLASSES, ZOO, ZooModule
@@ -186,6 +187,49 @@ def test_every_way_of_training(
     if way == "resumed":
         _, whole = train_anew(callback, network, "whole", make_stock_trainer, tmp_path)
         torch.testing.assert_close(vector(module), vector(whole), rtol=0, atol=0)
+
+
+TOGETHER: list[Callable[[], L.Callback]] = [
+    CALLBACKS["FilterPruning"],
+    lambda: MagnitudePruning(0.3, prune_epoch=0),
+    lambda: SparseUpdates(0.2, error_feedback=True),
+]
+
+
+@pytest.mark.parametrize(
+    "makers",
+    [
+        *([CALLBACKS[name]] for name in ("FilterPruning", "AdaptivePruning", "MagnitudePruning", "AdaptiveRate")),
+        TOGETHER,
+    ],
+    ids=["FilterPruning", "AdaptivePruning", "MagnitudePruning", "AdaptiveRate", "together"],
+)
+def test_prunes_in_a_training_that_is_resumed_at_the_last_step_of_the_epoch_before(
+    makers: list[Callable[[], L.Callback]], make_stock_trainer: MakeStock, tmp_path: Path
+) -> None:
+    # Lightning then begins the next epoch without `on_train_epoch_start`.
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=NUM_BATCHES, save_top_k=-1)
+    first = make_stock_trainer(callbacks=[*(make() for make in makers), saving], enable_checkpointing=True)
+    whole, module = (Logged(ZOO["U-Net"][0]) for _ in range(2))
+    first.fit(whole, loader("U-Net"))
+    trainer = make_stock_trainer(callbacks=[make() for make in makers])
+    trainer.fit(module, loader("U-Net"), ckpt_path=tmp_path / f"step={NUM_BATCHES}.ckpt")
+    assert trainer.callback_metrics["prune/rate"] == first.callback_metrics["prune/rate"] > 0
+    torch.testing.assert_close(vector(module), vector(whole), rtol=0, atol=0)
+
+
+def test_a_checkpoint_within_an_epoch_has_masks_that_filter_pruning_has_cut(
+    make_stock_trainer: MakeStock, tmp_path: Path
+) -> None:
+    def callbacks() -> list[L.Callback]:
+        return [MagnitudePruning(0.3, prune_epoch=0), FilterPruning(0.4, prune_epoch=1, importance="magnitude")]
+
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    first = make_stock_trainer(callbacks=[*callbacks(), saving], enable_checkpointing=True)
+    first.fit(Logged(ZOO["U-Net"][0]), loader("U-Net"))
+    module, trainer = Logged(ZOO["U-Net"][0]), make_stock_trainer(callbacks=callbacks())
+    trainer.fit(module, loader("U-Net"), ckpt_path=tmp_path / f"step={NUM_BATCHES + 2}.ckpt")
+    assert trainer.callback_metrics["prune/kept"] == first.callback_metrics["prune/kept"] < len(vector(module))
 
 
 def train_in_two_processes(folder: Path) -> None:

@@ -171,6 +171,18 @@ def test_a_class_that_takes_any_parameter_gets_them(fit: Command) -> None:
     assert config["model"]["dict_kwargs"] == {"x": 3}
 
 
+@pytest.mark.parametrize(("model", "free"), [("Saves", []), ("SavesAny", ["--model.dict_kwargs.x", "3"])])
+def test_a_checkpoint_s_hyper_parameters_are_those_of_the_class(
+    model: str, free: list[str], fit: Command, lightning_fl: Command
+) -> None:
+    values = curve(fit(model, "--model.bias", "false", *free))
+    for words in ("--config run/config.yaml", f"--config base.yaml --model bare.{model}"):
+        for checkpoint in ("model.ckpt", "checkpoints/last.ckpt"):
+            outcome = lightning_fl("validate", *words.split(), "--ckpt_path", f"run/{checkpoint}")
+            assert outcome.code == 0, outcome.err
+            assert f"{float(values[-1]['val_acc']):g}" in outcome.out
+
+
 # ------------------------------------------------------------------------------------------------------- the current folder
 
 

@@ -92,6 +92,12 @@ def test_bad_input_is_refused_in_a_sentence(make: Callable[[], Any], words: list
     assert [word for word in words if word not in str(error.value)] == []
 
 
+def test_clients_that_own_the_whole_model_are_refused(make_trainer: MakeTrainer) -> None:
+    names = [name for name, _ in Normalised().named_parameters()]
+    with pytest.raises(UserError, match="clients own all trainable parameters of Normalised"):
+        make_trainer().fit(Normalised(), federation(), Algorithm(personal=names))
+
+
 def test_the_phases_under_their_earlier_name_warn_and_train_the_same(make_trainer: MakeTrainer) -> None:
     with pytest.warns(DeprecationWarning, match="HeadThenBody is no rule any more"):
         earlier = Algorithm(rule=rules.HeadThenBody(1), personal=["output"])

@@ -314,6 +314,17 @@ def test_settings_that_differ_are_listed_beside_the_names(tmp_path: Path) -> Non
     assert cells[2:] == [["FedProx, mu=0.1", "–", "0.1"], ["FedProx, mu=0.01", "–", "0.01"], ["FedAvg", "5", "–"]]
 
 
+def test_the_method_is_a_setting_that_differs_where_a_label_does_not_name_it(tmp_path: Path) -> None:
+    folders = [str(write_run(tmp_path / name, rising(9), name)) for name in ("FedAvg", "FedProx")]
+    command = [*folders, "--out", str(tmp_path / "out"), "--label"]
+    assert "Settings that differ" not in report([*command, "FedAvg", "--label", "FedProx with a default"])
+    printed = report([*command, "FedAvg", "--label", "Proximal"]).partition("## Settings that differ")[2]
+    assert [line.split()[1:4:2] for line in printed.splitlines() if line[:1] == "|"][2:4] == [
+        ["FedAvg", "FedAvg"],
+        ["Proximal", "FedProx"],
+    ]
+
+
 # ------------------------------------------------------------------------------------------------- a real run
 
 
@@ -544,6 +555,12 @@ def test_a_report_names_the_settings_that_all_runs_share(run: Callable[..., tupl
     odd = {"data": {"num_clients": UNKNOWN}, "trainer": {"clients_per_round": 0.5}, "model": {"learning_rate": [1, 2]}}
     write_run(tmp_path / "d", rising(9), **odd)
     assert ", 0.5 a round, 9 rounds, learning rate 1+2, cnn.\n" in run("report", "d")[1]
+    other = (
+        write_run(tmp_path / "e", rising(9), "FedProx", mu=0.1, **plain, model={"learning_rate": 0.1}) / "config.yaml"
+    )
+    other.write_text(other.read_text() + "\noptimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.02}}\n")
+    assert f"## Settings\n\n- {shared}, learning rate 0.02, cnn.\n" in run("report", "e")[1]
+    assert f"## Settings in common\n\n- {shared}, cnn.\n" in run("report", "b", "e")[1]
     write_run(tmp_path / "c", rising(8), **plain, model={"network": "vgg11"})
     assert f"- {shared.replace('9 rounds, ', '')}.\n" in run("report", "a", "c")[1]
     (tmp_path / "c" / "config.yaml").unlink()

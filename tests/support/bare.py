@@ -42,6 +42,25 @@ class Takes(Bare):
         self.options = options
 
 
+class Saves(WithSGD):
+    """Module that saves its hyper-parameters, and one more that it finds itself."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.hparams["found"] = 3
+        self.linear = nn.Linear(4, 3, bias)
+
+
+class SavesAny(Saves):
+    """The same, which takes any parameter."""
+
+    def __init__(self, bias: bool = True, **options: Any) -> None:
+        super().__init__(bias)
+        self.save_hyperparameters()
+        self.options = options
+
+
 class Points(L.LightningDataModule):
     def __init__(self, size: int = 60, wide: bool = False) -> None:
         super().__init__()
