@@ -24,7 +24,7 @@ from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.clients.rows import add_rows
 from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
-from lightning_fl.outputs.loggers import hyperparameters_of, log_row, tell
+from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.processes import check_agreement, gather_logs, gather_objects
@@ -37,6 +37,7 @@ from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
+from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
 from lightning_fl.trainer.stops import stoppers_of
