@@ -132,8 +132,10 @@ class CodecError(Callback):
         if not count["samples"]:
             return
         error, delta = error / count["samples"], delta / count["samples"]
-        if len(self._drift) != len(error):  # the first round, or the first after a pruning
+        # The first round, the first after a pruning, or the first of a resumed run that also asks for the layers.
+        if len(self._drift) != len(error) or len(self._moved) < len(self._sums):
             self._drift, self._moved = torch.zeros_like(error), torch.zeros(len(self._sums), dtype=torch.float64)
+        self._moved = self._moved[: len(self._sums)]
         self._drift = self._drift + error
         columns = {"comm/uplink_ratio": 32 * count["numbers"] / count["bits"]} if count["bits"] else {}
         for place, (end, part) in enumerate(self._parts.items()):

@@ -169,6 +169,23 @@ def test_a_resumed_run_goes_on_with_its_sums(
     assert codec_columns(tmp_path / "resumed") == codec_columns(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_resumed_run_may_ask_for_the_layers(
+    per_layer: bool, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    method = Algorithm(uplink=ErrorFeedback(TopK(0.2)))
+    fitted(make_trainer, {**keeps_files, "default_root_dir": tmp_path}, method, CodecError(per_layer=not per_layer))
+    trainer = make_trainer(
+        max_rounds=5, callbacks=[CodecError(per_layer=per_layer)], **keeps_files, default_root_dir=tmp_path
+    )
+    trainer.fit(Perceptron(), federation(), method, ckpt_path="last")
+    rows = codec_columns(tmp_path)
+    assert ["codec/drift/hidden" in row for row in rows] == [not per_layer] * 3 + [per_layer] * 2
+    mean_errors = [row["codec/mean_error"] ** 0.5 for row in rows]
+    begins_anew = rows[3]["codec/drift"] == pytest.approx(mean_errors[3])
+    assert begins_anew is per_layer
+
+
 def test_uploads_that_are_not_finite_or_0_are_left_out(
     make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:
