@@ -1,6 +1,7 @@
 """Test CommunicationMeter and TargetReached in a stock `L.Trainer` and in a federation, against counts made by hand."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAdamSSM, FedAvg, FedPAQ
 from lightning_fl.callbacks import CodecError, CommunicationMeter, EnergyMeter, SparseUpdates, TargetReached
+from lightning_fl.codecs import Dense
 from lightning_fl.data import Arrays
 from lightning_fl.outputs.metrics_csv import read_rows
+from lightning_fl.slots import Message, Packed, Payload, RoundContext, State
 
 D = 4 * 1 + 1
 
@@ -153,6 +156,22 @@ def test_the_meter_splits_a_federation_s_bits_by_kind(
         for direction in ("up", "down"):
             kinds = [float(value) for name, value in row.items() if name.startswith(f"comm/{direction}link_bits/")]
             assert sum(kinds) == float(row[f"comm/{direction}link_bits"])
+
+
+@dataclass(frozen=True)
+class Heavy(Dense):
+    """Codec whose vectors take a number of bits that float32 rounds."""
+
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+        return {name: Packed(vector, 2**30 + 1) for name, vector in message.items()}, {}
+
+
+def test_the_bits_of_a_kind_are_exact(make_trainer: Callable[..., FederatedTrainer], tmp_path: Path) -> None:
+    trainer = make_trainer(max_rounds=1, callbacks=CommunicationMeter(), logger=True)
+    trainer.fit(Counts(), federation(), FedAvg(uplink=Heavy(), downlink=Heavy()))
+    (row,) = read_rows(tmp_path / "metrics.csv")[1]
+    for way in ("uplink", "downlink"):
+        assert float(row[f"comm/{way}_bits/model"]) == int(row[f"comm/{way}_bits"]) == 3 * (2**30 + 1)
 
 
 def test_a_budget_ends_the_training(
