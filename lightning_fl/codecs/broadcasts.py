@@ -85,7 +85,7 @@ class Followed(Codec):
 
     A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the server's
     step themselves, so each broadcast goes to all of them, or with `catch_up` to the round's clients together with what they
-    have missed. One that is the same as the last, as after a round without an accepted upload, costs nothing. Buffers are always
+    have missed. After a round that has changed nothing, as one without an accepted upload, there is nothing to send. Buffers are
     sent whole.
 
     Attributes:
@@ -126,15 +126,9 @@ class Followed(Codec):
         return self.carrier, self.codec
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
-        """Encode the carrier, and add the model and its moments at no cost; memory: the last broadcast."""
+        """Encode the carrier, and add the model and its moments at no cost."""
         payload: Payload = {}
-        vectors = {name: vector for name, vector in message.items() if name == self.carrier or compressible(name)}
-        is_new = vectors.keys() != memory.keys() or any(
-            not torch.equal(vector, memory[name]) for name, vector in vectors.items()
-        )
-        if not is_new:
-            """Clients have it."""
-        elif self.carrier in context.encoded:  # encoding it again would draw, and lose, anew
+        if self.carrier in context.encoded:  # encoding it again would draw, and lose, anew
             bits = dict(zip(KINDS, context.encoded[self.carrier].tolist(), strict=False))  # 0.2 had a kind less
             payload = {f"{kind}{ENCODED}": Packed(message[self.carrier], count) for kind, count in bits.items()}
         elif self.carrier in message:  # from a checkpoint of 0.2, whose steps kept no bits
@@ -146,10 +140,10 @@ class Followed(Codec):
             )
             payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, context)
         for name, entry in message.items():
-            if name != self.carrier or not is_new:
-                follows = name in vectors and (self.carrier in message or not is_new)
+            if name != self.carrier:
+                follows = self.carrier in message and compressible(name)
                 payload[f"{kind_of(name)}{BESIDE}{name}"] = Packed(entry, 0) if follows else Packed.whole(entry)
-        return payload, vectors
+        return payload, {}
 
     def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Decode the carrier, and return the rest as it is."""

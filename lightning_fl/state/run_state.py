@@ -34,7 +34,7 @@ ATTACK = 20
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
-SCALARS = ("seed", "simulated_seconds", "coming_seconds", "macs_at_start", "initial_loss", *COUNTS)
+SCALARS = ("seed", "simulated_seconds", "coming_seconds", "macs_at_start", "initial_loss", "is_unchanged", *COUNTS)
 
 
 @dataclass
@@ -57,6 +57,7 @@ class Run:
         clients: state of each client that has taken part and has a state, in memory or on disk.
         client_memory: codec memory of each client's uplink, in memory or on disk.
         server_memory: codec memory of the downlink.
+        is_unchanged: True if nothing has changed the model since the last broadcast, as after a round without an accepted upload.
         ledger: bits sent, by direction and kind.
         simulated_seconds: time of the run on the simulated network.
         coming_seconds: time of messages between the last round and the next, with a clock of clients; counted with the next.
@@ -97,6 +98,7 @@ class Run:
     clients: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
     client_memory: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
     server_memory: State = field(default_factory=dict)
+    is_unchanged: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
     coming_seconds: float = 0.0
@@ -164,7 +166,7 @@ class Run:
 
     def replace_model(self, params: Tensor, buffers: Tensor) -> None:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
-        self.params, self.buffers = params, buffers
+        self.params, self.buffers, self.is_unchanged = params, buffers, False
 
     def adopt_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
         """Copy the module's model between two rounds where it differs, as after a change by a callback.
@@ -172,9 +174,9 @@ class Run:
         The copies are new tensors, because a step may have kept the old ones.
         """
         if not torch.equal(params, self.params):
-            self.params = params.clone()
+            self.params, self.is_unchanged = params.clone(), False
         if not torch.equal(buffers, self.buffers):
-            self.buffers = buffers.clone()
+            self.buffers, self.is_unchanged = buffers.clone(), False
         if any(not torch.equal(counter, self.counters[name]) for name, counter in counters.items()):
             self.counters = dict(counters)
 
@@ -224,10 +226,12 @@ class Run:
             for client, state in new:
                 states_by_client[client] = state
         self.end_round()
+        self.is_unchanged = False
 
     def end_round(self) -> None:
         """Go on to the next round."""
         self.round += 1
+        self.is_unchanged = True
         self.clients.drop_ahead()
         self.client_memory.drop_ahead()
 

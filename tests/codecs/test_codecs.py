@@ -442,22 +442,6 @@ def test_followers_pay_for_the_carrier_alone() -> None:
     assert all(torch.equal(x, message[name]) for name, x in decoded.items())
 
 
-@pytest.mark.parametrize("has_change", [False, True])
-def test_a_broadcast_that_is_the_same_as_the_last_costs_nothing(has_change: bool) -> None:
-    codec, context = Followed(TopK(0.2)), setting_of(10)
-    message = message_of(np.arange(10, dtype=np.float32))
-    message |= {"model/change": torch.ones(10)} if has_change else {}
-    first, memory = codec.encode(message, {}, context)
-    again, memory = codec.encode({name: x.clone() for name, x in message.items()}, memory, context)
-    assert _bits(again) == 4 * 32, "buffers and scalars are always sent"
-    decoded = codec.decode(again, context)
-    assert decoded.keys() == message.keys()
-    assert all(torch.equal(x, message[name]) for name, x in decoded.items())
-    for name in set(message) - {"buffers", "scalars/steps"}:
-        payload, _ = codec.encode({**message, name: message[name] + (torch.arange(10) == 3)}, memory, context)
-        assert _bits(payload) == _bits(first)
-
-
 def _bits(payload: Payload) -> int:
     return sum(packed.bits for packed in payload.values())
 
