@@ -351,11 +351,17 @@ class Run:
         self._check_fits(state)
         source, device = replace(self.layout, channels_last=tuple(state["channels_last"])), self.params.device
 
+        earlier, present = state["params"].dtype, self.params.dtype  # a resumed run may have another precision
+
         def relaid(tensors: State, to: torch.device) -> State:
             model_entries = self._model_entries(tensors, source)
-            return {
-                name: (self.layout.relay(entry, source) if name in model_entries else entry).to(to, copy=True)
+            relayed = {
+                name: self.layout.relay(entry, source) if name in model_entries else entry
                 for name, entry in tensors.items()
+            }
+            return {
+                name: entry.to(to, present if entry.dtype == earlier else entry.dtype, copy=True)
+                for name, entry in relayed.items()
             }
 
         # Clients' states come first: their files may be damaged, and the model must not change then.
@@ -365,8 +371,8 @@ class Run:
                 states_by_client[client] = relaid(entry, torch.device("cpu"))
         for name in SCALARS:
             setattr(self, name, state.get(name, getattr(self, name)))
-        self.params = self.layout.relay(state["params"], source).to(device, copy=True)
-        self.buffers = state["buffers"].to(device, copy=True)
+        self.params = self.layout.relay(state["params"], source).to(device, present, copy=True)
+        self.buffers = state["buffers"].to(device, self.buffers.dtype, copy=True)
         self.counters = {name: entry.to(device, copy=True) for name, entry in state["counters"].items()}
         self.personal = relaid({name: x for name, x in initially_owned(state).items() if name in self.personal}, device)
         self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}
