@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.errors import require
+from lightning_fl.slots import is_finite
 from lightning_fl.vectors.layer_groups import layer_groups
 
 RESIDUAL = "residual/model"
@@ -72,7 +73,7 @@ class CodecError(Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Find out whether the round is measured."""
         self._measures = (trainer.current_epoch + 1) % self.every_n_rounds == 0
-        self._has_begun = False
+        self._has_begun, self._clients = False, []
 
     def _begin(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the sums of a round at its first message: when the round starts, a callback may still prune the model."""
@@ -87,28 +88,30 @@ class CodecError(Callback):
                 if group_positions:
                     self._parts[f"/{group.name}"] = torch.cat(group_positions)
         self._sums = torch.zeros(len(self._parts), len(SUMS), dtype=torch.float64)
-        self._counts, self._clients = torch.zeros(len(COUNTS), dtype=torch.float64), []
+        self._counts = torch.zeros(len(COUNTS), dtype=torch.float64)
         self._error = torch.zeros(layout.numel, dtype=torch.float64)
         self._delta = torch.zeros(layout.numel, dtype=torch.float64)
 
     def on_client_message(self, trainer: Any, pl_module: LightningModule, message: Any) -> None:
         """Add a client's upload to the sums."""
-        if not self._measures:
-            return
-        self._begin(trainer, pl_module)
+        if self._measures:
+            self._begin(trainer, pl_module)
         if "model" not in message.sent:
-            if any(name.startswith("model/") for name in message.sent):  # an earlier turn of the upload, as in TwoTurns
+            is_earlier_turn = any(name.startswith("model/") for name in message.sent)  # of the upload, as in TwoTurns
+            if self._measures and is_earlier_turn:
                 self._counts[COUNTS.index("bits")] += message.bits
             return
-        sent, decoded = (entry["model"].detach().cpu().double() for entry in (message.sent, message.decoded))
-        if not (sent.isfinite().all() and decoded.isfinite().all()):
+        if not is_finite({"sent": message.sent["model"], "decoded": message.decoded["model"]}):
             return
+        self._clients.append(message.client)
+        if not self._measures:
+            return
+        sent, decoded = (entry["model"].detach().cpu().double() for entry in (message.sent, message.decoded))
         samples, residual = float(trainer.datamodule.client_sizes[message.client]), message.memory.get(RESIDUAL)
         old_residual = None if residual is None else residual.detach().cpu().double()
         for sums, part in zip(self._sums, self._parts.values(), strict=True):
             sums += samples * _compared(sent[part], decoded[part], None if old_residual is None else old_residual[part])
         age = trainer.current_epoch - self._last_round.get(message.client, trainer.current_epoch)
-        self._clients.append(message.client)
         numbers = float(sum(len(x) for x in message.sent.values()))
         has_residual = float(old_residual is not None)
         cut_off = message.num_saturated
@@ -121,6 +124,7 @@ class CodecError(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log the round's values, of the clients of all processes."""
+        self._last_round |= dict.fromkeys(_all_clients(self._clients, trainer.world_size), trainer.current_epoch)
         if not self._measures:
             return
         self._begin(trainer, pl_module)  # in a process without clients
@@ -128,12 +132,13 @@ class CodecError(Callback):
         mine = torch.cat([self._sums.flatten(), self._counts, self._error, self._delta])
         sums, counts, error, delta = trainer.strategy.reduce(mine, reduce_op="sum").cpu().split(sizes)
         count = dict(zip(COUNTS, counts.tolist(), strict=True))
-        self._last_round |= dict.fromkeys(_all_clients(self._clients, trainer.world_size), trainer.current_epoch)
         if not count["samples"]:
             return
         error, delta = error / count["samples"], delta / count["samples"]
-        if len(self._drift) != len(error):  # the first round, or the first after a pruning
+        # The first round, the first after a pruning, or the first of a resumed run that also asks for the layers.
+        if len(self._drift) != len(error) or len(self._moved) < len(self._sums):
             self._drift, self._moved = torch.zeros_like(error), torch.zeros(len(self._sums), dtype=torch.float64)
+        self._moved = self._moved[: len(self._sums)]
         self._drift = self._drift + error
         columns = {"comm/uplink_ratio": 32 * count["numbers"] / count["bits"]} if count["bits"] else {}
         for place, (end, part) in enumerate(self._parts.items()):

@@ -109,16 +109,13 @@ class CommunicationMeter(Callback):
             for direction in ("up", "down"):
                 for kind, total in ledger.total_bits[direction].items():
                     if total:
-                        # a Python float would become float32
-                        pl_module.log(f"comm/{direction}link_bits/{kind}", int(ledger.round_bits[direction][kind]))
+                        _log_exactly(pl_module, f"comm/{direction}link_bits/{kind}", ledger.round_bits[direction][kind])
             self._log_sizes(trainer, pl_module)
         else:
             self.sent_bits += self._epoch_bits
             for direction in ("up", "down"):
-                pl_module.log(f"comm/{direction}link_bits", torch.tensor(self._epoch_bits, dtype=torch.float64))
-                pl_module.log(
-                    f"comm/total_{direction}link_bytes", torch.tensor(self.sent_bits / 8, dtype=torch.float64)
-                )
+                _log_exactly(pl_module, f"comm/{direction}link_bits", self._epoch_bits)
+                _log_exactly(pl_module, f"comm/total_{direction}link_bytes", self.sent_bits / 8)
             self._epoch_bits = 0
         self._stop_if_spent(trainer)
 
@@ -136,7 +133,7 @@ class CommunicationMeter(Callback):
         if self.entropy:
             total["comm/downlink_entropy_bits"] += _ledger(trainer).bits("down")
         for name, bits in total.items():
-            module.log(name, torch.tensor(bits, dtype=torch.float64))  # a Python float would become float32
+            _log_exactly(module, name, bits)
 
     def _stop_if_spent(self, trainer: Any) -> None:
         ledger = _ledger(trainer)
@@ -155,6 +152,11 @@ class CommunicationMeter(Callback):
         """Load the state of a checkpoint."""
         self.sent_bits = state_dict["sent_bits"]
         self._epoch_bits = state_dict.get("epoch_bits", 0)  # checkpoints of earlier versions lack them
+
+
+def _log_exactly(module: LightningModule, name: str, number: float) -> None:
+    """Log a number of bits or bytes in float64; a Python float would become float32."""
+    module.log(name, torch.tensor(number, dtype=torch.float64))
 
 
 def _ledger(trainer: Any) -> Any:

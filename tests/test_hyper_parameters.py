@@ -6,7 +6,7 @@ from dataclasses import is_dataclass
 from inspect import signature
 from math import inf, nan
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from all_classes import GIVEN, classes
 
@@ -14,6 +14,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms._adam import AdamOnClients
 from lightning_fl.algorithms._feddumap import AdaptivelyPruned, DynamicallyUpdated
 from lightning_fl.checks import parameters_of
+from lightning_fl.slots import Part
 
 ABSURD = (inf, -inf, nan, 1e300, -1e300, 10**39, -(10**39), 10**400)
 
@@ -44,6 +45,29 @@ def test_absurd_numbers_are_refused_in_a_sentence(tmp_path: Path) -> None:
             if not said.startswith("UserError: ") or "\n" in said or len(said) > 1000:
                 wrong.append(f"{found.__name__}({name}={value!r:.40}): {said}")
     assert wrong == []
+
+
+def inner_parts() -> Iterator[tuple[type, str, type[Part]]]:
+    """Yield each part and parameter that takes another part, and the base class of that one."""
+    for found in classes():
+        if is_dataclass(found) and issubclass(found, Part):
+            for name, hint in get_type_hints(found).items():
+                for kind in (hint, *get_args(hint)):
+                    if isinstance(kind, type) and issubclass(kind, Part) and get_origin(hint) is not tuple:
+                        yield found, name, kind
+
+
+def test_parts_inside_others_are_objects() -> None:
+    wrong, found_any = [], set()
+    for found, name, kind in inner_parts():
+        found_any.add(found.__name__)
+        given = GIVEN.get(found.__name__, {})
+        for value in (kind, kind.__name__, object()):
+            said = answer(found, {**given, name: value})
+            if not said.startswith("UserError: ") or f"{value!r}" not in said or "\n" in said:
+                wrong.append(f"{found.__name__}({name}={value!r:.40}): {said}")
+    assert wrong == []
+    assert found_any >= {"ErrorFeedback", "TopK", "Followed", "Compress", "Bucketing", "GradientTurn"}
 
 
 def answer(found: type, given: dict[str, Any]) -> str:

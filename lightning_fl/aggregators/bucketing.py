@@ -13,7 +13,7 @@ import torch
 
 from lightning_fl.aggregators._robust import Robust, Rows, rows_of
 from lightning_fl.checks import check_whole
-from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, forwards
+from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, check_inner, forwards
 
 
 @forwards("inner", "in_common is_median needs provides weighs_equally")
@@ -35,6 +35,7 @@ class Bucketing(Aggregator):
     s: int = 2
 
     def __post_init__(self) -> None:
+        check_inner(self, "inner", Aggregator, "CoordinateMedian()")
         check_whole("s", self.s, 1)
 
     @property

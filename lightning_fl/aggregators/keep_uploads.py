@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, Aggregator, Merging, Message, Upload, Uploader, forwards
+from lightning_fl.slots import (
+    UPLOAD_WEIGHTS,
+    UPLOADS,
+    Aggregator,
+    Merging,
+    Message,
+    Upload,
+    Uploader,
+    check_inner,
+    forwards,
+)
 
 
 @forwards("inner", "check in_common is_median needs uses weighs_equally")
@@ -24,6 +34,9 @@ class KeepUploads(Aggregator):
     keeps_uploads = True
     is_mean = sums_suffice = False
     inner: Aggregator
+
+    def __post_init__(self) -> None:
+        check_inner(self, "inner", Aggregator, "WeightedMean()")
 
     @property
     def provides(self) -> frozenset[str]:

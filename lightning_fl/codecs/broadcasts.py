@@ -12,7 +12,18 @@ import torch
 
 from lightning_fl.coding.top_k import pack_positions, positions_bits, unpack_positions
 from lightning_fl.errors import require
-from lightning_fl.slots import KINDS, Codec, Message, Packed, Payload, RoundContext, State, compressible, kind_of
+from lightning_fl.slots import (
+    KINDS,
+    Codec,
+    Message,
+    Packed,
+    Payload,
+    RoundContext,
+    State,
+    check_inner,
+    compressible,
+    kind_of,
+)
 
 POSITIONS = "mask/changed"
 BESIDE, ENCODED, CHANGE = "/beside/", "/encoded", "model/change"
@@ -74,7 +85,8 @@ class Followed(Codec):
 
     A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the server's
     step themselves, so each broadcast goes to all of them, or with `catch_up` to the round's clients together with what they
-    have missed. Buffers are always sent whole.
+    have missed. After a round that has changed nothing, as one without an accepted upload, there is nothing to send. Buffers are
+    sent whole.
 
     Attributes:
         codec: codec of the carrier, the same as of the step that has encoded it.
@@ -90,6 +102,7 @@ class Followed(Codec):
     catch_up: bool | None = None
 
     def __post_init__(self) -> None:
+        check_inner(self, "codec", Codec, "STC()")
         require(
             not self.catch_up or self.carrier == CHANGE,
             f"Followed(catch_up=True) adds up changes of the model, {CHANGE!r}, and {self.carrier!r} is none: leave it out.",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible, forwards
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, check_inner, compressible, forwards
 
 IS_CODED = "mask/coded/"
 WORD = np.dtype("<u4")
@@ -47,6 +47,7 @@ class EntropyCoded(Codec):
     codec: Codec
 
     def __post_init__(self) -> None:
+        check_inner(self, "codec", Codec, "QSGD()")
         require(
             find_spec("constriction") is not None,
             "EntropyCoded needs the package constriction, which is not installed: pip install 'lightning-fl[entropy]'.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, forwards
+from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, check_inner, forwards
 
 RESIDUAL = "residual/"
 
@@ -31,6 +31,7 @@ class ErrorFeedback(Codec):
     codec: Codec
 
     def __post_init__(self) -> None:
+        check_inner(self, "codec", Codec, "TopK()")
         inner = type(self.codec).__name__
         require(
             not self.codec.has_error_feedback,

@@ -61,8 +61,8 @@ class FewBits(Codec):
         """Return the bits of each tensor's scale."""
         if not name.startswith(SCALES) or self.groups != "tensor":
             return None
-        scales = payload[name].content
-        return dict.fromkeys(context.layout.names, 8 * scales.element_size())
+        layout, width = context.layout, 8 * payload[name].content.element_size()
+        return {tensor: width for tensor, size in zip(layout.names, layout.sizes, strict=True) if size}
 
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
@@ -97,7 +97,9 @@ class FewBits(Codec):
         return message
 
     def _sizes(self, context: RoundContext) -> list[int]:
-        return list(context.layout.sizes) if self.groups == "tensor" else [context.layout.numel]
+        """Return the sizes of the groups that are not empty."""
+        sizes = context.layout.sizes if self.groups == "tensor" else [context.layout.numel]
+        return [size for size in sizes if size]
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,9 @@ class OneBit(FewBits):
         # Computed in float64, a decoded vector has exactly the same scale, so encoding it again changes nothing.
         order = 2 if self.scale == "l2" else 1
         parts = [by_largest(part) for part in vector.split(sizes)]
-        means = [shares.double().norm(order) / max(len(shares), 1) ** (1 / order) for shares, _ in parts]
-        scales = torch.stack([mean * largest[0] for mean, (_, largest) in zip(means, parts, strict=True)])
-        return signs, scales.to(vector.dtype)
+        means = [shares.double().norm(order) / len(shares) ** (1 / order) for shares, _ in parts]
+        scales = [mean * largest for mean, (_, largest) in zip(means, parts, strict=True)]
+        return signs, torch.cat([vector.new_zeros(0), *scales]).to(vector.dtype)
 
     def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the signs as −1 and 1."""
@@ -190,7 +192,7 @@ class Quantiser(FewBits):
         """Return levels with signs, and the scales."""
         ratio = vector.abs().to(self._precision(vector.dtype))
         parts = ratio.split(sizes)
-        scales = torch.stack([part.amax() if len(part) else part.new_zeros(()) for part in parts]).to(vector.dtype)
+        scales = torch.cat([ratio.new_zeros(0), *(part.amax().view(1) for part in parts)]).to(vector.dtype)
         for part, scale in zip(parts, scales, strict=True):
             part.div_(scale)
         ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))

@@ -150,9 +150,10 @@ class QSGD(Stochastic):
 
     def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vector and the norms of its buckets."""
-        padded = torch.zeros(len(sizes) * self.bucket, dtype=vector.dtype, device=vector.device)
+        size = max(1, min(self.bucket, len(vector)))
+        padded = torch.zeros(len(sizes) * size, dtype=vector.dtype, device=vector.device)
         padded[: len(vector)] = vector
-        buckets = padded.view(len(sizes), self.bucket)
+        buckets = padded.view(len(sizes), size)
         if self.norm == "max":
             return vector, buckets.abs().amax(1).to(scale_dtype(vector.dtype))
         shares, largest = by_largest(buckets)

@@ -82,6 +82,7 @@ class Link(FormerSetting):
         catch_up: CatchUp | None = None,
         timed: Sequence[int] = (),
         secure_sum: SecureSum | None = None,
+        is_unchanged: bool = False,
     ) -> None:
         """Open the link.
 
@@ -99,6 +100,7 @@ class Link(FormerSetting):
             catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
             timed: clients whose bits are counted for each of them, too, in `bits_by_client`.
             secure_sum: sum of the clients' messages, which is all that the server sees of them; None if it sees each.
+            is_unchanged: True if nothing has changed the model since the last broadcast.
         """
         self.context = context
         self.secure_sum = secure_sum
@@ -106,6 +108,7 @@ class Link(FormerSetting):
         self.senders: set[int] = set()
         self.uplink = uplink if secure_sum is None else Masked(secure_sum)
         self.downlink = downlink
+        self._followers_have_it = is_unchanged and downlink.change_entry() is not None
         self.ledger = Ledger() if ledger is None else ledger
         self.client_memory = client_memory
         self.server_memory: State = dict(server_memory)
@@ -167,10 +170,11 @@ class Link(FormerSetting):
         """Send one message to every recipient; returns the decoded message.
 
         If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
-        bits count for all, unless those that miss it load it later (`Codec.catches_up`).
+        bits count for all, unless those that miss it load it later (`Codec.catches_up`). If it only has the server's change, and
+        there is none since the last broadcast, it counts for nobody.
         """
         recipients = self.charged(recipients)
-        num_copies = 0 if self.downlink.catches_up else len(recipients)
+        num_copies = 0 if self.downlink.catches_up or self._followers_have_it else len(recipients)
         memory, unpruned = self.server_memory, self.context.unpruned
         transfer = self._send(self._draw("down"), self.downlink, message, memory, unpruned, num_copies, follow=True)
         self.received, self.server_memory = transfer.decoded, transfer.memory
@@ -183,7 +187,7 @@ class Link(FormerSetting):
             )
         if self.downlink.catches_up:
             self._charge_missed(recipients, [payload for _, payload in transfer.parts])
-        else:
+        elif num_copies:
             self._count("down", recipients, transfer.bits)
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
         self.broadcast_bits_by_client = self.bits_by_client
@@ -201,6 +205,8 @@ class Link(FormerSetting):
         for name, packed in (entry for payload in payloads for entry in payload.items()):
             update[kind_of(name)] += packed.bits
         buffers = {"buffers": update.pop("buffers", 0) * len(recipients)}
+        if self._followers_have_it:
+            update.clear()
         whole = (self.context.unpruned or self.context).layout.numel * self.received["model"].element_size() * 8
         self.ledger.add({"down": buffers})
         self.ledger.add({"down": self.catch_up.bits(recipients, update, whole)})

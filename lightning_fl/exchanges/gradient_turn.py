@@ -26,6 +26,7 @@ from lightning_fl.slots import (
     Rule,
     State,
     Upload,
+    check_inner,
     forwards,
     is_finite,
 )
@@ -48,6 +49,9 @@ class GradientTurn(Exchange):
     """
 
     inner: Exchange
+
+    def __post_init__(self) -> None:
+        check_inner(self, "inner", Exchange, "OneShot()")
 
     @property
     def provides(self) -> frozenset[str]:

@@ -83,6 +83,7 @@ def planned_link(
         catch_up=run.ledger.catch_up,
         timed=selected,
         secure_sum=secure_sum,
+        is_unchanged=run.is_unchanged,
     )
     job = broadcast(link)
     job, clients = method.exchange.before_training(job, selected[:1], train, link)

@@ -235,6 +235,7 @@ class Federation:
             catch_up=run.ledger.catch_up,
             timed=() if self.time.devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
             secure_sum=self._secure_sum(cohort.selected),
+            is_unchanged=run.is_unchanged,
         )
 
     def _secure_sum(self, selected: Sequence[int]) -> SecureSum | None:

@@ -8,7 +8,7 @@ import torch
 
 from lightning_fl.checks import check_at_least
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, RoundContext, Rule, forwards
+from lightning_fl.slots import LocalTraining, RoundContext, Rule, check_inner, forwards
 
 
 @forwards(
@@ -32,6 +32,7 @@ class Thresholded(Rule):
     threshold: float = 1e-3
 
     def __post_init__(self) -> None:
+        check_inner(self, "inner", Rule, "LocalOptimizer()")
         check_at_least("threshold, a magnitude,", self.threshold, 0)
 
     def check(self, context: RoundContext) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fl.coding.bit_packing import bit_width, pack
 from lightning_fl.errors import require
 from lightning_fl.slots.message import Message, State, compressible
-from lightning_fl.slots.part import Part
+from lightning_fl.slots.part import Part, check_inner
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.vectors.kinds import KINDS, kind_of
 
@@ -223,6 +223,8 @@ VALUES = "/values/"
 
 def check_values(outer: Codec, values: Codec | None) -> None:
     """Raise `UserError` if a codec cannot encode values that are others each time, and a row of numbers."""
+    if values is not None:
+        check_inner(outer, "values", Codec, "EDEN()")
     name, inner = type(outer).__name__, type(values).__name__
     require(
         values is None or not (values.has_error_feedback or values.needs_every_client),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_fl.errors import require
+
 
 class Part:
     """Base class of the six slots' base classes.
@@ -35,3 +37,19 @@ class Part:
     def provides(self) -> frozenset[str]:
         """Names of the entries that the part adds for other parts; one of them must use each."""
         return frozenset()
+
+
+def check_inner(outer: Part, name: str, kind: type, example: str) -> None:
+    """Raise `UserError` unless the part inside another is an object: only the slots take classes and their names, too.
+
+    Args:
+        outer: part with the other one inside.
+        name: name of the field that has it.
+        kind: base class of the slot's parts.
+        example: an object that would do.
+    """
+    part = getattr(outer, name)
+    require(
+        isinstance(part, kind),
+        f"{type(outer).__name__} needs an object of kind {kind.__name__}, such as {example}, got {name}={part!r}.",
+    )

@@ -34,7 +34,7 @@ ATTACK = 20
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
-SCALARS = ("seed", "simulated_seconds", "coming_seconds", "macs_at_start", "initial_loss", *COUNTS)
+SCALARS = ("seed", "simulated_seconds", "coming_seconds", "macs_at_start", "initial_loss", "is_unchanged", *COUNTS)
 
 
 @dataclass
@@ -57,6 +57,7 @@ class Run:
         clients: state of each client that has taken part and has a state, in memory or on disk.
         client_memory: codec memory of each client's uplink, in memory or on disk.
         server_memory: codec memory of the downlink.
+        is_unchanged: True if nothing has changed the model since the last broadcast, as after a round without an accepted upload.
         ledger: bits sent, by direction and kind.
         simulated_seconds: time of the run on the simulated network.
         coming_seconds: time of messages between the last round and the next, with a clock of clients; counted with the next.
@@ -97,6 +98,7 @@ class Run:
     clients: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
     client_memory: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
     server_memory: State = field(default_factory=dict)
+    is_unchanged: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
     coming_seconds: float = 0.0
@@ -164,7 +166,7 @@ class Run:
 
     def replace_model(self, params: Tensor, buffers: Tensor) -> None:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
-        self.params, self.buffers = params, buffers
+        self.params, self.buffers, self.is_unchanged = params, buffers, False
 
     def adopt_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
         """Copy the module's model between two rounds where it differs, as after a change by a callback.
@@ -172,9 +174,9 @@ class Run:
         The copies are new tensors, because a step may have kept the old ones.
         """
         if not torch.equal(params, self.params):
-            self.params = params.clone()
+            self.params, self.is_unchanged = params.clone(), False
         if not torch.equal(buffers, self.buffers):
-            self.buffers = buffers.clone()
+            self.buffers, self.is_unchanged = buffers.clone(), False
         if any(not torch.equal(counter, self.counters[name]) for name, counter in counters.items()):
             self.counters = dict(counters)
 
@@ -224,10 +226,12 @@ class Run:
             for client, state in new:
                 states_by_client[client] = state
         self.end_round()
+        self.is_unchanged = False
 
     def end_round(self) -> None:
         """Go on to the next round."""
         self.round += 1
+        self.is_unchanged = True
         self.clients.drop_ahead()
         self.client_memory.drop_ahead()
 
@@ -347,11 +351,17 @@ class Run:
         self._check_fits(state)
         source, device = replace(self.layout, channels_last=tuple(state["channels_last"])), self.params.device
 
+        earlier, present = state["params"].dtype, self.params.dtype  # a resumed run may have another precision
+
         def relaid(tensors: State, to: torch.device) -> State:
             model_entries = self._model_entries(tensors, source)
-            return {
-                name: (self.layout.relay(entry, source) if name in model_entries else entry).to(to, copy=True)
+            relayed = {
+                name: self.layout.relay(entry, source) if name in model_entries else entry
                 for name, entry in tensors.items()
+            }
+            return {
+                name: entry.to(to, present if entry.dtype == earlier else entry.dtype, copy=True)
+                for name, entry in relayed.items()
             }
 
         # Clients' states come first: their files may be damaged, and the model must not change then.
@@ -361,8 +371,8 @@ class Run:
                 states_by_client[client] = relaid(entry, torch.device("cpu"))
         for name in SCALARS:
             setattr(self, name, state.get(name, getattr(self, name)))
-        self.params = self.layout.relay(state["params"], source).to(device, copy=True)
-        self.buffers = state["buffers"].to(device, copy=True)
+        self.params = self.layout.relay(state["params"], source).to(device, present, copy=True)
+        self.buffers = state["buffers"].to(device, self.buffers.dtype, copy=True)
         self.counters = {name: entry.to(device, copy=True) for name, entry in state["counters"].items()}
         self.personal = relaid({name: x for name, x in initially_owned(state).items() if name in self.personal}, device)
         self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}

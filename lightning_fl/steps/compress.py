@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fl.errors import require
-from lightning_fl.slots import PROPOSAL, Codec, Message, ServerTurn, State, Step, is_finite, through
+from lightning_fl.slots import PROPOSAL, Codec, Message, ServerTurn, State, Step, check_inner, is_finite, through
 
 CHANGE, BITS = "model/change", "scalars/bits"
 
@@ -33,6 +33,7 @@ class Compress(Step):
     feedback: bool | None = None
 
     def __post_init__(self) -> None:
+        check_inner(self, "codec", Codec, "STC()")
         missing = self.codec.needs - {CHANGE}
         require(
             not missing,

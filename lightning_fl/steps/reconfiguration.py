@@ -12,7 +12,7 @@ from lightning_fl.checks import check_at_least, check_between, check_positive, c
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
-from lightning_fl.slots import PROPOSAL, RoundContext, Rule, Server, ServerTurn, SetupTurn, State, Step
+from lightning_fl.slots import PROPOSAL, RoundContext, Rule, Server, ServerTurn, SetupTurn, State, Step, check_inner
 
 IMPORTANCE = "scalars/importance"
 PASSES_PER_LOOK = 10
@@ -72,6 +72,7 @@ class Reconfiguration(Step):
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
+        check_inner(self, "rule", Rule, "SquaredGradients(interval=1, each_step=True)")
         check_between("shrink, the share of a layer to remove,", self.shrink, 0, 1, "[)")
         if self.max_density is not None:
             check_between("max_density", self.max_density, 0, 1, "(]")

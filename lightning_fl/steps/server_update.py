@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError
-from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
+from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step, check_inner
 
 LEAST_ALPHA = 1e-3
 """Share α up to which the server does not train (the paper's code)."""
@@ -58,6 +58,8 @@ class DynamicServerUpdate(Step):
         check_positive("epsilon", self.epsilon)
         if self.alpha_max is not None:
             check_at_least("alpha_max", self.alpha_max, 0)
+        if self.rule is not None:
+            check_inner(self, "rule", Rule, "RestartedMomentum()")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_positive, check_rounds
-from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, through
+from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, check_inner, through
 
 MOMENTUM, BITS = "moments/momentum", "scalars/bits"
 
@@ -40,6 +40,7 @@ class WarmedUpMoments(Step):
     momentum_mask: bool = True
 
     def __post_init__(self) -> None:
+        check_inner(self, "codec", Codec, "OneBit()")
         check_positive("epsilon", self.epsilon)
         check_rounds("warmup, without which there is no second moment to scale by,", self.warmup)
 

@@ -8,7 +8,8 @@ Papers describe layers, PyTorch has tensors. A layer, found from the modules alo
 - a layer with both factors of a LoRA adapter, which only make sense together;
 - any other parameter alone, for instance a token that a transformer declares next to its layers.
 
-Running statistics travel with the layer that they belong to. Where this does not suit a network, give all groups as a map:
+Parameters without elements are in no layer. Running statistics travel with the layer that they belong to. Where this does not
+suit a network, give all groups as a map:
 
 >>> from torch import nn
 >>> module = nn.Sequential()
@@ -82,8 +83,9 @@ class Group:
 
 
 def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Group, ...]:
-    """Return the layers of `module` in the order of their parameters, except frozen parameters and those in `without`."""
-    trainable = [name for name, p in module.named_parameters() if p.requires_grad and name not in without]
+    """Return the layers of `module` in the order of their parameters, except frozen and empty ones and those in `without`."""
+    named = module.named_parameters()
+    trainable = [name for name, p in named if p.requires_grad and p.numel() and name not in without]
     free = dict.fromkeys(trainable)
     convolutions = [(path, part) for path, part in module.named_modules() if isinstance(part, _ConvNd)]
     kernels = {
@@ -159,20 +161,21 @@ def resolve(asked: Groups, layers: Sequence[Group], layout: Layout, buffer_layou
     check_groups(asked)
     if asked == "layer":
         return tuple(layers)
-    members_by_name = {name: [name] for name in layout.names} if isinstance(asked, str) else asked
+    names = [name for name, size in zip(layout.names, layout.sizes, strict=True) if size]
+    members_by_name = {name: [name] for name in names} if isinstance(asked, str) else asked
     home = _check_map(members_by_name, layout, buffer_layout)
     axes = {name: group.axis for group in layers for name in group.parameters}
     travelling: dict[str, list[str]] = {name: [] for name in members_by_name}
     for buffer in buffer_layout.names:
         owner = buffer.rpartition(".")[0]
-        related = [name for name in layout.names if name.rpartition(".")[0] == owner]
+        related = [name for name in names if name.rpartition(".")[0] == owner]
         related += [group.parameters[0] for group in layers if buffer in group.buffers]
         if buffer in home or related:
             travelling[home.get(buffer) or home[related[0]]].append(buffer)
     groups = []
     for name, members in members_by_name.items():
-        parameters = tuple(member for member in members if member in layout.names)
-        groups.append(Group(name, parameters, tuple(travelling[name]), axes.get(parameters[0], 0)))
+        if parameters := tuple(member for member in members if member in names):
+            groups.append(Group(name, parameters, tuple(travelling[name]), axes.get(parameters[0], 0)))
     return tuple(groups)
 
 
@@ -193,7 +196,8 @@ def _check_map(layer_map: Mapping[str, Sequence[str]], layout: Layout, buffer_la
             require(not twice, f"groups: {member!r} is in group {other!r} and again in {group!r}: name it once.")
         has_parameters = any(member in layout.names for member in members)
         require(has_parameters, f"group {group!r} holds only buffers: put them with the parameters they belong to.")
-    missing = [name for name in layout.names if name not in home]
+    sizes = zip(layout.names, layout.sizes, strict=True)
+    missing = [name for name, size in sizes if size and name not in home]
     rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     require(
         not missing, f"groups: no group holds {', '.join(map(repr, missing[:1]))}{rest}: every parameter needs a group."

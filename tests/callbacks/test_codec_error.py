@@ -169,6 +169,32 @@ def test_a_resumed_run_goes_on_with_its_sums(
     assert codec_columns(tmp_path / "resumed") == codec_columns(tmp_path / "whole")
 
 
+def test_ages_are_those_of_all_rounds(make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path) -> None:
+    columns = []
+    for n in (1, 3):
+        folder = {**keeps_files, "default_root_dir": tmp_path / str(n)}
+        fitted(make_trainer, folder, Algorithm(uplink=ErrorFeedback(TopK(0.2))), CodecError(n), max_rounds=6)
+        columns.append([row.get("codec/residual_age") for row in codec_columns(tmp_path / str(n))])
+    assert columns[1] == [age if place % 3 == 2 else None for place, age in enumerate(columns[0])]
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_resumed_run_may_ask_for_the_layers(
+    per_layer: bool, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    method = Algorithm(uplink=ErrorFeedback(TopK(0.2)))
+    fitted(make_trainer, {**keeps_files, "default_root_dir": tmp_path}, method, CodecError(per_layer=not per_layer))
+    trainer = make_trainer(
+        max_rounds=5, callbacks=[CodecError(per_layer=per_layer)], **keeps_files, default_root_dir=tmp_path
+    )
+    trainer.fit(Perceptron(), federation(), method, ckpt_path="last")
+    rows = codec_columns(tmp_path)
+    assert ["codec/drift/hidden" in row for row in rows] == [not per_layer] * 3 + [per_layer] * 2
+    mean_errors = [row["codec/mean_error"] ** 0.5 for row in rows]
+    begins_anew = rows[3]["codec/drift"] == pytest.approx(mean_errors[3])
+    assert begins_anew is per_layer
+
+
 def test_uploads_that_are_not_finite_or_0_are_left_out(
     make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -327,6 +327,27 @@ def test_a_vector_of_zeros_sends_its_first_coordinates() -> None:
 
 
 @each_codec
+def test_tensors_without_elements_cost_nothing(codec: Codec) -> None:
+    message = message_of(np.linspace(-1, 2, 10, dtype=np.float32))
+    shapes = {"a": (0,), "b": (2, 3), "c": (4, 0), "d": (4,), "e": (0, 5)}
+    sent = []
+    for names in ("bd", "abcde"):
+        layout = Layout(tuple(names), tuple(shapes[name] for name in names), (False,) * len(names))
+        context = RoundContext(layout, Layout((), (), ()), num_clients=5)
+        payload, _ = codec.encode(message, {}, context)
+        shares = [codec.bits_by_tensor(name, payload, context) for name in payload]
+        decoded = codec.decode(payload, context)
+        sent.append(
+            (
+                {name: packed.bits for name, packed in payload.items()},
+                {name: x.tolist() for name, x in decoded.items()},
+                [share and {name: bits for name, bits in share.items() if bits} for share in shares],
+            )
+        )
+    assert sent[0] == sent[1]
+
+
+@each_codec
 def test_a_vector_of_nan_does_not_become_finite(codec: Codec) -> None:
     sent = through(codec, {name: torch.full((6,), torch.nan) for name in ("model", "moments/first", "moments/second")})
     assert all(x.isnan().any() for x in sent.values())

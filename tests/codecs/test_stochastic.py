@@ -9,10 +9,11 @@ from compared_runs import MakeTrainer, bits_of, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch.overrides import TorchFunctionMode
 from toys import Perceptron, federation, vector
 
 from lightning_fl.algorithms import Algorithm, FedAvg, FedPAQ
-from lightning_fl.codecs import QSGD, Followed, RandomK, TernGrad
+from lightning_fl.codecs import QSGD, Blockwise, Followed, RandomK, TernGrad
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Draw, Payload, RoundContext
 from lightning_fl.steps import Apply, Compress
@@ -88,6 +89,25 @@ def test_bits_of_the_reference(codec: Codec, expected: int) -> None:
 def test_bits_of_the_last_bucket(d: int) -> None:
     _, payload = sent(QSGD(4), torch.randn(d), setting_of((d,)))
     assert bits(payload) == 4 * d + 32 * -(-d // 512)
+
+
+class Largest(TorchFunctionMode):
+    """Note the most elements of a tensor that torch has made."""
+
+    count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        self.count = max(self.count, made.numel() if isinstance(made, torch.Tensor) else 0)
+        return made
+
+
+@pytest.mark.parametrize("codec", [QSGD(bucket=10**9), QSGD(bucket=10**9, norm="max"), Blockwise(block_size=10**9)])
+def test_a_bucket_that_is_larger_than_the_vector_takes_no_more_memory(codec: Codec) -> None:
+    """Check with torch's device `meta`, whose tensors take none."""
+    with Largest() as made:
+        codec.encode({"model": torch.empty(1000, device="meta")}, {}, setting_of((1000,)))
+    assert made.count == 1000
 
 
 @pytest.mark.parametrize("d", range(1, 12))

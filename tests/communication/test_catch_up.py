@@ -38,10 +38,13 @@ class Watch(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self.selected = trainer.fit_loop.federation.population.select(trainer.run)
+        self.num_uploads = trainer.run.num_uploads
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         run = trainer.run
         update = dict(zip(KINDS, run.server["1:Compress"]["scalars/bits"].tolist(), strict=True))
+        if run.num_uploads == self.num_uploads:  # nobody has answered: nothing changes
+            update = dict.fromkeys(KINDS, 0)
         self.rounds.append((self.selected, copy.deepcopy(run.ledger.round_bits["down"]), update))
 
 

@@ -1,13 +1,16 @@
 """Test that the ledger counts every bit sent, as exact integers; tests/algorithms/test_algorithms.py has those of each method."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from compared_runs import MakeTrainer, bits_of
+from lightning.pytorch import Callback
 from toys import Halves, Normalised, Perceptron, federation, read_rows
 
+from lightning_fl.algorithms import Algorithm, EfficientAdam, OneBitAdam
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
@@ -67,6 +70,35 @@ def test_cumulative_bytes_go_on_after_resuming(
     for direction in ("uplink", "downlink"):
         totals = [int(row[f"comm/total_{direction}_bytes"]) for row in rows]
         assert totals == [4 * D * K * done for done in range(1, 6)]
+
+
+class Nudge(Callback):
+    """Callback that changes the model before round 5."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 5:
+            with torch.no_grad():
+                pl_module.hidden.weight += 1
+
+
+@pytest.mark.parametrize("callbacks", [[], [Nudge()]], ids=["unchanged", "nudged"])
+@pytest.mark.parametrize("make", [EfficientAdam, lambda: OneBitAdam(warmup=2)])
+def test_followers_load_nothing_after_a_round_without_an_answer(
+    make: Callable[[], Algorithm],
+    callbacks: list[Callback],
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Population, "answering", lambda self, run, selected: [] if run.round in (0, 4) else selected)
+    for num_rounds, ckpt_path in ((3, None), (5, "last"), (7, "last")):
+        trainer = make_trainer(max_rounds=num_rounds, callbacks=callbacks, **keeps_files)
+        trainer.fit(Normalised(), federation(), make(), ckpt_path=ckpt_path)
+    bits = [int(row["comm/downlink_bits"]) for row in read_rows(tmp_path)]
+    assert bits[1] == 0
+    assert bits[3] == bits[4] == bits[6] > 0
+    assert bits[5] == (bits[4] if callbacks else 0)
 
 
 def test_packed_bits_may_leave_a_fraction_of_a_byte() -> None:

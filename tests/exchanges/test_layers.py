@@ -181,6 +181,48 @@ def test_groups_are_printed_as_a_map_that_can_be_given_back(
     assert np.array_equal(vector(first), vector(second))
 
 
+class Hollow(Perceptron):
+    """Perceptron with parameters without elements, of which one has a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.hidden.columns = nn.Parameter(torch.zeros(0, 2)), nn.Parameter(torch.zeros(4, 0))
+        self.nothing = nn.ParameterList([torch.zeros(0, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.rows.sum() + self.hidden.columns.sum() + self.nothing[0].sum()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FedLDF(n=1),
+        lambda: FedLDF(n=1, groups="tensor"),
+        lambda: FedLDF(n=1, groups={"a": ["hidden.weight", "output.bias"], "b": ["output.weight", "hidden.bias"]}),
+        lambda: RandomLayers(n=2),
+        lambda: FedADP(keep=0.4),
+        lambda: FedADP(keep=0.4, score="magnitude", per_layer=True, groups="tensor"),
+    ],
+)
+def test_parameters_without_elements_are_in_no_layer(make: Callable[[], Algorithm], make_trainer: MakeTrainer) -> None:
+    hollow, whole = Hollow(), Perceptron()
+    whole.load_state_dict(hollow.state_dict(), strict=False)
+    found = []
+    for module in (hollow, whole):
+        trainer = make_trainer(max_rounds=2)
+        trainer.fit(module, federation(), make(), verbose=False)
+        found.append((trainer.run.params.tolist(), trainer.run.ledger.total_bits))
+    assert found[0] == found[1]
+
+
+def test_a_map_of_groups_may_name_parameters_without_elements() -> None:
+    context = setting_of(Hollow())
+    sized = {"a": ["hidden.weight", "hidden.bias"], "b": ["output.weight", "output.bias"]}
+    asked = {"a": [*sized["a"], "hidden.columns"], "b": sized["b"], "c": ["rows", "nothing.0"]}
+    found = resolve(asked, context.groups, context.layout, context.buffer_layout)
+    assert {group.name: [*group.parameters] for group in found} == sized
+
+
 # ------------------------------------------------------------------------------------------- parts of models
 
 

@@ -22,6 +22,7 @@ from lightning_fl import (
     codecs,
     data,
     exchanges,
+    personal,
     rules,
     steps,
 )
@@ -374,3 +375,39 @@ def test_settings_of_a_checkpoint_have_their_present_names() -> None:
     settings.add("data.partition", Dirichlet(skip_full_clients=True), False)
     (change,) = settings.changes_since(earlier_settings({"settings": saved}))
     assert str(change) == "data.partition.skip_full_clients False → True"
+
+
+@pytest.mark.parametrize(("before", "after"), [("64-true", "32-true"), ("32-true", "64-true")])
+@pytest.mark.parametrize(
+    "slots",
+    [
+        {"rule": rules.ControlVariates(), "steps": [Apply(), steps.ControlUpdate()]},
+        {"uplink": ErrorFeedback(codecs.LowRank(1))},
+        {"exchange": exchanges.TwoTurns(1)},
+        {
+            "uplink": ErrorFeedback(TopK(0.2)),
+            "exchange": exchanges.LayerDivergence(n=3),
+            "aggregator": aggregators.MaskedMean(),
+        },
+        {"downlink": codecs.Changes()},
+        {"steps": [Apply(), steps.Adam()]},
+        {"personal": [personal.MixedModel()]},
+        FOLLOWED,
+    ],
+    ids=["SCAFFOLD", "LowRank", "TwoTurns", "FedLDF", "Changes", "Adam", "APFL", "Followed"],
+)
+def test_another_precision_holds_from_now_on(
+    before: str, after: str, slots: dict[str, Any], make_trainer: MakeTrainer, keeps_files: dict[str, Any]
+) -> None:
+    """Test that all numbers that cross have the width of a run that began with it, and that states have its dtype."""
+    flags, method = {"clients_per_round": 6, "max_rounds": 4}, Algorithm(**slots)
+    make_trainer(**{**flags, "max_rounds": 2}, **keeps_files, precision=before).fit(Perceptron(), federation(), method)
+    resumed, fresh = (make_trainer(**flags, **more, precision=after) for more in (keeps_files, {}))
+    resumed.fit(Perceptron(), federation(), method, ckpt_path="last")
+    fresh.fit(Perceptron(), federation(), method)
+    run, dtype = resumed.run, fresh.run.params.dtype
+    for direction, bits in run.ledger.round_bits.items():  # positions depend on the numbers, too
+        assert bits | {"mask": 0} == fresh.run.ledger.round_bits[direction] | {"mask": 0}
+    kept = [*run.clients.values(), *run.client_memory.values(), *run.server.values(), run.server_memory]
+    floats = [x for state in (*kept, {"model": run.params}) for x in state.values() if x.is_floating_point()]
+    assert {x.dtype for x in floats} == {dtype}
