@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.errors import require
-from lightning_fl.slots import is_finite
 from lightning_fl.vectors.layer_groups import layer_groups
 
 RESIDUAL = "residual/model"
@@ -101,7 +100,7 @@ class CodecError(Callback):
             if self._measures and is_earlier_turn:
                 self._counts[COUNTS.index("bits")] += message.bits
             return
-        if not is_finite({"sent": message.sent["model"], "decoded": message.decoded["model"]}):
+        if not all(bool(entry["model"].isfinite().all()) for entry in (message.sent, message.decoded)):
             return
         self._clients.append(message.client)
         if not self._measures:
