@@ -209,7 +209,11 @@ class HiddenOnly(Perceptron):
     ("module", "personal", "words"),
     [
         (Perceptron, ["outputs"], ["'outputs'", "Perceptron", "did you mean 'output'"]),
-        (Perceptron, ["hidden", "output"], ["Perceptron has no trainable parameter", "federate"]),
+        (
+            Perceptron,
+            ["hidden", "output"],
+            ["clients own all trainable parameters of Perceptron", "none is left to federate", "LocalOnly"],
+        ),
         (HiddenOnly, ["output"], ["'output.weight'", "configure_optimizers of HiddenOnly", "self.parameters()"]),
     ],
 )
