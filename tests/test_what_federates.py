@@ -138,7 +138,6 @@ ROWS = {  # the tests by the row's first words
     "`val_dataloaders`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`log_every_n_steps`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`distributed_sampler_kwargs`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
-    "`test_loop`": [(FACE, "test_every_public_name_of_lightnings_trainer_is_there_or_says_why_not")],
     # callbacks
     "`EarlyStopping`": [
         (STOCK, "test_early_stopping_stops"),

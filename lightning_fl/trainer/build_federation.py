@@ -72,7 +72,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
     group = device_group(trainer, schedule)
-    _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd", adds_up=group is not None)
+    _configure_optimizer(trainer, adds_up=group is not None)
     network = Network.of(flat_module, data)
     _set_threads(trainer, _work_of_a_step(network, data))
     run = trainer.run = _initial_run(flat_module, algorithm, network)
@@ -341,7 +341,7 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
     for client, state in saved.states.items():
         run.clients[client] = state
     if trains and not flat_module.has_optimizer:
-        _configure_optimizer(flat_module, trainer.algorithm, trainer.client_optimizer == "sgd")
+        _configure_optimizer(trainer)
         if rates is not None:
             flat_module.optimizer.schedules.load_state_dict(rates, run.round)
     context = RoundContext(run.layout, run.buffer_layout, data.num_clients, round=run.round, unpruned=run.unpruned)
@@ -412,13 +412,13 @@ def _local_schedule(
     return schedule
 
 
-def _configure_optimizer(
-    flat_module: FlatModule, algorithm: Algorithm, by_plain_sgd: bool, adds_up: bool = False
-) -> None:
+def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> None:
     """Set up the optimiser for the method; with `adds_up` for gradients that several processes add up."""
+    flat_module, algorithm = trainer.active_module, trainer.algorithm
     steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
     flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
-    flat_module.configure_optimizer(flat_gradient or adds_up, by_plain_sgd)
+    flat_module.configure_optimizer(flat_gradient or adds_up, trainer.client_optimizer == "sgd")
+    trainer.strategy._lightning_optimizers = list(flat_module.optimizer.wrapped)
     stepper = next((part for part in steppers if part.own_step), None)
     if stepper is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""

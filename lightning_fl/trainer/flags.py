@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.trainer.states import TrainerState
 from torch import Tensor
 
 from lightning_fl.attacks import Adversary
@@ -33,6 +33,7 @@ from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.processes import launch
 from lightning_fl.switches.float32 import PRECISIONS
+from lightning_fl.trainer.fabric_strategy import lightning_flags, without_infos
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
     build_loggers,
@@ -44,8 +45,14 @@ from lightning_fl.trainer.lightning_parts import (
 )
 
 
-class TrainerFlags:
+class TrainerFlags(Trainer):
     """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
+
+    # Properties of Lightning's trainer that are attributes here.
+    default_root_dir = ""
+    callback_metrics: dict[str, Tensor] = {}  # type: ignore[assignment]  # noqa: RUF012
+    logged_metrics: dict[str, Tensor] = {}  # type: ignore[assignment]  # noqa: RUF012
+    progress_bar_metrics: dict[str, float] = {}  # type: ignore[assignment]  # noqa: RUF012
 
     changeable = (
         "max_rounds",
@@ -287,11 +294,23 @@ class TrainerFlags:
         listed_callbacks = [] if callbacks is None else listed(callbacks, Callback)
         check_callbacks(listed_callbacks)
         self.given_callbacks = self.callbacks = listed_callbacks
-        self.state = TrainerState()
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.logged_metrics: dict[str, Tensor] = {}
-        self.progress_bar_metrics: dict[str, float] = {}
+        self.callback_metrics, self.logged_metrics, self.progress_bar_metrics = {}, {}, {}
         launch(self.fabric)
+        self._set_up_lightning()
+
+    def _set_up_lightning(self) -> None:
+        """Let Lightning's trainer set itself up around Fabric's processes; the flags stay as they are."""
+        flags = {**vars(self), "limits": dict(self.limits)}
+        with without_infos():
+            super().__init__(
+                **lightning_flags(self.fabric),
+                max_epochs=self.max_rounds,
+                check_val_every_n_epoch=self.val_every_n_rounds,
+                inference_mode=self.inference_mode,
+            )
+        vars(self).update(flags)
+        del self.fit_loop, self.predict_loop  # a federation has its own
+        self._logger_connector = SimpleNamespace(should_update_logs=False)  # rounds are logged, not steps
 
     @property
     def metric_falls(self) -> bool:

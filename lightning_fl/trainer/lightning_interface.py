@@ -9,15 +9,12 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from difflib import get_close_matches
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
@@ -33,18 +30,7 @@ from lightning_fl.settings.settings import RunSettings
 from lightning_fl.state.run_state import Run
 from lightning_fl.state.saved_states import LoadedRun
 from lightning_fl.trainer.flags import TrainerFlags
-from lightning_fl.trainer.lightning_parts import StrategyView
 from lightning_fl.trainer.stops import Stop, stop_of
-
-STOCK: Any = Trainer
-"""Lightning's trainer, whose properties serve here where they read only attributes that both trainers have."""
-
-ABSENT = {
-    "test_loop": "a federation tests without a loop object: use trainer.num_test_batches and trainer.test_dataloaders",
-    "validate_loop": "a federation validates without a loop object: use trainer.num_val_batches and trainer.val_dataloaders",
-    "val_check_batch": "a federation validates after rounds, not after batches: use trainer.check_val_every_n_epoch",
-}
-"""Public attributes of Lightning's trainer that a federation does not have: the reason, and what to use instead."""
 
 
 def _limit(name: str) -> Any:
@@ -86,7 +72,6 @@ class TrainerInterface(TrainerFlags, ABC):
     algorithm: Algorithm
     hooks: Hooks
     flat_module: FlatModule | None = None
-    lightning_module: LightningModule = None  # type: ignore[assignment]  # set when a session begins
     evaluated = LoadedRun()
     learning_rates: dict[str, Any] | None = None
     datamodule: LightningDataModule | None = None
@@ -108,46 +93,13 @@ class TrainerInterface(TrainerFlags, ABC):
     num_test_batches: Sequence[int | float] = ()
     num_predict_batches: Sequence[int | float] = ()
     predict_loop = Predictions()
-    barebones = False
-    val_check_interval = 1.0
-    reload_dataloaders_every_n_epochs = 0
     max_steps = -1
     min_steps = None
     min_epochs = 0
-    overfit_batches = 0.0
-    log_every_n_steps = 50  # Lightning's default; modules read it to compute something costly now and then
-    enable_autolog_hparams = True
-    received_sigterm = False  # the signal ends the process
-    distributed_sampler_kwargs = None  # processes share out clients, not the samples of a loader
     limit_train_batches: int | float = _limit("limit_train_batches")
     limit_val_batches: int | float = _limit("limit_val_batches")
     limit_test_batches: int | float = _limit("limit_test_batches")
     limit_predict_batches: int | float = _limit("limit_predict_batches")
-
-    # Read from `state`.
-    training: bool = STOCK.training
-    validating: bool = STOCK.validating
-    testing: bool = STOCK.testing
-    predicting: bool = STOCK.predicting
-    evaluating: bool = STOCK.evaluating
-    sanity_checking: bool = STOCK.sanity_checking
-    interrupted: bool = STOCK.interrupted
-
-    # Read from `strategy`.
-    accelerator: Any = STOCK.accelerator
-    precision_plugin: Any = STOCK.precision_plugin
-    precision: str = STOCK.precision
-    global_rank: int = STOCK.global_rank
-    local_rank: int = STOCK.local_rank
-    node_rank: int = STOCK.node_rank
-    world_size: int = STOCK.world_size
-    num_nodes: int = STOCK.num_nodes
-    is_global_zero: bool = STOCK.is_global_zero
-    scaler: Any = STOCK.scaler
-    print = STOCK.print
-
-    # Read from `loggers`.
-    logger: Logger | None = STOCK.logger
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
@@ -172,11 +124,6 @@ class TrainerInterface(TrainerFlags, ABC):
     def max_epochs(self) -> int:
         """Number of rounds of the run."""
         return self.max_rounds
-
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        """Rounds between validations."""
-        return self.val_every_n_rounds
 
     @property
     def validates_this_round(self) -> bool:
@@ -224,25 +171,10 @@ class TrainerInterface(TrainerFlags, ABC):
     # -- module, devices, loggers, callbacks ------------------------------------------------------------------------
 
     @property
-    def model(self) -> LightningModule:
-        """The module."""
-        return self.lightning_module
-
-    @property
-    def strategy(self) -> Any:
-        """Fabric's strategy, with the few methods of Lightning's own that callbacks use."""
-        wrapped = self.active_module.optimizer.wrapped if self._has_optimizer else []
-        return StrategyView(self.fabric, wrapped, getattr(self, "hooks", None))
-
-    @property
     def device_ids(self) -> list[int]:
         """Indices of the accelerators on this machine that the run uses."""
         devices = getattr(self.fabric.strategy, "parallel_devices", None) or [self.fabric.device]
         return [device.index or position for position, device in enumerate(devices)]
-
-    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
-        """Return a context in which new tensors are on the accelerator and have the run's precision."""
-        return self.fabric.init_module(empty_init)
 
     @property
     def train_dataloader(self) -> Any:
@@ -336,22 +268,9 @@ class TrainerInterface(TrainerFlags, ABC):
             return object.__getattribute__(self, name)  # a property that failed: raise its own error
         if name.startswith("_"):
             raise AttributeError(f"{kind.__name__} has no attribute {name!r}.")
-        if name in ABSENT:
-            raise AttributeError(f"{kind.__name__} has no {name}: {ABSENT[name]}.")
         if name in ("run", "settings", "algorithm", "hooks"):
             raise AttributeError(f"{kind.__name__} has no {name} before fit, validate, test or predict is called.")
         near = get_close_matches(name, [other for other in (*dir(kind), *vars(self)) if other[0] != "_"], n=1)
         raise AttributeError(
             f"{kind.__name__} has no attribute {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}"
         )
-
-    @property
-    def _data_connector(self) -> Any:
-        """Selector of the batch hooks that the module calls when ModelSummary runs its example input."""
-        selector = SimpleNamespace(get_instance=lambda hook_name: self.lightning_module)
-        return SimpleNamespace(_datahook_selector=selector)
-
-    @property
-    def _logger_connector(self) -> Any:
-        """Flag that LearningRateMonitor reads: rounds are logged, not steps."""
-        return SimpleNamespace(should_update_logs=False)

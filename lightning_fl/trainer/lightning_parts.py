@@ -9,7 +9,6 @@ from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn, TypeVar, cast
 
-import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
@@ -33,7 +32,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
@@ -307,62 +305,3 @@ def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | No
     left = timer.time_remaining()
     require(left is None or left > 0, f"max_time must be longer than 0 seconds, got {max_time!r}.")
     return timer
-
-
-class PrecisionView:
-    """Fabric's precision with the method of Lightning's own that clips gradients."""
-
-    def __init__(self, precision: Any) -> None:
-        self._precision = precision
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._precision, name)
-
-    def clip_gradients(
-        self, optimizer: torch.optim.Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"
-    ) -> None:
-        """Clip the gradients of an optimiser's parameters, by their norm or each value."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if clip_val > 0 and str(getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm)) == "value":
-            torch.nn.utils.clip_grad_value_(parameters, clip_value=clip_val)
-        elif clip_val > 0:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-
-
-class StrategyView:
-    """Fabric's strategy with the method names of `lightning.pytorch.strategies.Strategy`."""
-
-    def __init__(self, fabric: Fabric, optimizers: list[Any], hooks: Any = None) -> None:
-        self._fabric = fabric
-        self._lightning_optimizers = optimizers
-        self._hooks = hooks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fabric.strategy, name)
-
-    @property
-    def precision_plugin(self) -> Any:
-        """Fabric's precision, which also clips gradients, as manual optimisation asks it to."""
-        return PrecisionView(self._fabric.strategy.precision)
-
-    def backward(self, loss: Tensor, optimizer: Any, *arguments: Any, **options: Any) -> None:
-        """Make the backward pass of manual optimisation, with its hooks."""
-        for listener in self._hooks.listeners("on_before_backward"):
-            listener(loss)
-        self._fabric.backward(loss, *arguments, **options)
-        for listener in self._hooks.listeners("on_after_backward"):
-            listener()
-
-    def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """Return the mean over ranks, or the reduction given as `reduce_op`."""
-        return self._fabric.all_reduce(tensor, reduce_op=options.get("reduce_op") or "mean")  # type: ignore[return-value]
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """True if `decision` is true on all ranks, or on any if `all` is False."""
-        votes = self._fabric.all_reduce(torch.tensor(int(decision), device=self._fabric.device), reduce_op="sum")
-        return int(votes) == self._fabric.world_size if all else int(votes) > 0  # type: ignore[arg-type]
-
-    def remove_checkpoint(self, path: str) -> None:
-        """Delete a checkpoint file."""
-        if self._fabric.is_global_zero:
-            self._fabric.strategy.checkpoint_io.remove_checkpoint(path)

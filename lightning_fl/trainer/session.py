@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader
@@ -227,7 +228,9 @@ def _attach(
         trainer.__dict__.pop("run", None)
         trainer.current_epoch = 0
         trainer.metric, trainer.metric_mode = trainer.given_metric
-    trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, method
+    trainer.datamodule, trainer.algorithm = datamodule, method
+    trainer.strategy.connect(model)
+    trainer._data_connector._datahook_selector = _DataHookSelector(model, datamodule)
     trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
     trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
     for part in model.modules():  # parts may be of Lightning's other name, which the model does not know
@@ -235,7 +238,7 @@ def _attach(
             part.trainer = trainer  # type: ignore[assignment]
     datamodule.trainer = trainer  # type: ignore[assignment]
     trainer.callbacks = _all_callbacks(trainer, model)
-    trainer.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
+    trainer.hooks = trainer.strategy.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
     return model, datamodule
 
 

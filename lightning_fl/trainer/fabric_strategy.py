@@ -1,0 +1,111 @@
+"""Lightning's strategy of one device, whose processes and collectives are Fabric's.
+
+Fabric launches the processes of a run and shares the clients out over them. A trainer never wraps its module: DDP would average
+the gradients of different clients.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_module
+from torch import Tensor
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from lightning_fl.flat_module.hooks import Hooks
+
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+
+
+class FabricStrategy(SingleDeviceStrategy):
+    """One device for each process of Fabric; ranks, barriers and reductions are those of all processes.
+
+    Attributes:
+        fabric: Fabric, which has launched the processes.
+        hooks: calls the hooks of a backward pass that the module makes itself; set when a session begins.
+    """
+
+    strategy_name = "fabric"
+    hooks: Hooks
+
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(device=fabric.device)
+        self.fabric = fabric
+        self.global_rank, self.local_rank = fabric.global_rank, fabric.local_rank
+        self.world_size, self.node_rank = fabric.world_size, fabric.node_rank
+        self.num_nodes = getattr(fabric.strategy, "num_nodes", 1)
+        self.checkpoint_io = fabric.strategy.checkpoint_io
+
+    @property
+    def is_global_zero(self) -> bool:
+        """True in the process that writes the files of the run."""
+        return self.fabric.is_global_zero
+
+    def barrier(self, *arguments: Any, **options: Any) -> None:
+        """Wait until all processes have come here."""
+        self.fabric.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object that process `src` has."""
+        return self.fabric.broadcast(obj, src)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensors of all processes, stacked along a new first axis if there are several."""
+        return self.fabric.all_gather(tensor, group=group, sync_grads=sync_grads)  # type: ignore[return-value]
+
+    def reduce(self, tensor: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the mean over processes, or the reduction given as `reduce_op`."""
+        return self.fabric.all_reduce(tensor, reduce_op=options.get("reduce_op") or "mean")
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """True if `decision` is true in all processes, or in any if `all` is False."""
+        votes = self.fabric.all_reduce(torch.tensor(int(decision), device=self.root_device), reduce_op="sum")
+        return int(votes) == self.world_size if all else int(votes) > 0  # type: ignore[arg-type]
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *arguments: Any, **options: Any) -> Tensor:
+        """Make the backward pass of manual optimisation, with its hooks."""
+        self.hooks.call("on_before_backward", closure_loss)
+        self.fabric.backward(closure_loss, *arguments, **options)
+        self.hooks.call("on_after_backward")
+        return closure_loss
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Delete a checkpoint file."""
+        if self.is_global_zero:
+            self.checkpoint_io.remove_checkpoint(filepath)
+
+
+def lightning_flags(fabric: Fabric) -> dict[str, Any]:
+    """Return the flags with which Lightning's trainer runs in the processes of `fabric` and adds nothing of its own to a run."""
+    device, precision = fabric.device, str(fabric.strategy.precision.precision)
+    return {
+        "strategy": FabricStrategy(fabric),
+        "accelerator": "cuda" if device.type == "cuda" else "cpu",
+        "devices": 1 if device.index is None else [device.index],
+        "precision": precision if precision in PRECISIONS else "32-true",
+        "use_distributed_sampler": False,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+
+
+@contextmanager
+def without_infos() -> Iterator[None]:
+    """Leave out what Lightning tells about flags that it was given for a federation."""
+    logger = rank_zero_module.log
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
