@@ -418,7 +418,7 @@ def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> No
     steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
     flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
     flat_module.configure_optimizer(flat_gradient or adds_up, trainer.client_optimizer == "sgd")
-    trainer.strategy._lightning_optimizers = list(flat_module.optimizer.wrapped)
+    trainer.strategy.adopt(flat_module.optimizer)
     stepper = next((part for part in steppers if part.own_step), None)
     if stepper is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""

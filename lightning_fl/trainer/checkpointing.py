@@ -185,7 +185,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
             vars(callback).update(patience)  # which the state of EarlyStopping replaces, but a resumed run may change
     if type(trainer.data).__qualname__ in checkpoint:
         trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
-    trainer.current_epoch = trainer.run.round
+    trainer.fit_loop.set_round(trainer.run.round)
     if trainer.metric is None and (metric := saved.get("metric")):
         trainer.metric, trainer.metric_mode = metric["name"], metric["mode"]
     elif trainer.metric is None:  # checkpoints of earlier versions do not name it

@@ -63,7 +63,6 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
         checkpointing.evaluate_checkpoint(flat_module, checkpoint, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
     loaders_of_stage = getattr(trainer.data, f"{short}_dataloader")()
-    setattr(trainer, f"{short}_dataloaders", loaders_of_stage)
     loaders = as_loaders(loaders_of_stage)
     if stage != "predict":
         check_loaders(module, loaders.flattened, stage)
@@ -74,7 +73,11 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     )
     limit = trainer.limits[f"limit_{short}_batches"]
     counts = num_batches(loaders, limit)
-    setattr(trainer, f"num_{short}_batches", counts)
+    if stage == "predict":
+        trainer.predict_dataloaders, trainer.num_predict_batches = loaders_of_stage, counts
+    else:
+        loop = trainer.test_loop if stage == "test" else trainer.validate_loop
+        loop._combined_loader, loop._max_batches = loaders, counts
     trainer.predict_loop = Predictions(loaders.flattened)
     if not sum(counts):
         return []
@@ -210,10 +213,11 @@ class RoundEvaluation:
             )
         self.loaders = {"validation": as_loaders(None), "test": as_loaders(None)}
         if overrides("validation_step", trainer.lightning_module):
-            trainer.val_dataloaders = data.val_dataloader()
-            self.loaders["validation"] = as_loaders(trainer.val_dataloaders)
+            self.loaders["validation"] = as_loaders(data.val_dataloader())
             check_loaders(trainer.lightning_module, self.loaders["validation"].flattened, "validation")
-        trainer.num_val_batches = num_batches(self.loaders["validation"], trainer.limits["limit_val_batches"])
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        loop._max_batches = num_batches(self.loaders["validation"], trainer.limits["limit_val_batches"])
+        loop._combined_loader = self.loaders["validation"] if self.loaders["validation"].flattened else None
         if trainer.test_every_n_rounds is not None:
             self._load_test_data(data)
         rank_zero_info(self._description(data))
@@ -225,10 +229,10 @@ class RoundEvaluation:
             overrides("test_step", module),
             f"{flag}, but {type(module).__name__} has no test_step: write one, or leave test_every_n_rounds out.",
         )
-        trainer.test_dataloaders = data.test_dataloader()
-        self.loaders["test"] = as_loaders(trainer.test_dataloaders)
+        self.loaders["test"] = as_loaders(data.test_dataloader())
         check_loaders(module, self.loaders["test"].flattened, "test")
-        trainer.num_test_batches = num_batches(self.loaders["test"], limit)
+        trainer.test_loop._max_batches = num_batches(self.loaders["test"], limit)
+        trainer.test_loop._combined_loader = self.loaders["test"]
         require(
             sum(trainer.num_test_batches) > 0,
             f"{flag}, but there is no batch to test on: "

@@ -20,6 +20,8 @@ from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from lightning_fl.flat_module.hooks import Hooks
+    from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
+    from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
@@ -76,6 +78,12 @@ class FabricStrategy(SingleDeviceStrategy):
         self.fabric.backward(closure_loss, *arguments, **options)
         self.hooks.call("on_after_backward")
         return closure_loss
+
+    def adopt(self, optimizer: ModuleOptimizer | ManualOptimizers | None) -> None:
+        """Show the module's optimisers, and schedulers, which all clients share; none for None."""
+        self._optimizers = [] if optimizer is None else list(optimizer.optimizers)
+        self._lightning_optimizers = [] if optimizer is None else list(optimizer.wrapped)
+        self.lr_scheduler_configs = [] if optimizer is None else optimizer.schedules.configs
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Delete a checkpoint file."""

@@ -81,7 +81,7 @@ class FederatedTrainer(TrainerInterface):
                 num_rows = checkpointing.resume(self, self.fit_loop.federation, self.ckpt_path)
             else:
                 self.fit_loop.prepare()
-            self.fit_loop.run(num_rows)
+            self.fit_loop.run_rounds(num_rows)
         if verbose and self.is_global_zero:
             show(final_table(self, self.fit_loop.rows))
 

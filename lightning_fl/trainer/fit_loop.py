@@ -8,10 +8,11 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -43,7 +44,16 @@ from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metr
 from lightning_fl.trainer.stops import stoppers_of
 
 
-class FitLoop:
+class RoundEpochLoop(_TrainingEpochLoop):
+    """Lightning's loop of an epoch, which is a round: the last one is validated, too."""
+
+    trainer: TrainerInterface
+
+    def _should_check_val_epoch(self) -> bool:
+        return self.trainer.validates_this_round
+
+
+class FitLoop(_FitLoop):
     """Run a trainer's federation round by round.
 
     Attributes:
@@ -56,8 +66,6 @@ class FitLoop:
         evaluation: validates and tests after rounds.
         rows: logged rows, those of the rounds before a resumption first.
         client_values: values that callbacks have logged of clients in this process, by client, until they are collected.
-        epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
-        val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
     """
 
     federation: Federation
@@ -66,9 +74,12 @@ class FitLoop:
     saved_frozen: SavedFrozen
     evaluation: RoundEvaluation
 
+    trainer: TrainerInterface
+
     def __init__(self, trainer: TrainerInterface) -> None:
-        self.trainer = trainer
-        self.val_loop = SimpleNamespace(_has_run=False)
+        super().__init__(trainer, max_epochs=trainer.max_rounds)
+        self.epoch_loop = RoundEpochLoop(trainer)
+        self.epoch_loop.batch_progress.is_last_batch = True  # `Hooks.after_round` comes after the last batch
         self.before_round: dict[str, Any] | None = None
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
@@ -76,12 +87,15 @@ class FitLoop:
         self._knows_metrics = self._says_repeated = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
-        self.epoch_loop = SimpleNamespace(
-            _should_check_val_epoch=lambda: trainer.validates_this_round,
-            val_loop=self.val_loop,
-            batch_progress=SimpleNamespace(is_last_batch=True),  # `Hooks.after_round` comes after the last batch
-            _batches_that_stepped=0,
-        )
+
+    @property
+    def val_loop(self) -> Any:
+        """Loop of the validation: `_has_run` is True once a round has been validated."""
+        return self.epoch_loop.val_loop
+
+    def set_round(self, round_index: int) -> None:
+        """Set the index of the coming round, `trainer.current_epoch`."""
+        self.epoch_progress.current.processed = self.epoch_progress.current.completed = round_index
 
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
@@ -123,7 +137,7 @@ class FitLoop:
         self.federation.prepare()
         self.trainer.active_module.load_server_model(self.trainer.run)
 
-    def run(self, num_rows: int | None) -> None:
+    def run_rounds(self, num_rows: int | None) -> None:
         """Run all rounds, between Lightning's opening and closing hooks.
 
         Args:
@@ -143,7 +157,7 @@ class FitLoop:
         trainer.hooks.call("on_train_start")
         try:
             while run.round < trainer.num_rounds and not trainer.should_stop:
-                trainer.current_epoch = run.round
+                self.set_round(run.round)
                 self._round()
         except BaseException:
             with suppress(FileError):  # of two errors the first is shown
@@ -154,7 +168,7 @@ class FitLoop:
         if run.round == self.folder.first_round and self.folder.goes_on_here:
             self._note_bits()  # of a run that was killed after its last round
         self._write_communication()
-        trainer.current_epoch = run.round
+        self.set_round(run.round)
         schedules = trainer.active_module.optimizer.schedules
         schedules.adopt()  # what callbacks have set since the last training
         trainer.learning_rates = schedules.state_dict()
@@ -349,7 +363,7 @@ class FitLoop:
         """Send one row to every logger."""
         trainer, hidden = self.trainer, self.trainer.active_module.logs.unlogged_names
         row = {name: value for name, value in record.items() if name not in hidden}
-        trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
+        trainer._logger_connector._logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
         if not self._is_due(trainer.log_every_n_rounds):
             return
         self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from lightning.fabric.accelerators import Accelerator
@@ -13,7 +12,6 @@ from lightning.fabric.strategies import Strategy
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
-from torch import Tensor
 
 from lightning_fl.attacks import Adversary
 from lightning_fl.checks import (
@@ -48,11 +46,7 @@ from lightning_fl.trainer.lightning_parts import (
 class TrainerFlags(Trainer):
     """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
 
-    # Properties of Lightning's trainer that are attributes here.
-    default_root_dir = ""
-    callback_metrics: dict[str, Tensor] = {}  # type: ignore[assignment]  # noqa: RUF012
-    logged_metrics: dict[str, Tensor] = {}  # type: ignore[assignment]  # noqa: RUF012
-    progress_bar_metrics: dict[str, float] = {}  # type: ignore[assignment]  # noqa: RUF012
+    default_root_dir = ""  # a property of Lightning's trainer
 
     changeable = (
         "max_rounds",
@@ -294,7 +288,6 @@ class TrainerFlags(Trainer):
         listed_callbacks = [] if callbacks is None else listed(callbacks, Callback)
         check_callbacks(listed_callbacks)
         self.given_callbacks = self.callbacks = listed_callbacks
-        self.callback_metrics, self.logged_metrics, self.progress_bar_metrics = {}, {}, {}
         launch(self.fabric)
         self._set_up_lightning()
 
@@ -310,7 +303,6 @@ class TrainerFlags(Trainer):
             )
         vars(self).update(flags)
         del self.fit_loop, self.predict_loop  # a federation has its own
-        self._logger_connector = SimpleNamespace(should_update_logs=False)  # rounds are logged, not steps
 
     @property
     def metric_falls(self) -> bool:

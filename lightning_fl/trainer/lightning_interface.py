@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import is_a
@@ -58,7 +57,7 @@ class TrainerInterface(TrainerFlags, ABC):
         hooks: calls the hooks of callbacks and module.
         num_rounds: rounds after which the run ends: `max_rounds`, or one if clients take part in none.
         round_batches: batches of this process in the current round; before the first, those of a pass of the largest client.
-        val_dataloaders, test_dataloaders, predict_dataloaders: as the datamodule returns them; None until they are loaded.
+        predict_dataloaders: as the datamodule returns them; None until they are loaded.
         evaluated: facts about the run of the model that is validated or tested.
         learning_rates: state of the module's schedulers after the last fit; None before it.
         most_local_steps: optimiser steps of the client with the most samples in a round.
@@ -75,27 +74,18 @@ class TrainerInterface(TrainerFlags, ABC):
     evaluated = LoadedRun()
     learning_rates: dict[str, Any] | None = None
     datamodule: LightningDataModule | None = None
-    val_dataloaders: Any = None
-    test_dataloaders: Any = None
     predict_dataloaders: Any = None
-    ckpt_path: str | None = None
     weights_only: bool = True
     reservation: Reservation
     stop: Stop | None = None
     privacy_in_words = ""
     stoppers: list[tuple[Any, dict[str, Any]]] = []  # noqa: RUF012 -- a fit replaces it
-    current_epoch = 0
     num_rounds = 0
     round_batches = 0
     most_local_steps = 0
-    num_val_batches: Sequence[int | float] = ()
     num_sanity_val_batches: Sequence[int | float] = ()
-    num_test_batches: Sequence[int | float] = ()
     num_predict_batches: Sequence[int | float] = ()
     predict_loop = Predictions()
-    max_steps = -1
-    min_steps = None
-    min_epochs = 0
     limit_train_batches: int | float = _limit("limit_train_batches")
     limit_val_batches: int | float = _limit("limit_val_batches")
     limit_test_batches: int | float = _limit("limit_test_batches")
@@ -187,20 +177,6 @@ class TrainerInterface(TrainerFlags, ABC):
         return self.world_size // self.num_nodes
 
     @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The module's optimiser, or with manual optimisation all of them, which all clients share."""
-        return self.active_module.optimizer.optimizers if self._has_optimizer else []
-
-    @property
-    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
-        """The module's schedulers."""
-        return self.active_module.optimizer.schedules.configs if self._has_optimizer else []
-
-    @property
-    def _has_optimizer(self) -> bool:
-        return self.flat_module is not None and self.flat_module.has_optimizer
-
-    @property
     def log_dir(self) -> str:
         """The run's folder."""
         return self.default_root_dir
@@ -235,11 +211,11 @@ class TrainerInterface(TrainerFlags, ABC):
         """Make metrics visible to callbacks, under Lightning's names with suffix too, and to progress bars."""
         suffixed = self.active_module.logs.suffixed
         named = {other: value for name in metrics for other, value in suffixed.get(name, {}).items()} | dict(metrics)
-        self.callback_metrics.update(
+        self._logger_connector._callback_metrics.update(
             {name: torch.tensor(float(value), dtype=torch.float64) for name, value in named.items()}
         )
         shown = self.active_module.logs.progress_bar_names
-        self.progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})
+        self._logger_connector._progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})
 
     @property
     def active_module(self) -> FlatModule:

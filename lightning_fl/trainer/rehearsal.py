@@ -173,7 +173,7 @@ class _Rehearsal(Callback):
         rehearsed.setup_seconds = (perf_counter() - begun) * (done + left_out) / max(1, done)
         rehearsed.setup_steps, rehearsed.setup_bits = done + left_out, federation.run.ledger.setup()
         self._steps_before = done
-        self._loop.run(None)
+        self._loop.run_rounds(None)
         rehearsed.rows = self._loop.rows
         profiler: Any = trainer.profiler
         durations = profiler.recorded_durations
@@ -287,8 +287,9 @@ class _Rehearsal(Callback):
 def _stage(trainer: TrainerInterface) -> Any:
     """Return a copy of a trainer that writes, prints and stops nothing, validates once, and has no state of an earlier fit."""
     stage: Any = copy(trainer)
-    for name in ("fit_loop", "run", "hooks", "reservation", "lightning_module", "datamodule"):
-        vars(stage).pop(name, None)
+    for name in list(vars(stage)):
+        if name in ("run", "hooks", "reservation", "datamodule") or name.endswith(("_loop", "_connector")):
+            del vars(stage)[name]
     stage.state = TrainerState()
     stage.given_callbacks = [deepcopy(each) for each in trainer.given_callbacks if isinstance(each, CHANGES_COSTS)]
     stage.callbacks = stage.given_callbacks
@@ -301,7 +302,7 @@ def _stage(trainer: TrainerInterface) -> Any:
     stage.client_states = "memory"
     if isinstance(trainer.privacy, ClientPrivacy):
         stage.privacy = replace(trainer.privacy, side_channels="keep")  # whose columns the rehearsal reads
-    stage.callback_metrics, stage.logged_metrics, stage.progress_bar_metrics = {}, {}, {}
+    stage._set_up_lightning()
     return stage
 
 

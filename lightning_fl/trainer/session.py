@@ -95,7 +95,7 @@ def session(
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             _reserve_folder(trainer)
         trainer.weights_only = weights_only is not False
-        trainer.ckpt_path = checkpointing.resolve(trainer, ckpt_path)
+        trainer._checkpoint_connector._ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         _set_up(trainer, fn, model, brings_data)
         _place(trainer, model, datamodule)
@@ -226,13 +226,15 @@ def _attach(
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:
         trainer.__dict__.pop("run", None)
-        trainer.current_epoch = 0
+        trainer.fit_loop.set_round(0)
         trainer.metric, trainer.metric_mode = trainer.given_metric
     trainer.datamodule, trainer.algorithm = datamodule, method
     trainer.strategy.connect(model)
     trainer._data_connector._datahook_selector = _DataHookSelector(model, datamodule)
-    trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
-    trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
+    for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        loop._combined_loader, loop._max_batches = None, []
+    trainer.predict_dataloaders, trainer.should_stop = None, False
+    trainer._logger_connector.reset_metrics()
     for part in model.modules():  # parts may be of Lightning's other name, which the model does not know
         if is_a(part, LightningModule):
             part.trainer = trainer  # type: ignore[assignment]
@@ -371,3 +373,4 @@ def _release(trainer: TrainerInterface) -> None:
     trainer.lightning_module.__dict__.pop("log", None)
     trainer.flat_module.release()
     trainer.flat_module = None
+    trainer.strategy.adopt(None)
