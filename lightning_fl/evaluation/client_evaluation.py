@@ -18,8 +18,10 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import train_locally
 from lightning_fl.clients.own_models import client_model, has_own_model
 from lightning_fl.data import ClientIndices, FederatedDataModule
+from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.errors import require
-from lightning_fl.evaluation.evaluation import measure
+from lightning_fl.evaluation.evaluation import as_loaders, num_batches
+from lightning_fl.evaluation.loops import measure
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import LogCollector
 from lightning_fl.processes import gather_by_client, share_of
@@ -141,8 +143,8 @@ class ClientEvaluator:
 
         def measured() -> dict[str, float]:
             flat_module.seed(seeds)
-            batches = samples.batches(data.eval_batch_size, rows)
-            return measure(flat_module, stage, batches, samples.resident, alone=True)
+            loaders = as_loaders(SampleLoader(samples, rows, data.eval_batch_size))
+            return measure(flat_module, stage, loaders, num_batches(loaders, None), alone=True)
 
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
         with client_model(flat_module, self.personal, state):

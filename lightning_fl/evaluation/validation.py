@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,9 @@ from torch import Tensor
 from lightning_fl.callbacks import BackdoorProbe
 from lightning_fl.clients.own_models import client_model
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.evaluation.evaluation import are_resident, limited, measure, num_batches
+from lightning_fl.data.samples.loaders import SampleLoader
+from lightning_fl.evaluation.evaluation import as_loaders, num_batches
+from lightning_fl.evaluation.loops import measure
 from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_by_client
@@ -68,7 +69,7 @@ class ModelValidation(FormerSetting):
 
     def averages(self) -> dict[str, float]:
         """Return what the module logs with the server's model and with what clients own at first."""
-        return measure(self.flat_module, self.stage, self._batches(), are_resident(self.loaders), probes=self._probes)
+        return measure(self.flat_module, self.stage, self.loaders, self._limits, probes=self._probes)
 
     def client_means(self) -> dict[str, float]:
         """Return the means over clients of what the module logs, and under `…_local` those on their own samples.
@@ -79,10 +80,7 @@ class ModelValidation(FormerSetting):
         groups = list(dict.fromkeys(client if client in self.states else NEWCOMER for client in clients))
         fabric = self.flat_module.fabric
         rank, num_ranks = fabric.global_rank, fabric.world_size
-        mine = {
-            client: self._measure(client, self._batches(), are_resident(self.loaders))
-            for client in groups[rank::num_ranks]
-        }
+        mine = {client: self._measure(client, self.loaders, self._limits) for client in groups[rank::num_ranks]}
         my_values = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
         measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, my_values)
         return {
@@ -92,7 +90,7 @@ class ModelValidation(FormerSetting):
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Count the multiply-accumulates of `forward` for one sample in a context; None if `forward` needs other arguments."""
-        batch = self.flat_module.transfer(next(self._batches()), are_resident(self.loaders))
+        batch = self.flat_module.transfer(next(iter(self.loaders.flattened[0])), resident=False)
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         if not isinstance(inputs, Tensor):
             return None
@@ -111,21 +109,21 @@ class ModelValidation(FormerSetting):
         rows = self.data.client_val_indices[client]
         if not len(rows):
             return {}
-        size, train = self.data.eval_batch_size, self.data.train
-        length = -(-len(rows) // size)
-        limit = min(length, self.limit) if isinstance(self.limit, int) else length
-        return self._measure(client, islice(train.batches(size, rows), limit), train.resident)
+        loaders = as_loaders(SampleLoader(self.data.train, rows, self.data.eval_batch_size))
+        limit = self.limit if isinstance(self.limit, int) else None  # a fraction leaves small clients whole
+        return self._measure(client, loaders, num_batches(loaders, limit))
 
-    def _measure(self, client: int, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+    def _measure(self, client: int, loaders: CombinedLoader, limits: Sequence[int | float]) -> dict[str, float]:
         with client_model(self.flat_module, self.personal, self.states.get(client, {})):
-            return measure(self.flat_module, self.stage, batches, resident, alone=True, probes=self._probes)
+            return measure(self.flat_module, self.stage, loaders, limits, alone=True, probes=self._probes)
 
     @property
     def _probes(self) -> Sequence[BackdoorProbe]:
         return self.flat_module.hooks.probes if self.stage == "validation" else ()
 
-    def _batches(self) -> Iterator[Any]:
-        return (batch for batch, _, _ in limited(self.loaders, num_batches(self.loaders, self.limit)))
+    @property
+    def _limits(self) -> list[int | float]:
+        return num_batches(self.loaders, self.limit)
 
 
 def _means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:

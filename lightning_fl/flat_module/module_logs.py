@@ -28,7 +28,7 @@ class LogCollector:
 
     In a federation a value logged in a step is averaged over the client's steps and over the clients, weighted by samples,
     and reported once a round. `reduce_fx` other than the mean ("sum", "min", "max" or a function of the stacked values) is
-    applied to all values of the round. torchmetrics objects are computed at the end of the round and reset.
+    applied to all values of the round. torchmetrics objects are computed at the end of the round, and reset after its hooks.
 
     Lightning gives a value that is logged on step and on epoch two names with suffix: `<name>_epoch`, here the value of the
     round, and in training `<name>_step`, here the mean over clients of their last step's value.
@@ -56,6 +56,7 @@ class LogCollector:
         self.progress_bar_names: set[str] = set()
         self.unlogged_names: set[str] = set()
         self._metrics: dict[str, Metric] = {}
+        self._computed_metrics: list[Metric] = []
         self._reductions: dict[str, str | Callable[..., Any]] = {}
         self.suffixed: dict[str, dict[str, float]] = {}
         self._forms: dict[str, dict[str, str]] = {}
@@ -186,7 +187,7 @@ class LogCollector:
         self._metrics.clear()
 
     def averages(self, parts: Sequence[Sums], knowledge: Sequence[Known] | None = None) -> dict[str, float]:
-        """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects.
+        """Combine the sums of several clients, and compute the torchmetrics objects, which `end_round` resets.
 
         Args:
             parts: the sums, of all processes.
@@ -213,11 +214,15 @@ class LogCollector:
                 form_value = averages[name] if form == "epoch" else metric._forward_cache
                 if form_value is not None:  # a metric that was updated without `forward` has no value of a step
                     self.suffixed.setdefault(name, {})[other] = float(torch.as_tensor(form_value).detach())
-        # Only after all are computed, because metrics of one MetricCollection may share their states.
-        for metric in self._metrics.values():
-            metric.reset()
+        self._computed_metrics += self._metrics.values()
         self._metrics.clear()
         return averages
+
+    def end_round(self) -> None:
+        """Reset the computed torchmetrics objects, which hooks at the end of a round may still read and log, as in Lightning."""
+        for metric in self._computed_metrics:
+            metric.reset()
+        self._computed_metrics.clear()
 
     def _compute(self, metric: Metric) -> float:
         """Compute a metric over all processes, of which some may have no values."""

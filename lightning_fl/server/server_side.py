@@ -22,8 +22,10 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
+from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.errors import UserError, nearest, noting, require
-from lightning_fl.evaluation.evaluation import mean_training_loss, measure
+from lightning_fl.evaluation.evaluation import as_loaders, mean_training_loss, num_batches
+from lightning_fl.evaluation.loops import measure
 from lightning_fl.evaluation.macs import count_layer_macs
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
@@ -159,8 +161,8 @@ class ServerSide:
             )
         flat_module.load(params, buffers, self.counters)
         flat_module.load_personal(self.run.personal)
-        batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
-        logged = measure(flat_module, "validation", batches, data.train.resident)
+        loaders = as_loaders(SampleLoader(data.train, data.server_indices[rows], data.eval_batch_size))
+        logged = measure(flat_module, "validation", loaders, num_batches(loaders, None))
         accuracy = accuracy_in(logged, self.method, name, self.metric)
         within = -1e-6 <= accuracy <= 1 + 1e-6
         require(within, f"an accuracy must be in [0, 1], but the validation_step of {name} logs {accuracy:g}.")

@@ -9,7 +9,6 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -18,14 +17,12 @@ from lightning_fl.checks import is_a, overrides
 from lightning_fl.clients.own_models import what_clients_own
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
-from lightning_fl.errors import UserError, require
-from lightning_fl.evaluation.evaluation import as_loaders, evaluate, is_sequential, num_batches
-from lightning_fl.evaluation.predictions import Predictions
+from lightning_fl.errors import require
+from lightning_fl.evaluation.evaluation import as_loaders, is_sequential, num_batches
+from lightning_fl.evaluation.loops import without_callbacks
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.outputs.loggers import tell
-from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
@@ -38,11 +35,11 @@ from lightning_fl.trainer.run_metric import choose_metric
 
 
 def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, float]]:
-    """Evaluate the trainer's model once; a prediction fills `trainer.predict_loop`.
+    """Evaluate the trainer's model once.
 
     Args:
         trainer: trainer in a session; loads the model from its `ckpt_path`, if there is one.
-        stage: `validation`, `test` or `predict`.
+        stage: `validation` or `test`.
 
     Returns:
         For each loader the averages of the values that module and method logged; nothing runs, as in Lightning, if there is
@@ -52,53 +49,41 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
         UserError: the module has no step for the stage, or the checkpoint belongs to another model.
     """
     module, flat_module = trainer.lightning_module, trainer.active_module
-    if stage != "predict" and not overrides(f"{stage}_step", module):
-        raise UserError(f"{type(module).__name__} has no {stage}_step.")
-    client_states: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
-    saved: dict[str, Any] = {}
-    if trainer.ckpt_path is not None:
-        checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
-        saved = checkpoint.get("federation", {})
-        client_states = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
-        checkpointing.evaluate_checkpoint(flat_module, checkpoint, trainer.ckpt_path)
-    short = {"validation": "val"}.get(stage, stage)
-    loaders_of_stage = getattr(trainer.data, f"{short}_dataloader")()
-    loaders = as_loaders(loaders_of_stage)
-    if stage != "predict":
-        check_loaders(module, loaders.flattened, stage)
-    require(
-        stage != "predict" or is_sequential(loaders),
-        f"predict_dataloader() returns a CombinedLoader of mode {loaders._mode!r}, but predictions are made loader by loader: "
-        "use CombinedLoader(loaders, mode='sequential').",
-    )
-    limit = trainer.limits[f"limit_{short}_batches"]
+    require(overrides(f"{stage}_step", module), f"{type(module).__name__} has no {stage}_step.")
+    client_states, saved = _load_checkpoint(trainer)
+    loop = trainer.test_loop if stage == "test" else trainer.validate_loop
+    loaders = as_loaders(trainer.data.test_dataloader() if stage == "test" else trainer.data.val_dataloader())
+    check_loaders(module, loaders.flattened, stage)
+    limit = trainer.limits["limit_test_batches" if stage == "test" else "limit_val_batches"]
     counts = num_batches(loaders, limit)
-    if stage == "predict":
-        trainer.predict_dataloaders, trainer.num_predict_batches = loaders_of_stage, counts
-    else:
-        loop = trainer.test_loop if stage == "test" else trainer.validate_loop
-        loop._combined_loader, loop._max_batches = loaders, counts
-    trainer.predict_loop = Predictions(loaders.flattened)
+    loop._combined_loader, loop._max_batches = loaders, counts
     if not sum(counts):
         return []
     states = what_clients_own(flat_module, trainer.algorithm.personal, client_states)
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
     personal, most = trainer.algorithm.personal, most_clients(trainer)
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states, personal, most)
-    callback_values = {} if stage == "predict" else _logged_by_callbacks(trainer)
-    averages = evaluate_with_method(trainer, validation)
-    averages |= callback_values
-    hidden = trainer.active_module.logs.unlogged_names
-    row = {name: value for name, value in averages.items() if name not in hidden}
-
-    def send(logger: Logger) -> None:
-        if not isinstance(logger, RoundCSVLogger):
-            logger.log_metrics(row, step=trainer.global_step)
-            logger.save()
-
-    tell(trainer, send)
+    callback_values = _logged_by_callbacks(trainer)
+    averages = evaluate_with_method(trainer, validation) | callback_values
     num_results = len(counts) if is_sequential(loaders) else 1
     return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)]
+
+
+def run_prediction(trainer: TrainerInterface) -> Any:
+    """Return the predictions of the trainer's model, batch by batch; None if the loop is not to return them."""
+    _load_checkpoint(trainer)
+    return trainer.predict_loop.run()
+
+
+def _load_checkpoint(trainer: TrainerInterface) -> tuple[Mapping[int, Any], dict[str, Any]]:
+    """Load the model from the trainer's `ckpt_path`, if there is one; return the clients' states and the saved federation."""
+    if trainer.ckpt_path is None:
+        return trainer.run.clients if "run" in vars(trainer) else {}, {}
+    checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
+    saved = checkpoint.get("federation", {})
+    states = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
+    checkpointing.evaluate_checkpoint(trainer.active_module, checkpoint, trainer.ckpt_path)
+    return states, saved
 
 
 def most_clients(trainer: TrainerInterface) -> int | None:
@@ -118,12 +103,13 @@ def most_clients(trainer: TrainerInterface) -> int | None:
 
 
 def _logged_by_callbacks(trainer: TrainerInterface) -> dict[str, float]:
-    """Call the hook `on_model_loaded`, and return and publish what callbacks log in it."""
+    """Call the hook `on_model_loaded`, and return, publish and send to loggers what callbacks log in it."""
     logs = trainer.active_module.logs
     trainer.hooks.call("on_model_loaded")
     sums, knowledge, _ = gather_logs(trainer.fabric, logs)
     logged = logs.averages(sums[:1], knowledge)
     trainer.publish(logged)
+    trainer._logger_connector.log_metrics({name: x for name, x in logged.items() if name not in logs.unlogged_names})
     return logged
 
 
@@ -151,7 +137,7 @@ def evaluate_with_method(
     Raises:
         UserError: in a fit, the test logs a name that the round has logged already.
     """
-    method_values = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
+    method_values = trainer.algorithm.validate(validation)
     method_values = {name: value for name, value in method_values.items() if name not in logged}
     hides_clients &= validation.owns
     hidden = {name for name in method_values if hides_clients and not is_of_server(name)}
@@ -159,21 +145,17 @@ def evaluate_with_method(
     def complete(averages: dict[str, float]) -> dict[str, float]:
         return {name: value for name, value in (averages | method_values).items() if name not in hidden}
 
-    def publish(averages: dict[str, float]) -> None:
+    def check(averages: dict[str, float]) -> None:
         if trainer.fitting and validation.stage == "validation":
             choose_metric(trainer, complete(averages) if hides_clients else averages, is_all=False)
         _refuse_same_names(validation.module, averages, logged)
-        trainer.publish(complete(averages))
 
-    averages = evaluate(
-        validation.flat_module,
-        validation.stage,
-        validation.loaders,
-        num_batches(validation.loaders, validation.limit),
-        trainer.inference_mode,
-        publish,
-        trainer.predict_loop if validation.stage == "predict" else None,
-    )
+    loop: Any = trainer.test_loop
+    if validation.stage == "validation":
+        loop = trainer.fit_loop.epoch_loop.val_loop if trainer.fitting else trainer.validate_loop
+    limits = num_batches(validation.loaders, validation.limit)
+    averages = loop.evaluate(validation.loaders, limits, method_values, hidden, check)
+    trainer.active_module.logs.unlogged_names |= loop.unlogged_names - method_values.keys()
     return complete(averages)
 
 
@@ -285,18 +267,14 @@ class RoundEvaluation:
             self.tested = set(averages)
             _refuse_same_names(trainer.lightning_module, averages, self._validated)
 
-        checks = {"validation": check_validated, "test": check_tested}
-        for stage, limits in (("validation", trainer.num_sanity_val_batches), ("test", to_test)):
-            if sum(limits):
-                with _as_between_rounds(trainer, stage):
-                    evaluate(
-                        trainer.active_module,
-                        stage,
-                        self.loaders[stage],
-                        limits,
-                        trainer.inference_mode,
-                        checks[stage],
-                    )
+        if sum(trainer.num_sanity_val_batches):
+            trainer.fit_loop.val_loop.evaluate(
+                self.loaders["validation"], trainer.num_val_batches, when_averaged=check_validated
+            )
+        if sum(to_test):
+            with _as_between_rounds(trainer, "test"), without_callbacks(trainer, trainer.callbacks):
+                trainer.test_loop.evaluate(self.loaders["test"], to_test, when_averaged=check_tested)
+        trainer._logger_connector.reset_metrics()
         trainer.hooks.call("on_sanity_check_end")
         trainer.state.stage = RunningStage.TRAINING
 

@@ -24,7 +24,7 @@ from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import client_evaluator
-from lightning_fl.trainer.evaluation_loop import run_evaluation
+from lightning_fl.trainer.evaluation_loop import run_evaluation, run_prediction
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import refuse_argument, refusing_others
@@ -183,8 +183,8 @@ class FederatedTrainer(TrainerInterface):
             A list of outputs; one list for each loader if there are several.
         """
         with session(self, TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, weights_only):
-            run_evaluation(self, "predict")
-        return self.predict_loop.predictions if return_predictions else None
+            self.predict_loop.return_predictions = return_predictions
+            return run_prediction(self)
 
     def _evaluate(
         self,

@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.errors import FileError, UserError
+from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.federation.round_record import check_logged
@@ -48,6 +49,10 @@ class RoundEpochLoop(_TrainingEpochLoop):
     """Lightning's loop of an epoch, which is a round: the last one is validated, too."""
 
     trainer: TrainerInterface
+
+    def __init__(self, trainer: TrainerInterface) -> None:
+        super().__init__(trainer)
+        self.val_loop = EvaluationLoop(trainer, "validation", trainer.inference_mode)
 
     def _should_check_val_epoch(self) -> bool:
         return self.trainer.validates_this_round
@@ -301,7 +306,9 @@ class FitLoop(_FitLoop):
             for client, values in process_values.items():
                 self._logged_of_clients.setdefault(client, {}).update(values)
         self.client_values = {}
-        return logs.averages(sums[:1], knowledge)
+        logged = logs.averages(sums[:1], knowledge)
+        logs.end_round()
+        return logged
 
     def _check_names(self, record: dict[str, float]) -> None:
         """Check what callbacks and the user watch, once the names of all metrics are known."""

@@ -25,6 +25,7 @@ from lightning_fl.checks import (
 )
 from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.errors import nearest, require
+from lightning_fl.evaluation.loops import EvaluationLoop, PredictionLoop
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
@@ -41,6 +42,7 @@ from lightning_fl.trainer.lightning_parts import (
     refuse_flag,
     refusing_others,
 )
+from lightning_fl.trainer.logger_connector import RoundLoggerConnector
 
 
 class TrainerFlags(Trainer):
@@ -302,7 +304,11 @@ class TrainerFlags(Trainer):
                 inference_mode=self.inference_mode,
             )
         vars(self).update(flags)
-        del self.fit_loop, self.predict_loop  # a federation has its own
+        self._logger_connector = RoundLoggerConnector(self)
+        self.validate_loop = EvaluationLoop(self, "validation", self.inference_mode)
+        self.test_loop = EvaluationLoop(self, "test", self.inference_mode)
+        self.predict_loop = PredictionLoop(self, self.inference_mode)
+        del self.fit_loop  # which `FederatedTrainer` makes
 
     @property
     def metric_falls(self) -> bool:

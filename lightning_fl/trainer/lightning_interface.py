@@ -13,14 +13,13 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import is_a
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.evaluation.predictions import Predictions
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
@@ -57,7 +56,7 @@ class TrainerInterface(TrainerFlags, ABC):
         hooks: calls the hooks of callbacks and module.
         num_rounds: rounds after which the run ends: `max_rounds`, or one if clients take part in none.
         round_batches: batches of this process in the current round; before the first, those of a pass of the largest client.
-        predict_dataloaders: as the datamodule returns them; None until they are loaded.
+        loop_in_use: loop of the present evaluation; None outside one.
         evaluated: facts about the run of the model that is validated or tested.
         learning_rates: state of the module's schedulers after the last fit; None before it.
         most_local_steps: optimiser steps of the client with the most samples in a round.
@@ -74,7 +73,7 @@ class TrainerInterface(TrainerFlags, ABC):
     evaluated = LoadedRun()
     learning_rates: dict[str, Any] | None = None
     datamodule: LightningDataModule | None = None
-    predict_dataloaders: Any = None
+    loop_in_use: Any = None
     weights_only: bool = True
     reservation: Reservation
     stop: Stop | None = None
@@ -84,8 +83,6 @@ class TrainerInterface(TrainerFlags, ABC):
     round_batches = 0
     most_local_steps = 0
     num_sanity_val_batches: Sequence[int | float] = ()
-    num_predict_batches: Sequence[int | float] = ()
-    predict_loop = Predictions()
     limit_train_batches: int | float = _limit("limit_train_batches")
     limit_val_batches: int | float = _limit("limit_val_batches")
     limit_test_batches: int | float = _limit("limit_test_batches")
@@ -120,6 +117,10 @@ class TrainerInterface(TrainerFlags, ABC):
         """True if the current round ends with a validation: every n-th does, and the last."""
         done = self.current_epoch + 1
         return done % self.val_every_n_rounds == 0 or done >= self.num_rounds or self.should_stop
+
+    @property
+    def _active_loop(self) -> Any:
+        return self.loop_in_use or Trainer._active_loop.fget(self)  # type: ignore[attr-defined]
 
     @property
     def enable_validation(self) -> bool:
@@ -215,7 +216,9 @@ class TrainerInterface(TrainerFlags, ABC):
             {name: torch.tensor(float(value), dtype=torch.float64) for name, value in named.items()}
         )
         shown = self.active_module.logs.progress_bar_names
-        self._logger_connector._progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})
+        self._logger_connector._progress_bar_metrics.update(
+            {name: float(value) for name, value in metrics.items() if name in shown}
+        )
 
     @property
     def active_module(self) -> FlatModule:

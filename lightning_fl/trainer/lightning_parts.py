@@ -270,11 +270,11 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
 
 
 def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
-    """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
+    """Return the given loggers, then that of `metrics.csv`; none if `logger` is False."""
     if logger is False:
         return []
     listed_loggers = [] if logger is None or logger is True else listed(logger, Logger)  # type: ignore[type-abstract]
-    return [RoundCSVLogger(root), *listed_loggers]
+    return [*listed_loggers, RoundCSVLogger(root)]
 
 
 def build_profiler(profiler: Profiler | str | None) -> Profiler:

@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader
 
 from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
-from lightning_fl.checks import is_a, listed, parameters_of
+from lightning_fl.checks import is_a, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks, check_module
@@ -230,10 +231,14 @@ def _attach(
         trainer.metric, trainer.metric_mode = trainer.given_metric
     trainer.datamodule, trainer.algorithm = datamodule, method
     trainer.strategy.connect(model)
-    trainer._data_connector._datahook_selector = _DataHookSelector(model, datamodule)
-    for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+    trainer._data_connector._datahook_selector = _BatchHooks(model, datamodule)
+    for loop in _evaluation_loops(trainer):
         loop._combined_loader, loop._max_batches = None, []
-    trainer.predict_dataloaders, trainer.should_stop = None, False
+        loop.gather = partial(gather_objects, trainer.fabric) if trainer.world_size > 1 else None
+        loop.gather_tensors = partial(gather_tensors, trainer.fabric)
+    trainer.predict_loop._combined_loader, trainer.predict_loop.max_batches = None, []
+    trainer.predict_loop._data_source.instance = datamodule
+    trainer.should_stop = False
     trainer._logger_connector.reset_metrics()
     for part in model.modules():  # parts may be of Lightning's other name, which the model does not know
         if is_a(part, LightningModule):
@@ -242,6 +247,18 @@ def _attach(
     trainer.callbacks = _all_callbacks(trainer, model)
     trainer.hooks = trainer.strategy.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
     return model, datamodule
+
+
+class _BatchHooks(_DataHookSelector):
+    """Selector of the owner of a batch hook: the data module if it has one, of either name of Lightning, else the module."""
+
+    def get_instance(self, hook_name: str) -> Any:
+        return self.datamodule if overrides(hook_name, self.datamodule) else self.model
+
+
+def _evaluation_loops(trainer: TrainerInterface) -> list[EvaluationLoop]:
+    """Return the loops that validate in a fit, validate and test."""
+    return [trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop]  # type: ignore[list-item]
 
 
 def algorithm_of(method: Given | None) -> Algorithm:

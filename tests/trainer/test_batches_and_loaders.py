@@ -10,6 +10,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -215,8 +216,9 @@ def test_a_dataset_that_reads_batches(make_trainer: MakeTrainer, make_stock_trai
 def test_a_value_without_batch_size_of_a_batch_of_an_own_class(make_trainer: MakeTrainer) -> None:
     structure = STRUCTURES["own class"]._replace(has_size=True)
     module, data = Line(structure), Federated(Data(structure, lambda: loader(10, structure)), num_clients=1)
-    with pytest.raises(UserError, match=r"in a batch of class Own: use self\.log\(name, value, batch_size=…\)"):
+    with pytest.raises(MisconfigurationException, match="could not infer the batch_size from the batch") as raised:
         make_trainer(clients_per_round=1, num_sanity_val_steps=2).fit(module, data)
+    assert raised.value.__notes__ == ["validation_step read batch 0: Own."]
     assert module.order == []
 
 
@@ -303,7 +305,7 @@ def test_predictions_of_any_loaders(kind: str, make_trainer: MakeTrainer, make_s
 
 def test_predictions_are_made_loader_by_loader(make_trainer: MakeTrainer) -> None:
     data = Federated(Predicting(STRUCTURES["tuple"], LOADERS["max_size"]), num_clients=1)
-    with pytest.raises(UserError, match="mode 'max_size', but predictions are made loader by loader"):
+    with pytest.raises(ValueError, match=r"only supports the `CombinedLoader\(mode=.sequential.\)` mode"):
         make_trainer().predict(Predictor(STRUCTURES["tuple"]), data)
 
 

@@ -562,7 +562,7 @@ def test_loggers_of_an_evaluation_do_not_get_what_is_hidden_from_them(make_train
     logger = Keeps()
     (result,) = make_trainer(logger=logger).test(Hides(), federation(), verbose=False)
     assert result == {"hidden": 1, "both/hidden": 2, "seen": 3}
-    assert logger.told == [("metrics", {"seen": 3})]
+    assert logger.told == [("metrics", {"seen": 3, "epoch": 0})]
 
 
 def test_a_logger_that_fails_costs_no_evaluation(make_trainer: MakeTrainer, says_lost: Callable[..., Any]) -> None:
@@ -573,7 +573,7 @@ def test_a_logger_that_fails_costs_no_evaluation(make_trainer: MakeTrainer, says
     logger = Keeps()
     with says_lost("Fails failed and is not used any more.*the service is gone"):
         (result,) = make_trainer(logger=[Fails(), logger]).test(Hides(), federation(), verbose=False)
-    assert logger.told == [("metrics", {"seen": 3})]
+    assert logger.told == [("metrics", {"seen": 3, "epoch": 0})]
     assert result["seen"] == 3
 
 

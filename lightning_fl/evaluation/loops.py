@@ -1,0 +1,212 @@
+"""Lightning's loops of validation, test and prediction in a federation, whose processes share the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.prediction_loop import _PredictionLoop
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+
+from lightning_fl.checks import overrides
+from lightning_fl.data.descriptions import describe_batch
+from lightning_fl.data.samples.loaders import SampleLoader
+from lightning_fl.errors import noting
+from lightning_fl.evaluation.shared_results import Gather, SharedResults
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.switches.evaluation_mode import measuring
+
+STAGES = {"validation": RunningStage.VALIDATING, "test": RunningStage.TESTING}
+
+
+class EvaluationLoop(_EvaluationLoop):
+    """Lightning's loop of a validation or test; the processes take turns with the batches, unless one measures alone.
+
+    Attributes:
+        gather, gather_tensors: as in `SharedResults.share`; set when a session begins.
+        averages: averages of the last run over samples of the values that the module logged, by name.
+    """
+
+    _results: SharedResults
+
+    def __init__(self, trainer: Any, stage: str, inference_mode: bool) -> None:
+        # As a loop of a fit it takes the loaders that it is given.
+        super().__init__(trainer, TrainerFn.FITTING, STAGES[stage], verbose=False, inference_mode=inference_mode)
+        self._results = SharedResults()
+        self.gather: Gather | None = None
+        self.gather_tensors: Callable[[Tensor], list[Tensor]] = _alone
+        self.averages: dict[str, float] = {}
+        self._when_averaged: Callable[[dict[str, float]], None] | None = None
+
+    @property
+    def max_batches(self) -> list[int | float]:
+        """Batches to run of each loader."""
+        steps = self.trainer.num_sanity_val_steps
+        if not self.trainer.sanity_checking or steps == -1:
+            return self._max_batches
+        return [min(steps, batches) for batches in self._max_batches]
+
+    def evaluate(
+        self,
+        loaders: CombinedLoader,
+        limits: Sequence[int | float],
+        replacing: Mapping[str, float] | None = None,
+        hidden: set[str] | None = None,
+        when_averaged: Callable[[dict[str, float]], None] | None = None,
+    ) -> dict[str, float]:
+        """Run the step of the stage over all loaders in evaluation mode, with all hooks.
+
+        Args:
+            loaders: loaders of the data.
+            limits: batches to run of each loader.
+            replacing: values of the method that stand in place of what the module logs.
+            hidden: names that nobody gets.
+            when_averaged: called with the averages before the last hook, in which callbacks read them.
+
+        Returns:
+            The averages over samples of the values that the module logged, without `replacing`.
+        """
+        self._combined_loader, self._max_batches = loaders, list(limits)
+        self._results.replacing, self._results.hidden = replacing or {}, hidden or set()
+        self._when_averaged, self.averages = when_averaged, {}
+        with self._in_use():
+            self.run()
+        return self.averages
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Make this the trainer's active loop, to which the module's own `log` goes."""
+        trainer, attributes = self.trainer, vars(self.trainer.lightning_module)
+        before, stage, log = trainer.loop_in_use, trainer.state.stage, attributes.pop("log", None)
+        trainer.loop_in_use = self
+        if not trainer.sanity_checking:
+            trainer.state.stage = self._stage
+        try:
+            yield
+        finally:
+            trainer.loop_in_use, trainer.state.stage = before, stage
+            if log is not None:
+                attributes["log"] = log
+            if self._combined_loader is not None:
+                self._combined_loader._iterator = None  # ends workers that a loader does not keep until the next pass
+
+    def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
+        strategy = self.trainer.strategy
+        if self.gather is not None and batch_idx % strategy.world_size != strategy.global_rank:
+            return
+        step = "test_step" if self.trainer.testing else "validation_step"
+        with noting(lambda: f"{step} read batch {batch_idx}: {describe_batch(batch)}."):
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+
+    def _on_evaluation_model_train(self) -> None:
+        hook = "on_test_model_train" if self.trainer.testing else "on_validation_model_train"
+        if overrides(hook, self.trainer.lightning_module):
+            call._call_lightning_module_hook(self.trainer, hook)
+        else:
+            self._module_mode.restore(self.trainer.lightning_module)
+
+    @property
+    def _reads_own_loader(self) -> bool:
+        """True if there is one loader, of the package, where the user's data module may have several."""
+        return [type(loader) for loader in self._combined_loader.flattened] == [SampleLoader]
+
+    def _verify_dataloader_idx_requirement(self) -> None:
+        if not self._reads_own_loader:
+            super()._verify_dataloader_idx_requirement()
+
+    def _build_step_args_from_hook_kwargs(self, hook_kwargs: Any, step_hook_name: str) -> tuple[Any, ...]:
+        arguments: tuple[Any, ...] = super()._build_step_args_from_hook_kwargs(hook_kwargs, step_hook_name)
+        step = getattr(self.trainer.lightning_module, step_hook_name)
+        takes_index = is_param_in_hook_signature(step, "dataloader_idx", explicit=True)
+        return (*arguments, 0) if self._reads_own_loader and takes_index else arguments
+
+    def _store_dataloader_outputs(self) -> None:
+        self._share()
+        super()._store_dataloader_outputs()
+
+    def _on_evaluation_epoch_end(self) -> None:
+        super()._on_evaluation_epoch_end()
+        self._share()
+        self.averages = self._results.averages()
+        self.unlogged_names = self._results.unlogged_names
+        if self._when_averaged is not None:
+            self._when_averaged(self.averages)
+
+    def _share(self) -> None:
+        self._results.share(self.gather, self.gather_tensors, self.trainer.lightning_module)
+
+
+class PredictionLoop(_PredictionLoop):
+    """Lightning's loop of a prediction, which every process makes in full; it knows the samples of the package's own loaders."""
+
+    def _get_batch_indices(self, dataloader: object) -> list[list[int]]:
+        if not isinstance(dataloader, SampleLoader):
+            return super()._get_batch_indices(dataloader)
+        if dataloader.shuffles or dataloader.indices is not None:
+            return []
+        size, count = dataloader.batch_size, dataloader.num_samples
+        return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+
+
+def measure(
+    flat_module: FlatModule,
+    stage: str,
+    loaders: CombinedLoader,
+    limits: Sequence[int | float],
+    alone: bool = False,
+    probes: Sequence[Callback] = (),
+) -> dict[str, float]:
+    """Return the averages that a module logs in an evaluation with all its hooks, which leaves no trace.
+
+    Of callbacks only probes take part, and loggers get nothing. The module's torchmetrics objects and other attributes are
+    afterwards what they were.
+
+    Args:
+        flat_module: holds the model.
+        stage: `validation` or `test`.
+        loaders: loaders of the data.
+        limits: batches to run of each loader.
+        alone: True if this process runs all batches, without the others.
+        probes: callbacks that measure each batch, too.
+
+    Returns:
+        Averages over samples, the same in every process unless `alone`.
+    """
+    module = flat_module.module
+    trainer: Any = module.trainer
+    loop = EvaluationLoop(trainer, stage, inference_mode=False)
+    if not alone:
+        loop.gather, loop.gather_tensors = flat_module.logs.gather, flat_module.logs.gather_tensors
+    with measuring(module), without_callbacks(trainer, probes):
+        return loop.evaluate(loaders, limits)
+
+
+@contextmanager
+def without_callbacks(trainer: Any, probes: Sequence[Callback] = ()) -> Iterator[None]:
+    """Call no callback but these, send loggers nothing, and keep the trainer's metrics."""
+    with ExitStack() as stack:
+        for name, value in (
+            ("callbacks", list(probes)),
+            ("loggers", []),
+            ("_logger_connector", _LoggerConnector(trainer)),
+        ):
+            stack.callback(setattr, trainer, name, getattr(trainer, name))
+            setattr(trainer, name, value)
+        sanity = trainer.sanity_checking
+        if sanity:
+            stack.callback(setattr, trainer.state, "stage", trainer.state.stage)
+            trainer.state.stage = RunningStage.VALIDATING
+        yield
+
+
+def _alone(mine: Tensor) -> list[Tensor]:
+    """Return the tensor of the only process."""
+    return [mine]

@@ -1,0 +1,171 @@
+"""Values that a module logs in an evaluation, of which each process has run a part of the batches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _METRICS,
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from torch import Tensor
+from torchmetrics import Metric
+
+Gather = Callable[[Any], list[Any]]
+
+
+class SharedResults(_ResultCollection):
+    """Lightning's collection of logged values, summed in float64, which `share` makes those of all processes.
+
+    Attributes:
+        replacing: values that the method has measured, by the logged names in whose place they stand.
+        hidden: logged names to leave out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(training=False)
+        self.replacing: Mapping[str, float] = {}
+        self.hidden: set[str] = set()
+        self._shared: set[str] = set()
+
+    def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
+        """Add a value to those of its name."""
+        self._shared.discard(key)
+        super().update_metrics(key, value.double() if isinstance(value, Tensor) else value, batch_size)
+
+    def valid_items(self) -> Iterator[tuple[str, _ResultMetric]]:  # type: ignore[override]
+        """Yield the names with a value; a mean over no sample has none."""
+        return (
+            (key, item)
+            for key, item in super().valid_items()
+            if not (item.is_tensor and item.meta.is_mean_reduction and item.meta.on_epoch and not _has_samples(item))
+        )
+
+    def metrics(self, on_step: bool) -> _METRICS:
+        """Return the values for callbacks, loggers and progress bar."""
+        metrics = super().metrics(on_step)
+        if on_step or self.dataloader_idx is not None:
+            return metrics
+        values = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.replacing.items()}
+        for kind in ("callback", "log"):
+            metrics[kind] |= values  # type: ignore[literal-required]
+        metrics["pbar"] |= {name: self.replacing[name] for name in metrics["pbar"].keys() & values.keys()}
+        for shown in (metrics["callback"], metrics["log"], metrics["pbar"]):
+            for name in self.hidden & shown.keys():
+                del shown[name]  # type: ignore[attr-defined]
+        return metrics
+
+    def averages(self) -> dict[str, float]:
+        """Return the value of each name over the whole evaluation, of all loaders; not under Lightning's names with suffix."""
+        values = {}
+        for item in self.values():
+            if item.has_reset or not item.meta.on_epoch or (item.is_tensor and not _has_samples(item)):
+                continue
+            value = self._get_cache(item, on_step=False)
+            if value is not None:
+                values[self._forked_name(item, on_step=False)[0]] = float(value)
+        return values
+
+    @property
+    def unlogged_names(self) -> set[str]:
+        """Names that loggers do not get."""
+        return {self._forked_name(item, on_step=False)[0] for item in self.values() if not item.meta.logger}
+
+    def share(
+        self, gather: Gather | None, gather_tensors: Callable[[Tensor], list[Tensor]], module: LightningModule
+    ) -> None:
+        """Replace what this process has logged since the last call by what all have logged; all processes call it together.
+
+        Args:
+            gather: returns the objects of all processes, given that of this one; None if there is only one.
+            gather_tensors: the same for a tensor, on the host.
+            module: module that logs, whose attributes the torchmetrics objects are.
+        """
+        if gather is None:
+            return
+        paths = {id(part): path for path, part in module.named_modules()}
+        mine = {
+            key: (_facts(item.meta), _state(item) if item.is_tensor else paths[id(item.value)])
+            for key, item in self.items()
+            if not item.has_reset and item.meta.on_epoch and key not in self._shared
+        }
+        parts = gather(mine)
+        for key in {key: None for part in parts for key in part}:
+            facts, _ = next(part[key] for part in parts if key in part)
+            states = [part[key][1] for part in parts if key in part]
+            if key not in self or self[key].has_reset:
+                self[key] = _ResultMetric(_metadata(facts), is_tensor=not isinstance(states[0], str))
+            item = self[key]
+            item.has_reset = False
+            if isinstance(states[0], str):
+                item.value = module.get_submodule(states[0])
+                item._computed = _computed(item.value, gather_tensors)
+            else:
+                _set_state(item, states)
+            self._shared.add(key)
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Drop the values; at the end of an evaluation also what stands in their place."""
+        super().reset(metrics, fx)
+        if fx is None:
+            self._shared.clear()
+            self.replacing, self.hidden = {}, set()
+
+
+def _has_samples(item: _ResultMetric) -> bool:
+    return not item.meta.is_mean_reduction or bool(item.cumulated_batch_size)
+
+
+def _facts(meta: _Metadata) -> dict[str, Any]:
+    """Return the fields of a value's metadata that another process needs."""
+    return {field.name: getattr(meta, field.name) for field in fields(meta) if field.name != "_sync"}
+
+
+def _metadata(facts: dict[str, Any]) -> _Metadata:
+    meta = _Metadata(**facts)
+    meta.sync = _Sync()
+    return meta
+
+
+def _state(item: _ResultMetric) -> tuple[float, float]:
+    """Return a value's sum, or other reduction, and the samples that it is over."""
+    return float(item.value), float(item.cumulated_batch_size) if item.meta.is_mean_reduction else 1.0
+
+
+def _set_state(item: _ResultMetric, states: list[tuple[float, float]]) -> None:
+    """Reduce the states of all processes."""
+    values = torch.tensor([value for value, _ in states], dtype=torch.float64)
+    if item.meta.is_mean_reduction:
+        item.value, item.cumulated_batch_size = values.sum(), torch.tensor(sum(samples for _, samples in states))
+        item._computed = item.value / item.cumulated_batch_size if item.cumulated_batch_size else None
+    else:
+        item.value = item._computed = item.meta.reduce_fx(values)
+
+
+def _computed(metric: Metric, gather_tensors: Callable[[Tensor], list[Tensor]]) -> Any:
+    """Compute a metric over all processes, of which some may have no values."""
+
+    def from_all(state: Tensor, group: Any = None) -> list[Tensor]:
+        # torchmetrics itself waits forever if an empty list of labels, whose dtype it cannot know, meets a list of integers.
+        states = [other.to(state.device) for other in gather_tensors(state)]
+        return [other for other in states if other.numel()] or [state]
+
+    parts = [part for part in metric.modules() if isinstance(part, Metric)]
+    before = [part.dist_sync_fn for part in parts]
+    for part in parts:
+        part.dist_sync_fn = part.dist_sync_fn or from_all
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
+            return metric.compute()
+    finally:
+        for part, function in zip(parts, before, strict=True):
+            part.dist_sync_fn = function

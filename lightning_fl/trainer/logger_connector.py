@@ -1,0 +1,39 @@
+"""Lightning's connection of logged values and loggers in a federation, in which a round is one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+
+from lightning_fl.outputs.loggers import tell
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+
+
+class RoundLoggerConnector(_LoggerConnector):
+    """Send what is logged in single steps to the user's loggers; in a fit, what is logged in an epoch is in the round's row."""
+
+    def log_eval_end_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Send the values of an evaluation outside a fit."""
+        if not self.trainer.fitting:
+            super().log_eval_end_metrics(metrics)  # type: ignore[arg-type]
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Send values to the user's loggers, of which one that fails is left out from then on."""
+        trainer: Any = self.trainer
+        if not metrics or (trainer.fitting and trainer.privacy is not None):
+            return
+        self._logged_metrics.update(metrics)
+        row = dict(convert_tensors_to_scalars(metrics))
+        if step is None:
+            row.setdefault("epoch", trainer.current_epoch)
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped
+
+        def send(logger: Any) -> None:
+            if not isinstance(logger, RoundCSVLogger):
+                logger.log_metrics(row, step=step)
+                logger.save()
+
+        tell(trainer, send)
