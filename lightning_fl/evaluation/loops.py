@@ -35,6 +35,7 @@ class EvaluationLoop(_EvaluationLoop):
         averages: averages of the last run over samples of the values that the module logged, by name.
     """
 
+    trainer: Any
     _results: SharedResults
 
     def __init__(self, trainer: Any, stage: str, inference_mode: bool) -> None:
@@ -116,7 +117,8 @@ class EvaluationLoop(_EvaluationLoop):
     @property
     def _reads_own_loader(self) -> bool:
         """True if there is one loader, of the package, where the user's data module may have several."""
-        return [type(loader) for loader in self._combined_loader.flattened] == [SampleLoader]
+        loaders = [] if self._combined_loader is None else self._combined_loader.flattened
+        return [type(loader) for loader in loaders] == [SampleLoader]
 
     def _verify_dataloader_idx_requirement(self) -> None:
         if not self._reads_own_loader:

@@ -56,11 +56,11 @@ class SharedResults(_ResultCollection):
             return metrics
         values = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.replacing.items()}
         for kind in ("callback", "log"):
-            metrics[kind] |= values  # type: ignore[literal-required]
+            metrics[kind] |= values
         metrics["pbar"] |= {name: self.replacing[name] for name in metrics["pbar"].keys() & values.keys()}
         for shown in (metrics["callback"], metrics["log"], metrics["pbar"]):
             for name in self.hidden & shown.keys():
-                del shown[name]  # type: ignore[attr-defined]
+                del shown[name]
         return metrics
 
     def averages(self) -> dict[str, float]:

@@ -38,11 +38,14 @@ class Finished(Protocol):
     adversary: Any
     default_root_dir: str
     enable_checkpointing: bool
-    callback_metrics: dict[str, Tensor]
     metric: str | None
     num_rounds: int
     stop: Any
     privacy_in_words: str
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """Last value of each logged name."""
 
     @property
     def metric_falls(self) -> bool:

@@ -82,7 +82,7 @@ def _load_checkpoint(trainer: TrainerInterface) -> tuple[Mapping[int, Any], dict
     checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
     saved = checkpoint.get("federation", {})
     states = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
-    checkpointing.evaluate_checkpoint(trainer.active_module, checkpoint, trainer.ckpt_path)
+    checkpointing.evaluate_checkpoint(trainer.active_module, checkpoint, str(trainer.ckpt_path))
     return states, saved
 
 
@@ -109,7 +109,8 @@ def _logged_by_callbacks(trainer: TrainerInterface) -> dict[str, float]:
     sums, knowledge, _ = gather_logs(trainer.fabric, logs)
     logged = logs.averages(sums[:1], knowledge)
     trainer.publish(logged)
-    trainer._logger_connector.log_metrics({name: x for name, x in logged.items() if name not in logs.unlogged_names})
+    shown: dict[str, Any] = {name: x for name, x in logged.items() if name not in logs.unlogged_names}
+    trainer._logger_connector.log_metrics(shown)
     return logged
 
 
@@ -150,9 +151,9 @@ def evaluate_with_method(
             choose_metric(trainer, complete(averages) if hides_clients else averages, is_all=False)
         _refuse_same_names(validation.module, averages, logged)
 
-    loop: Any = trainer.test_loop
+    loop = trainer.test_loop
     if validation.stage == "validation":
-        loop = trainer.fit_loop.epoch_loop.val_loop if trainer.fitting else trainer.validate_loop
+        loop = trainer.fit_loop.val_loop if trainer.fitting else trainer.validate_loop
     limits = num_batches(validation.loaders, validation.limit)
     averages = loop.evaluate(validation.loaders, limits, method_values, hidden, check)
     trainer.active_module.logs.unlogged_names |= loop.unlogged_names - method_values.keys()
@@ -345,7 +346,7 @@ def _as_between_rounds(trainer: TrainerInterface, stage: str) -> Iterator[None]:
     averaging = [callback for callback in trainer.callbacks if is_a(callback, WeightAveraging)]
     with isolate_rng():
         for callback in averaging:
-            callback.on_validation_epoch_start(trainer, trainer.lightning_module)  # type: ignore[arg-type]
+            callback.on_validation_epoch_start(trainer, trainer.lightning_module)
         yield
         for callback in averaging:
-            callback.on_validation_epoch_end(trainer, trainer.lightning_module)  # type: ignore[arg-type]
+            callback.on_validation_epoch_end(trainer, trainer.lightning_module)

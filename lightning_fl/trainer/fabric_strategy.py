@@ -82,7 +82,8 @@ class FabricStrategy(SingleDeviceStrategy):
     def adopt(self, optimizer: ModuleOptimizer | ManualOptimizers | None) -> None:
         """Show the module's optimisers, and schedulers, which all clients share; none for None."""
         self._optimizers = [] if optimizer is None else list(optimizer.optimizers)
-        self._lightning_optimizers = [] if optimizer is None else list(optimizer.wrapped)
+        wrapped: Any = [] if optimizer is None else optimizer.wrapped
+        self._lightning_optimizers = list(wrapped)
         self.lr_scheduler_configs = [] if optimizer is None else optimizer.schedules.configs
 
     def remove_checkpoint(self, filepath: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,15 +42,13 @@ class FederatedTrainer(TrainerInterface):
         hooks: calls the hooks of callbacks and module.
     """
 
-    @cached_property
-    def fit_loop(self) -> FitLoop:
-        """Loop that runs the rounds."""
+    def _loop_of_rounds(self) -> FitLoop:
         return FitLoop(self)
 
     # -- the four entry points -----------------------------------------------------------------------------------------
 
     @refusing_others(partial(refuse_argument, "fit"))
-    def fit(
+    def fit(  # type: ignore[override]  # Lightning's has loaders, and no algorithm; so have the others
         self,
         model: LightningModule,
         datamodule: LightningDataModule | None = None,
@@ -78,7 +76,7 @@ class FederatedTrainer(TrainerInterface):
             self.fit_loop.start()
             num_rows = None
             if self.ckpt_path is not None:
-                num_rows = checkpointing.resume(self, self.fit_loop.federation, self.ckpt_path)
+                num_rows = checkpointing.resume(self, self.fit_loop.federation, str(self.ckpt_path))
             else:
                 self.fit_loop.prepare()
             self.fit_loop.run_rounds(num_rows)
@@ -110,7 +108,7 @@ class FederatedTrainer(TrainerInterface):
         return rehearse(self, model, datamodule, algorithm)
 
     @refusing_others(partial(refuse_argument, "validate"))
-    def validate(
+    def validate(  # type: ignore[override]
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
@@ -135,7 +133,7 @@ class FederatedTrainer(TrainerInterface):
         return self._evaluate(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, verbose, weights_only)
 
     @refusing_others(partial(refuse_argument, "test"))
-    def test(
+    def test(  # type: ignore[override]
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
@@ -160,7 +158,7 @@ class FederatedTrainer(TrainerInterface):
         return self._evaluate(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, verbose, weights_only)
 
     @refusing_others(partial(refuse_argument, "predict"))
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
@@ -234,7 +232,9 @@ class FederatedTrainer(TrainerInterface):
         checked = own_values(client, values, self.data.num_clients)
         self.fit_loop.client_values.setdefault(client, {}).update(checked)
 
-    def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
+    def save_checkpoint(  # type: ignore[override]
+        self, filepath: str | os.PathLike[str], weights_only: bool = False
+    ) -> None:
         """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` resumes from here.
 
         Args:

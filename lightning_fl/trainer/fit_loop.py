@@ -49,6 +49,7 @@ class RoundEpochLoop(_TrainingEpochLoop):
     """Lightning's loop of an epoch, which is a round: the last one is validated, too."""
 
     trainer: TrainerInterface
+    val_loop: EvaluationLoop
 
     def __init__(self, trainer: TrainerInterface) -> None:
         super().__init__(trainer)
@@ -80,6 +81,7 @@ class FitLoop(_FitLoop):
     evaluation: RoundEvaluation
 
     trainer: TrainerInterface
+    epoch_loop: RoundEpochLoop
 
     def __init__(self, trainer: TrainerInterface) -> None:
         super().__init__(trainer, max_epochs=trainer.max_rounds)
@@ -94,13 +96,14 @@ class FitLoop(_FitLoop):
         self._next_write = 0.0
 
     @property
-    def val_loop(self) -> Any:
+    def val_loop(self) -> EvaluationLoop:
         """Loop of the validation: `_has_run` is True once a round has been validated."""
         return self.epoch_loop.val_loop
 
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""
-        self.epoch_progress.current.processed = self.epoch_progress.current.completed = round_index
+        progress: Any = self.epoch_progress.current
+        progress.processed = progress.completed = round_index
 
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""

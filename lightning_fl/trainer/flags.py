@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
@@ -32,7 +33,7 @@ from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.processes import launch
 from lightning_fl.switches.float32 import PRECISIONS
-from lightning_fl.trainer.fabric_strategy import lightning_flags, without_infos
+from lightning_fl.trainer.fabric_strategy import FabricStrategy, lightning_flags, without_infos
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
     build_loggers,
@@ -45,10 +46,15 @@ from lightning_fl.trainer.lightning_parts import (
 from lightning_fl.trainer.logger_connector import RoundLoggerConnector
 
 
-class TrainerFlags(Trainer):
+class TrainerFlags(Trainer, ABC):
     """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
 
     default_root_dir = ""  # a property of Lightning's trainer
+    gradient_clip_algorithm: Any
+    if TYPE_CHECKING:
+        strategy: FabricStrategy
+        validate_loop: EvaluationLoop
+        test_loop: EvaluationLoop
 
     changeable = (
         "max_rounds",
@@ -308,7 +314,11 @@ class TrainerFlags(Trainer):
         self.validate_loop = EvaluationLoop(self, "validation", self.inference_mode)
         self.test_loop = EvaluationLoop(self, "test", self.inference_mode)
         self.predict_loop = PredictionLoop(self, self.inference_mode)
-        del self.fit_loop  # which `FederatedTrainer` makes
+        self.fit_loop = self._loop_of_rounds()
+
+    @abstractmethod
+    def _loop_of_rounds(self) -> Any:
+        """Return the loop that runs the rounds of a fit."""
 
     @property
     def metric_falls(self) -> bool:

@@ -6,9 +6,7 @@ adds the rounds.
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -44,7 +42,7 @@ def _limit(name: str) -> Any:
     return property(limit, set_limit, doc=f"The flag {name}.")
 
 
-class TrainerInterface(TrainerFlags, ABC):
+class TrainerInterface(TrainerFlags):
     """Flags, and attributes under the names of `lightning.pytorch.Trainer`, with a round as the epoch.
 
     Attributes:
@@ -66,6 +64,7 @@ class TrainerInterface(TrainerFlags, ABC):
     """
 
     run: Run
+    fit_loop: Any
     settings: RunSettings
     algorithm: Algorithm
     hooks: Hooks
@@ -82,7 +81,7 @@ class TrainerInterface(TrainerFlags, ABC):
     num_rounds = 0
     round_batches = 0
     most_local_steps = 0
-    num_sanity_val_batches: Sequence[int | float] = ()
+    num_sanity_val_batches: list[int | float] = []  # noqa: RUF012 -- replaced
     limit_train_batches: int | float = _limit("limit_train_batches")
     limit_val_batches: int | float = _limit("limit_val_batches")
     limit_test_batches: int | float = _limit("limit_test_batches")
@@ -231,10 +230,6 @@ class TrainerInterface(TrainerFlags, ABC):
         """The datamodule."""
         assert isinstance(self.datamodule, FederatedDataModule)
         return self.datamodule
-
-    @abstractmethod
-    def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
-        """Save the model and, unless `weights_only`, the run."""
 
     def __getattr__(self, name: str) -> Any:
         """Say why an attribute is absent.

@@ -15,6 +15,8 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 class RoundLoggerConnector(_LoggerConnector):
     """Send what is logged in single steps to the user's loggers; in a fit, what is logged in an epoch is in the round's row."""
 
+    trainer: Any
+
     def log_eval_end_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Send the values of an evaluation outside a fit."""
         if not self.trainer.fitting:
@@ -22,7 +24,7 @@ class RoundLoggerConnector(_LoggerConnector):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Send values to the user's loggers, of which one that fails is left out from then on."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         if not metrics or (trainer.fitting and trainer.privacy is not None):
             return
         self._logged_metrics.update(metrics)

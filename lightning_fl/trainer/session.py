@@ -242,8 +242,8 @@ def _attach(
     trainer._logger_connector.reset_metrics()
     for part in model.modules():  # parts may be of Lightning's other name, which the model does not know
         if is_a(part, LightningModule):
-            part.trainer = trainer  # type: ignore[assignment]
-    datamodule.trainer = trainer  # type: ignore[assignment]
+            part.trainer = trainer
+    datamodule.trainer = trainer
     trainer.callbacks = _all_callbacks(trainer, model)
     trainer.hooks = trainer.strategy.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
     return model, datamodule
@@ -258,7 +258,7 @@ class _BatchHooks(_DataHookSelector):
 
 def _evaluation_loops(trainer: TrainerInterface) -> list[EvaluationLoop]:
     """Return the loops that validate in a fit, validate and test."""
-    return [trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop]  # type: ignore[list-item]
+    return [trainer.fit_loop.val_loop, trainer.validate_loop, trainer.test_loop]
 
 
 def algorithm_of(method: Given | None) -> Algorithm:

@@ -22,9 +22,12 @@ class Stoppable(Protocol):
     """Attributes of a trainer that tell who may stop it."""
 
     callbacks: list[Callback]
-    lightning_module: LightningModule
     timer: Timer | None
     stoppers: list[tuple[Any, dict[str, Any]]]
+
+    @property
+    def lightning_module(self) -> LightningModule:
+        """The module."""
 
 
 @dataclass(frozen=True)
