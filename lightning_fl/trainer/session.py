@@ -378,6 +378,19 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
         trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
         trainer.flat_module.logs.gather_tensors = partial(gather_tensors, trainer.fabric)
     model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
+    for callback in trainer.callbacks:  # whose `log` is the module's, as in Lightning
+        callback.log = _Delegated(model, "log")
+        callback.log_dict = _Delegated(model, "log_dict")
+
+
+class _Delegated:
+    """Method of the module that a callback has, too: in a client's training another one than in an evaluation."""
+
+    def __init__(self, module: LightningModule, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._module, self._name)(*arguments, **options)
 
 
 def _release(trainer: TrainerInterface) -> None:
@@ -388,6 +401,9 @@ def _release(trainer: TrainerInterface) -> None:
     if trainer.fitting and "run" in vars(trainer) and trainer.flat_module.holds(trainer.run.layout):
         trainer.flat_module.load_server_model(trainer.run)
     trainer.lightning_module.__dict__.pop("log", None)
+    for callback in trainer.callbacks:
+        vars(callback).pop("log", None)
+        vars(callback).pop("log_dict", None)
     trainer.flat_module.release()
     trainer.flat_module = None
     trainer.strategy.adopt(None)
