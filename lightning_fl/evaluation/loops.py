@@ -136,7 +136,9 @@ class EvaluationLoop(_EvaluationLoop):
 
     def _on_evaluation_epoch_end(self) -> None:
         super()._on_evaluation_epoch_end()
-        self._share()
+        trainer, hook = self.trainer, f"on_{'test' if self.trainer.testing else 'validation'}_epoch_end"
+        if any(overrides(hook, owner) for owner in (*trainer.callbacks, trainer.lightning_module)):
+            self._share()  # what they have logged
         self.averages = self._results.averages()
         self.unlogged_names = self._results.unlogged_names
         if self._when_averaged is not None:
