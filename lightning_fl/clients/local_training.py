@@ -39,7 +39,7 @@ def train_locally(
     Returns:
         The local training after its last step.
     """
-    local, progress = _start(flat_module, job, work, state)
+    local, progress = begin_training(flat_module, job, work, state)
     treat, listeners = gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
@@ -216,7 +216,7 @@ def change_of(after: Tensor, before: Tensor) -> Tensor:
     return (after - before).masked_fill_(stays, 0.0)
 
 
-def _start(
+def begin_training(
     flat_module: FlatModule, job: ClientJob, work: ClientWork, state: State
 ) -> tuple[LocalTraining, LocalProgress]:
     """Load the model that the client starts from, and begin the local training: optimiser, full gradient, `Rule.start`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
@@ -12,12 +12,19 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import Sums, merged, on_host
-from lightning_fl.slots import Result, model_keeper
+from lightning_fl.slots import LocalTraining, Result, model_keeper
 from lightning_fl.state.run_state import CLIENT
+
+Train = Callable[..., LocalTraining]
+"""Function that trains one client, such as `train_locally`."""
 
 
 def serial(
-    flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
+    flat_module: FlatModule,
+    job: ClientJob,
+    clients: Sequence[int],
+    data: FederatedDataModule,
+    train: Train = train_locally,
 ) -> Iterator[Result]:
     """Train each client and yield its result, so that memory holds one result at a time.
 
@@ -28,13 +35,14 @@ def serial(
         job: job of each client.
         clients: indices of the clients.
         data: samples of the clients.
+        train: trains one client.
     """
     for client in clients:
-        yield _train(flat_module, job, client, data)
+        yield _train(flat_module, job, client, data, train)
     flat_module.progress = None
 
 
-def _train(flat_module: FlatModule, job: ClientJob, client: int, data: FederatedDataModule) -> Result:
+def _train(flat_module: FlatModule, job: ClientJob, client: int, data: FederatedDataModule, train: Train) -> Result:
     """Train a client; nothing but its result is kept of it."""
     run, schedule, logs, part = job.run, job.schedule, flat_module.logs, model_keeper(job.personal)
     flat_module.hooks.call("on_client_download", client)
@@ -49,7 +57,7 @@ def _train(flat_module: FlatModule, job: ClientJob, client: int, data: Federated
     noted = noting(lambda: f"Client {client} was training in round {run.round}.")
     with noted, flat_module.shared_by_clients.watching():
         starting = job if own_training is None else own_training.starting(job)
-        local = train_locally(flat_module, starting, work, state, beside)
+        local = train(flat_module, starting, work, state, beside)
     message = finish(flat_module, job, local)
     last_loss = logs.last_loss(work.batches_per_epoch * schedule.repeat) if schedule.reports_last_loss else None
     client_logs = logs.take()

@@ -200,10 +200,12 @@ class FlatModule:
             self.optimizer.follow(plans, self.layout)
             self.bind_optimizer()
 
-    def configure_optimizer(self, flat_gradient: bool, by_plain_sgd: bool = False) -> None:
+    def configure_optimizer(
+        self, flat_gradient: bool, by_plain_sgd: bool = False, gives_closures: bool = False
+    ) -> None:
         """Set up the module's optimiser, or plain SGD at its learning rates.
 
-        With `flat_gradient`, every gradient is a view of `gradient`.
+        With `flat_gradient`, every gradient is a view of `gradient`; with `gives_closures`, steps get a closure.
 
         Raises:
             UserError: nothing is left to train together, there is not exactly one optimiser, or it lacks a personal parameter.
@@ -220,7 +222,7 @@ class FlatModule:
         if self.is_manual:
             self.optimizer = ManualOptimizers(self, self.layout)
         else:
-            self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
+            self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd, gives_closures)
         trained = {name for names in self.optimizer.personal_names for name in names}
         for name in self.personal_leaves:
             require(

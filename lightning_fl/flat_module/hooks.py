@@ -22,8 +22,8 @@ from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.clients.distribution import is_over_clients
 
-# Hooks of a LightningModule that change the optimiser step. In a federation the rule makes the step, so they are refused.
-REFUSED = (
+# Hooks of a LightningModule that change the optimiser step, which only Lightning's own loop calls.
+OF_STEPS = (
     "backward",
     "configure_gradient_clipping",
     "lr_scheduler_step",
@@ -190,13 +190,23 @@ def _never_skipping(hook: Callable[..., Any], module: LightningModule) -> Callab
     return call
 
 
-def check_module(module: LightningModule) -> None:
+def changes_steps(module: LightningModule) -> list[str]:
+    """Return the hooks by which a module changes its optimiser's steps, which only Lightning's own loop calls."""
+    return [name for name in OF_STEPS if overrides(name, module)]
+
+
+def check_module(module: LightningModule, by_lightning: bool) -> None:
     """Check that a federation can train a module.
+
+    Args:
+        module: the module.
+        by_lightning: True if Lightning's own loop trains the clients.
 
     Raises:
         UserError: it cannot; the sentence lists all reasons at once.
     """
-    problems = [f"it overrides {name}" for name in REFUSED if overrides(name, module)]
+    hooks = [] if by_lightning else changes_steps(module)
+    problems = [f"it overrides {name}, which only runner 'lightning' calls" for name in hooks]
     if not overrides("training_step", module):
         problems.append("it has no training_step")
     if not overrides("configure_optimizers", module):
@@ -204,10 +214,7 @@ def check_module(module: LightningModule) -> None:
             "it has no configure_optimizers (at the command line, --optimizer SGD --optimizer.lr 0.1 stands in for it)"
         )
     if problems:
-        raise UserError(
-            f"{type(module).__name__} cannot be trained in a federation, whose rule makes the optimiser steps: "
-            f"{'; '.join(problems)}."
-        )
+        raise UserError(f"{type(module).__name__} cannot be trained in this federation: {'; '.join(problems)}.")
 
 
 def check_sizes(module: LightningModule) -> None:

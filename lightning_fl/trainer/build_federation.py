@@ -39,6 +39,7 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.federation.simulated_time import SimulatedTime
 from lightning_fl.federation.without_barrier import WithoutBarrier
 from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.privacy.mechanisms import mechanism_of
 from lightning_fl.privacy.refusals import check_privacy
@@ -50,6 +51,7 @@ from lightning_fl.state.run_state import Run
 from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_runner import LightningRunner, check_lightning_runner
 from lightning_fl.trainer.threads import choose_threads, is_busy
 
 
@@ -72,6 +74,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
     group = device_group(trainer, schedule)
+    if trainer.by_lightning:
+        _check_lightning(trainer)
     _configure_optimizer(trainer, adds_up=group is not None)
     network = Network.of(flat_module, data)
     _set_threads(trainer, _work_of_a_step(network, data))
@@ -138,7 +142,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
-    federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once)
+    wanted = "lightning" if trainer.by_lightning else trainer.runner
+    federation.runner = build_runner(federation, wanted, trainer.clients_at_once)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
 
@@ -171,6 +176,23 @@ def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGr
         "False), so that its gradients cannot be added up.",
     )
     return DeviceGroup.of(trainer.fabric, size, least_rows=2 if trainer.active_module.skips_single_samples else 1)
+
+
+def _check_lightning(trainer: TrainerInterface) -> None:
+    """Raise `UserError` if the method or a flag does not leave the steps to Lightning's own loop; say if `auto` chose it."""
+    method, module = trainer.algorithm, trainer.lightning_module
+    owns = bool(trainer.active_module.read_personal()) or method.model_keeper is not None
+    why = ""
+    if trainer.runner == "auto":
+        why = f"{type(module).__name__} overrides {' and '.join(changes_steps(module))}, which only runner 'lightning' calls"
+    check_lightning_runner(method.name, module, [*method.rules(), *method.personal], owns, why)
+    require(
+        trainer.devices_per_client == 1 and method.pace is None,
+        "runner 'lightning' trains each client on one device, and in rounds: leave out devices_per_client, and methods without "
+        "rounds.",
+    )
+    if why:
+        rank_zero_info(f"{why}, so Lightning's own loop trains the clients, one after the other.")
 
 
 def _check_pace(trainer: TrainerInterface) -> None:
@@ -417,7 +439,8 @@ def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> No
     flat_module, algorithm = trainer.active_module, trainer.algorithm
     steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
     flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
-    flat_module.configure_optimizer(flat_gradient or adds_up, trainer.client_optimizer == "sgd")
+    by_sgd = trainer.client_optimizer == "sgd"
+    flat_module.configure_optimizer(flat_gradient or adds_up, by_sgd, gives_closures=trainer.by_lightning)
     trainer.strategy.adopt(flat_module.optimizer)
     stepper = next((part for part in steppers if part.own_step), None)
     if stepper is not None and not flat_module.optimizer.is_plain_sgd:
@@ -431,9 +454,11 @@ def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> No
 
 
 def build_runner(
-    federation: Federation, wanted: Literal["auto", "serial", "stacked"], clients_at_once: int | None
+    federation: Federation, wanted: Literal["auto", "serial", "stacked", "lightning"], clients_at_once: int | None
 ) -> Runner:
     """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
+    if wanted == "lightning":
+        return LightningRunner()
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}

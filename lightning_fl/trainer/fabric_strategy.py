@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -18,11 +18,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_module
 from torch import Tensor
 from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from lightning_fl.flat_module.hooks import Hooks
-    from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
-    from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
-
+from lightning_fl.flat_module.hooks import Hooks
+from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
+from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 
@@ -33,10 +31,12 @@ class FabricStrategy(SingleDeviceStrategy):
     Attributes:
         fabric: Fabric, which has launched the processes.
         hooks: calls the hooks of a backward pass that the module makes itself; set when a session begins.
+        by_lightning: True if Lightning's own loop trains the clients of a fit.
     """
 
     strategy_name = "fabric"
     hooks: Hooks
+    by_lightning = False
 
     def __init__(self, fabric: Fabric) -> None:
         super().__init__(device=fabric.device)
@@ -73,7 +73,9 @@ class FabricStrategy(SingleDeviceStrategy):
         return int(votes) == self.world_size if all else int(votes) > 0  # type: ignore[arg-type]
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *arguments: Any, **options: Any) -> Tensor:
-        """Make the backward pass of manual optimisation, with its hooks."""
+        """Make a backward pass with its hooks."""
+        if self.by_lightning:
+            return super().backward(closure_loss, optimizer, *arguments, **options)
         self.hooks.call("on_before_backward", closure_loss)
         self.fabric.backward(closure_loss, *arguments, **options)
         self.hooks.call("on_after_backward")
@@ -81,9 +83,9 @@ class FabricStrategy(SingleDeviceStrategy):
 
     def adopt(self, optimizer: ModuleOptimizer | ManualOptimizers | None) -> None:
         """Show the module's optimisers, and schedulers, which all clients share; none for None."""
-        self._optimizers = [] if optimizer is None else list(optimizer.optimizers)
-        wrapped: Any = [] if optimizer is None else optimizer.wrapped
-        self._lightning_optimizers = list(wrapped)
+        self.optimizers = [] if optimizer is None else list(optimizer.optimizers)
+        if isinstance(optimizer, ManualOptimizers):
+            self._lightning_optimizers = list(optimizer.wrapped)  # which count the steps of a client
         self.lr_scheduler_configs = [] if optimizer is None else optimizer.schedules.configs
 
     def remove_checkpoint(self, filepath: Any) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -41,22 +40,9 @@ from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_runner import RoundEpochLoop
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
 from lightning_fl.trainer.stops import stoppers_of
-
-
-class RoundEpochLoop(_TrainingEpochLoop):
-    """Lightning's loop of an epoch, which is a round: the last one is validated, too."""
-
-    trainer: TrainerInterface
-    val_loop: EvaluationLoop
-
-    def __init__(self, trainer: TrainerInterface) -> None:
-        super().__init__(trainer)
-        self.val_loop = EvaluationLoop(trainer, "validation", trainer.inference_mode)
-
-    def _should_check_val_epoch(self) -> bool:
-        return self.trainer.validates_this_round
 
 
 class FitLoop(_FitLoop):
@@ -205,7 +191,8 @@ class FitLoop(_FitLoop):
         flat_module.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
         trainer.round_batches = self.federation.num_batches()
-        self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
+        if not trainer.by_lightning:  # which counts single steps
+            self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
         with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune
             trainer.hooks.call("on_train_epoch_start")
@@ -216,6 +203,7 @@ class FitLoop(_FitLoop):
         self.before_round, frozen = run.state_dict(), flat_module.sample_frozen()
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
+        self.epoch_loop._results.clear()  # those of the last client
         flat_module.require_unmoved(frozen)
         if flat_module.new_plans:
             raise UserError(

@@ -114,7 +114,7 @@ class TrainerFlags(Trainer, ABC):
         privacy: Privacy | None = None,
         secure_aggregation: SecureAggregation | None = None,
         adversary: Adversary | None = None,
-        runner: Literal["auto", "serial", "stacked"] = "auto",
+        runner: Literal["auto", "serial", "stacked", "lightning"] = "auto",
         clients_at_once: int | None = None,
         threads: int | None = None,
         client_states: str | os.PathLike[str] = "memory",
@@ -185,8 +185,9 @@ class TrainerFlags(Trainer, ABC):
                 value_bits; off if not given.
             adversary: Clients that attack: `adversary.attack` names what they do, beside it stand attackers, start and per_round;
                 none if not given.
-            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
-                small, if the module allows it and draws no random numbers.
+            runner: `serial` trains one client after the other, `stacked` several at once, `lightning` one after the other by
+                Lightning's own loop; auto takes `lightning` for modules that change the optimiser's steps, and stacks clients
+                whose steps are small, if the module allows it and draws no random numbers.
             clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,
                 and no more than 64; on a GPU 8 GiB and 256.
             threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the
@@ -387,7 +388,7 @@ class TrainerFlags(Trainer, ABC):
             self.adversary is None or isinstance(self.adversary, Adversary),
             f"adversary must be an Adversary, such as Adversary(SignFlip()), got {self.adversary!r}.",
         )
-        check_choice("runner", self.runner, ("auto", "serial", "stacked"))
+        check_choice("runner", self.runner, ("auto", "serial", "stacked", "lightning"))
         check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
         check_choice("float32_precision", self.float32_precision, (None, *PRECISIONS))
         check_choice("deterministic", self.deterministic, (True, False, "warn"))

@@ -54,6 +54,7 @@ class TrainerInterface(TrainerFlags):
         hooks: calls the hooks of callbacks and module.
         num_rounds: rounds after which the run ends: `max_rounds`, or one if clients take part in none.
         round_batches: batches of this process in the current round; before the first, those of a pass of the largest client.
+        by_lightning: True if Lightning's own loop trains the clients of this fit.
         loop_in_use: loop of the present evaluation; None outside one.
         evaluated: facts about the run of the model that is validated or tested.
         learning_rates: state of the module's schedulers after the last fit; None before it.
@@ -73,6 +74,7 @@ class TrainerInterface(TrainerFlags):
     learning_rates: dict[str, Any] | None = None
     datamodule: LightningDataModule | None = None
     loop_in_use: Any = None
+    by_lightning = False
     weights_only: bool = True
     reservation: Reservation
     stop: Stop | None = None

@@ -25,7 +25,7 @@ from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.flat_module.hooks import Hooks, check_module
+from lightning_fl.flat_module.hooks import Hooks, changes_steps, check_module
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.loggers import tell
@@ -87,7 +87,10 @@ def session(
         trainer.fabric.barrier()
         datamodule.setup(fn.value)
         if trainer.fitting:
-            check_module(model)
+            trainer.by_lightning = trainer.strategy.by_lightning = trainer.runner == "lightning" or (
+                trainer.runner == "auto" and bool(changes_steps(model))
+            )
+            check_module(model, trainer.by_lightning)
             _check_manual(trainer, model)
             _check_images(model, datamodule)
         check_labels(model, datamodule)
@@ -363,7 +366,7 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     if not str(trainer.precision).endswith("mixed"):  # which leaves the module as it is
         # ModelSummary runs it through the converted module, without the conversion that every batch gets.
         model.example_input_array = precision.convert_input(model.example_input_array)
-    channels_last = prefers_channels_last(model, trainer.fabric.device)
+    channels_last = not trainer.by_lightning and prefers_channels_last(model, trainer.fabric.device)
     owned = trainer.algorithm.owned(model)
     named = (*model.named_parameters(), *model.named_buffers())
     personal = [name for name, _ in named if name in owned.parameters | owned.buffers]
@@ -379,8 +382,8 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
         trainer.flat_module.logs.gather_tensors = partial(gather_tensors, trainer.fabric)
     model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
     for callback in trainer.callbacks:  # whose `log` is the module's, as in Lightning
-        callback.log = _Delegated(model, "log")
-        callback.log_dict = _Delegated(model, "log_dict")
+        for name in ("log", "log_dict"):
+            setattr(callback, name, _Delegated(model, name))
 
 
 class _Delegated:

@@ -173,7 +173,11 @@ def test_what_is_refused_is_refused_under_either_name(make_trainer: MakeTrainer)
             pass
 
     with pytest.raises(UserError, match="it overrides configure_gradient_clipping"):
-        make_trainer().fit(Clipping(), Federated(data(), num_clients=2))
+        make_trainer(runner="serial", clients_per_round=2).fit(Clipping(), Federated(data(), num_clients=2))
+    with pytest.raises(
+        UserError, match=r"trains modules of lightning\.pytorch, and Clipping is one of pytorch_lightning"
+    ):
+        make_trainer(clients_per_round=2).fit(Clipping(), Federated(data(), num_clients=2))
 
 
 def test_children_of_the_other_name_know_the_trainer(make_trainer: MakeTrainer) -> None:

@@ -52,13 +52,16 @@ class ModuleOptimizer:
         params: vector or stack that it steps: see `bind`.
     """
 
-    def __init__(self, module: LightningModule, layout: Layout, by_plain_sgd: bool = False) -> None:
+    def __init__(
+        self, module: LightningModule, layout: Layout, by_plain_sgd: bool = False, gives_closures: bool = False
+    ) -> None:
         """Call `configure_optimizers`; `bind` sets the tensor to step.
 
         Args:
             module: module that configures the optimiser.
             layout: positions of the parameters in the flat vectors; trainable parameters without one are personal.
             by_plain_sgd: True to step by plain SGD instead, at the optimiser's learning rates.
+            gives_closures: True if the optimiser's steps get a closure, which LBFGS needs.
 
         Raises:
             UserError: the module has no optimiser, or several.
@@ -76,14 +79,15 @@ class ModuleOptimizer:
         if by_plain_sgd:
             optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
-        if needs_closure(self.optimizer):
+        if needs_closure(self.optimizer) and not gives_closures:
             raise UserError(
                 f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
-                "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
+                "a step from one gradient: use runner 'lightning', or let configure_optimizers return SGD, Adam or another that "
+                "needs none."
             )
         _check_rates(self.optimizer)
         _check_parameters(self.optimizer, module)
-        self.schedules = Schedules(self.optimizer, configs)
+        self.schedules = Schedules(self.optimizer, configs, module.lr_scheduler_step)
         groups = self.optimizer.param_groups
         self._layout = layout
         self._names = {parameter: name for name, parameter in module.named_parameters()}
@@ -103,9 +107,6 @@ class ModuleOptimizer:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimiser, in a list."""
         return [self.optimizer]
-
-    wrapped = optimizers
-    """The same, as `self.optimizers()` returns it to the module."""
 
     def bind(self, params: Tensor, gradient: Tensor | None) -> None:
         """Step `params` from now on, each parameter once `activate` has named it.

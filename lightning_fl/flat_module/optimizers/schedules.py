@@ -7,7 +7,7 @@ momentum, betas and all others of the optimiser's groups), and schedulers with `
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -46,8 +46,15 @@ class Schedules:
         settings: hyper-parameters of the optimiser and its schedulers as `configure_optimizers` returned them.
     """
 
-    def __init__(self, optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, configs: list[LRSchedulerConfig], advance: Callable[[Any, Any], None] | None = None
+    ) -> None:
         """Take over the schedulers that `configure_optimizers` has just created.
+
+        Args:
+            optimizer: their optimiser.
+            configs: the schedulers.
+            advance: the module's `lr_scheduler_step`, called with a scheduler and the value of its metric or None.
 
         Raises:
             UserError: ReduceLROnPlateau has the interval `step`.
@@ -58,6 +65,7 @@ class Schedules:
                     "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
                 )
         self.configs = configs
+        self._advance = advance or _advance
         self._groups = optimizer.param_groups
         self._present: dict[str, Any] | None = None
         self._step_schedulers = [config for config in configs if config.interval == "step"]
@@ -177,9 +185,9 @@ class Schedules:
         for config in configs:
             scheduler: Any = config.scheduler
             if not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
+                self._advance(scheduler, None)
             elif config.monitor is not None and config.monitor in metrics:
-                scheduler.step(metrics[config.monitor])
+                self._advance(scheduler, metrics[config.monitor])
             elif config.strict:
                 raise UserError(
                     f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
@@ -310,6 +318,14 @@ class Schedules:
         for config, saved in zip(epoch_schedulers, state["schedulers"], strict=False):
             config.scheduler.load_state_dict(saved)
         self._prepare_clients()
+
+
+def _advance(scheduler: Any, value: Any) -> None:
+    """Advance a scheduler, one that monitors a metric with its value."""
+    if value is None:
+        scheduler.step()
+    else:
+        scheduler.step(value)
 
 
 def parts_of(scheduler: Any) -> Iterator[Any]:

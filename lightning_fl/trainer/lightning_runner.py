@@ -1,0 +1,266 @@
+"""Runner `lightning`: Lightning's own epoch loop trains each client, one after the other.
+
+So every hook, every way of logging and every optimiser works as in `lightning.Trainer`, at its speed. The runner trains for
+methods that read only the trained weights; those that act on gradients need the runners `serial` or `stacked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.loops.utilities import _select_data_fetcher
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import CombinedLoader
+
+from lightning_fl.checks import is_a
+from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
+from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
+from lightning_fl.clients.local_training import begin_training
+from lightning_fl.clients.serial import serial
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.data.descriptions import describe_batch
+from lightning_fl.errors import noting, require
+from lightning_fl.evaluation.loops import EvaluationLoop
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.hooks import SERVER_CALLBACKS
+from lightning_fl.slots import Gradients, LocalTraining, Personal, Result, Rule, State
+
+LOG_OPTIONS = [*signature(LightningModule.log).parameters][3:]
+"""Names of the options of `LightningModule.log`, in their order."""
+
+
+@dataclass(frozen=True)
+class LightningRunner:
+    """Train clients one after the other by the epoch loop of their trainer."""
+
+    name = "lightning"
+
+    def __call__(
+        self, flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
+    ) -> Iterator[Result]:
+        """Yield the result of each client."""
+        return serial(flat_module, job, clients, data, train_by_lightning)
+
+
+def check_lightning_runner(
+    method: str, module: LightningModule, parts: Sequence[Rule | Personal], owns: bool, why: str = ""
+) -> None:
+    """Check that Lightning's own loop can train the clients of a method.
+
+    Args:
+        method: name of the federated method.
+        module: the module.
+        parts: rules of the method, and what its clients keep.
+        owns: True if clients own parts of the model, or models of their own.
+        why: reason for this runner if nobody has asked for it.
+
+    Raises:
+        UserError: the method reads gradients or makes the steps, or the module is one of `pytorch_lightning`.
+    """
+    instead = "use a method that reads only the trained weights, as FedAvg does"
+    instead += "" if why else ", or another runner"
+    limit = why or f"runner 'lightning' leaves the steps of {type(module).__name__} to Lightning's own loop"
+    require(
+        isinstance(module, LightningModule),
+        f"runner 'lightning' trains modules of lightning.pytorch, and {type(module).__name__} is one of pytorch_lightning: "
+        "import LightningModule from lightning.pytorch.",
+    )
+    for part in parts:
+        makes_steps = part.own_step or (
+            part.has_phases if isinstance(part, Personal) else type(part).step is not Rule.step
+        )
+        require(
+            part.reads == Gradients.NONE and not makes_steps,
+            f"{limit}, but {method} ({type(part).__name__}) needs the gradients or makes the steps: {instead}.",
+        )
+    require(not owns, f"{limit}, which trains no personal parameters or models, as {method} has them: {instead}.")
+
+
+def train_by_lightning(
+    flat_module: FlatModule,
+    job: ClientJob,
+    work: ClientWork,
+    state: State,
+    beside: Callable[..., None] | None = None,
+) -> LocalTraining:
+    """Train the flat module from the received model on one client's samples; see `train_locally`."""
+    assert beside is None  # `check_lightning_runner` refuses it
+    trainer: Any = flat_module.module.trainer
+    local, _ = begin_training(flat_module, job, work, state)
+    loader = ClientLoader(flat_module, work, job.schedule)
+    with _logging_in_both(flat_module), _without_server_callbacks(trainer):
+        if len(loader):
+            trainer.fit_loop.epoch_loop.train(loader, local)
+    flat_module.bind_replaced()
+    flat_module.zero_gradient()
+    flat_module.optimizer.schedules.end_client()
+    return local
+
+
+class ClientLoader:
+    """Batches of one client's local training, of all its passes; their length is known.
+
+    Attributes:
+        batch: the batch that was read last.
+    """
+
+    batch: Batch
+
+    def __init__(self, flat_module: FlatModule, work: ClientWork, schedule: LocalSchedule) -> None:
+        self._flat_module, self._work, self._schedule = flat_module, work, schedule
+        self.batch_sampler = None  # which Lightning looks for
+
+    def __len__(self) -> int:
+        return self._schedule.num_batches(len(self._work.selection), self._work.num_steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        progress = self._flat_module.progress
+        assert progress is not None
+        for index, batch in enumerate(local_batches(self._work, self._schedule, _as_it_is)):
+            if index == len(self):
+                return
+            self.batch, progress.batch_index = batch, batch.batch_index
+            self._flat_module.logs.batch_size = batch.size
+            yield batch.content
+
+
+class RoundEpochLoop(_TrainingEpochLoop):
+    """Lightning's loop of an epoch: a client's local training within a round, after which the server's model is validated."""
+
+    trainer: Any
+    val_loop: EvaluationLoop
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.automatic_optimization = _ClientOptimization(trainer)
+        self.val_loop = EvaluationLoop(trainer, "validation", trainer.inference_mode)
+        self.starts_step = True
+
+    def train(self, loader: ClientLoader, local: LocalTraining) -> None:
+        """Train a client on the batches of a loader.
+
+        Args:
+            loader: the client's batches.
+            local: its local training, whose optimiser steps are counted.
+        """
+        self.loader, self.local, self.starts_step = loader, local, True
+        fetcher = _select_data_fetcher(self.trainer, RunningStage.TRAINING)
+        fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
+        iter(fetcher)
+        self.run(fetcher)
+        self.trainer._logger_connector.epoch_end_reached()
+
+    @property
+    def done(self) -> bool:
+        """True after the last batch: a federation stops after a round."""
+        return self.batch_progress.is_last_batch and self.batch_progress.current.ready > 0
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Read from the beginning."""
+        self.batch_progress.is_last_batch = False
+        data_fetcher._start_profiler, data_fetcher._stop_profiler = self._on_before_fetch, self._on_after_fetch
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Train on one batch."""
+        with noting(self._description):
+            super().advance(data_fetcher)
+        self.starts_step = self.loader.batch.ends_step
+
+    def _description(self) -> str:
+        batch = self.loader.batch
+        return f"training_step read batch {batch.batch_index}: {describe_batch(batch.content)}."
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Do nothing: processes train different clients, on different numbers of batches."""
+
+    def _should_accumulate(self) -> bool:
+        return not self.loader.batch.ends_step
+
+    def _num_ready_batches_reached(self) -> bool:
+        return bool(self.batch_progress.is_last_batch)
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Advance the schedulers that step within a round; the others step after it."""
+        if interval == "step":
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
+    def _should_check_val_epoch(self) -> bool:
+        return bool(self.trainer.validates_this_round)
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        return False  # the server's model is validated, after the round
+
+
+class _ClientOptimization(_AutomaticOptimization):
+    """Lightning's automatic optimisation, which counts a client's steps and keeps its losses."""
+
+    trainer: Any
+
+    def _make_zero_grad_fn(self, batch_idx: int, optimizer: Any) -> Callable[[], None] | None:
+        if self._skip_backward or not self.trainer.fit_loop.epoch_loop.starts_step:
+            return None
+
+        def zero_grad() -> None:
+            self._on_before_zero_grad(optimizer)
+            self._optimizer_zero_grad(batch_idx, optimizer)
+
+        return zero_grad
+
+    def _training_step(self, kwargs: Any) -> Any:
+        result = super()._training_step(kwargs)
+        if result.closure_loss is not None:
+            self.trainer.active_module.logs.add_loss(
+                result.closure_loss.detach() * self.trainer.accumulate_grad_batches
+            )
+        return result
+
+    def _optimizer_step(self, batch_idx: int, train_step_and_backward_closure: Callable[[], Any]) -> None:
+        flat_module, local = self.trainer.active_module, self.trainer.fit_loop.epoch_loop.local
+        super()._optimizer_step(batch_idx, train_step_and_backward_closure)
+        flat_module.bind_replaced()
+        if (unpruned := local.context.unpruned) is not None:
+            local.params.mul_(unpruned.factors)
+        local.num_steps += 1
+        local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
+        local.learning_rate = flat_module.optimizer.learning_rate
+
+
+@contextmanager
+def _logging_in_both(flat_module: FlatModule) -> Iterator[None]:
+    """Let what the module logs reach Lightning, too, which sends single steps to loggers and callbacks."""
+    attributes, module = vars(flat_module.module), flat_module.module
+    collect = attributes["log"]
+
+    def log(name: str, value: Any, *arguments: Any, **options: Any) -> None:
+        collect(name, value, *arguments, **options)
+        options |= dict(zip(LOG_OPTIONS, arguments, strict=False))
+        options["sync_dist"] = False  # processes train different clients, on different numbers of batches
+        type(module).log(module, name, value, **options)
+
+    attributes["log"] = log
+    try:
+        yield
+    finally:
+        attributes["log"] = collect
+
+
+@contextmanager
+def _without_server_callbacks(trainer: Any) -> Iterator[None]:
+    """Leave out callbacks that save or average the server's model, which they see after the round."""
+    callbacks = trainer.callbacks
+    trainer.callbacks = [callback for callback in callbacks if not is_a(callback, *SERVER_CALLBACKS)]
+    try:
+        yield
+    finally:
+        trainer.callbacks = callbacks
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

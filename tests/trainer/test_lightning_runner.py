@@ -1,0 +1,262 @@
+"""Test the runner `lightning`: a round of one client is an epoch of `lightning.Trainer`, and several train as by `serial`."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from compared_runs import MakeTrainer
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+from toys import Perceptron, federation, samples, vector
+
+from lightning_fl import UserError, algorithms
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.codecs import TopK
+from lightning_fl.data import Federated
+
+BATCHES = 3
+
+
+class Given(L.LightningDataModule):
+    """Three batches in a fixed order."""
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(*samples(12)), batch_size=4)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(*samples(10, seed=1)), batch_size=5)
+
+
+class WarmsUp(Perceptron):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * (batch_idx + 1) / BATCHES
+        optimizer.step(closure=optimizer_closure)
+
+
+class Clips(Perceptron):
+    def configure_gradient_clipping(self, optimizer: Any, *arguments: Any, **options: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+
+
+class ScalesBackward(Perceptron):
+    def backward(self, loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        (2 * loss).backward()
+
+
+class KeepsGradients(Perceptron):
+    """Module that sets gradients to zero in every second step only."""
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 2 == 0:
+            optimizer.zero_grad()
+
+
+class StepsSchedulers(Perceptron):
+    """Module that steps its scheduler itself, as Lightning's recipe for timm's schedulers does."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": StepLR(optimizer, 1, gamma=0.5), "interval": self.interval}]
+
+    interval = "step"
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+        scheduler.step()
+
+
+class StepsSchedulersByEpoch(StepsSchedulers):
+    interval = "epoch"
+
+
+class BySecondOrder(Perceptron):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class SkipsTheRest(Perceptron):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 1 else None
+
+
+MODULES = (
+    Perceptron,
+    WarmsUp,
+    Clips,
+    ScalesBackward,
+    KeepsGradients,
+    StepsSchedulers,
+    StepsSchedulersByEpoch,
+    BySecondOrder,
+    SkipsTheRest,
+)
+
+
+class Unshuffled(Callback):
+    """Callback that keeps the names of the hooks in a client's training, in their order."""
+
+    def __init__(self) -> None:
+        self.hooks: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith(("on_train_batch", "on_before", "on_after")):
+            object.__getattribute__(self, "hooks").append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
+def test_a_round_of_one_client_is_an_epoch_of_lightnings_trainer(
+    kind: type[Perceptron], make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    ours = kind()
+    stock, data = copy.deepcopy(ours), Given()
+    hooks, stock_hooks = Unshuffled(), Unshuffled()
+    flags = {"runner": "lightning", "clients_per_round": 1}
+    # One batch is one client's: a federation shuffles, so all batches have the same samples.
+    same = TensorDataset(*(x[:1].repeat(12, 1) for x in samples(12)))
+    data.train_dataloader = lambda: DataLoader(same, batch_size=4)  # type: ignore[method-assign]
+    rounds = 1 if kind in (BySecondOrder, StepsSchedulers) else 2  # whose state begins anew with each round
+    make_trainer(max_rounds=rounds, callbacks=hooks, **flags).fit(ours, Federated(data, num_clients=1))
+    make_stock_trainer(max_epochs=rounds, callbacks=stock_hooks).fit(stock, datamodule=data)
+    assert hooks.hooks == stock_hooks.hooks
+    torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
+
+
+METHODS: dict[str, Callable[[], Any]] = {
+    "FedAvg": algorithms.FedAvg,
+    "FedLDF": lambda: algorithms.FedLDF(n=1),
+    "ServerAdam": algorithms.ServerAdam,
+    "TopK": lambda: Algorithm(uplink=TopK(0.3)),
+}
+
+
+class Draws(Perceptron):
+    """Module that draws random numbers in its step, and logs."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        loss = self.loss((x * (torch.rand_like(x) > 0.3), y))
+        self.log("drawn", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("largest", loss, reduce_fx="max")
+        return loss
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("flags", [{}, {"local_epochs": 2, "accumulate_grad_batches": 2}, {"local_steps": 5}], ids=str)
+def test_several_clients_train_as_one_after_the_other(
+    method: str, flags: dict[str, Any], make_trainer: MakeTrainer
+) -> None:
+    def fitted(runner: str) -> tuple[dict[str, float], list[float], int]:
+        L.seed_everything(0, verbose=False)
+        module = Draws(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9))
+        trainer = make_trainer(max_rounds=3, clients_per_round=2, runner=runner, straggler_rate=0.3, **flags)
+        trainer.fit(module, federation(sizes=(8, 5, 11)), METHODS[method]())
+        logged = {
+            name: float(trainer.callback_metrics[name]) for name in ("drawn", "largest", "train/loss", "val/loss")
+        }
+        return logged, vector(module).tolist(), trainer.global_step
+
+    serial, lightning = fitted("serial"), fitted("lightning")
+    assert lightning[0] == pytest.approx(serial[0], rel=1e-6)
+    assert lightning[1] == pytest.approx(serial[1], abs=1e-7)
+    assert lightning[2] == serial[2]
+
+
+def test_auto_takes_it_for_modules_that_change_their_steps(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fitted(runner: str) -> list[float]:
+        L.seed_everything(0, verbose=False)
+        module = WarmsUp()
+        make_trainer(max_rounds=2, clients_per_round=2, runner=runner).fit(module, federation())
+        return vector(module).tolist()
+
+    assert fitted("auto") == fitted("lightning")
+    assert "WarmsUp overrides optimizer_step, which only runner 'lightning' calls" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("runner", "module", "method", "sentence"),
+    [
+        (
+            "lightning",
+            Perceptron(),
+            "SCAFFOLD",
+            r"runner 'lightning' leaves the steps .*SCAFFOLD \(.*\) needs the gradients",
+        ),
+        (
+            "auto",
+            WarmsUp(),
+            "FedProx",
+            r"WarmsUp overrides optimizer_step, which only runner 'lightning' calls, but FedProx",
+        ),
+        ("lightning", Perceptron(), "FedBN", None),
+        ("serial", WarmsUp(), "FedAvg", "overrides optimizer_step, which only runner 'lightning' calls"),
+        ("serial", BySecondOrder(), "FedAvg", "use runner 'lightning'"),
+    ],
+)
+def test_what_it_cannot_train_is_refused(
+    runner: str, module: Perceptron, method: str, sentence: str | None, make_trainer: MakeTrainer
+) -> None:
+    trainer = make_trainer(max_rounds=1, clients_per_round=2, runner=runner)
+    if sentence is None:  # no batch norm, so that clients keep nothing
+        trainer.fit(module, federation(), method)
+        return
+    with pytest.raises(UserError, match=sentence):
+        trainer.fit(module, federation(), method)
+
+
+class Keeps(Logger):
+    """Logger that keeps what it gets."""
+
+    name, version = "keeps", 0
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append(dict(metrics))
+
+    def log_hyperparams(self, params: Any, *arguments: Any, **options: Any) -> None:
+        pass
+
+
+def test_single_steps_reach_loggers_and_callbacks(make_trainer: MakeTrainer) -> None:
+    class Reads(Callback):
+        def __init__(self) -> None:
+            self.steps: list[float] = []
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.steps.append(float(trainer.callback_metrics["drawn_step"]))
+
+    logger, reads = Keeps(), Reads()
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, runner="lightning", logger=logger, callbacks=reads)
+    trainer.log_every_n_steps = 1
+    trainer.fit(Draws(), federation(sizes=(12,), batch_size=4))
+    logged = [row["drawn_step"] for row in logger.rows if "drawn_step" in row]
+    assert len(logged) == len(reads.steps) == 3
+    assert logged == pytest.approx(reads.steps)
+    assert trainer.callback_metrics["drawn"] == pytest.approx(sum(reads.steps) / 3)
+
+
+def test_a_resumed_run_is_the_whole_run(make_trainer: MakeTrainer, tmp_path: Any) -> None:
+    def fitted(folder: str, *rounds: int) -> list[float]:
+        L.seed_everything(0, verbose=False)
+        initial = Draws().state_dict()
+        for last in rounds:
+            module = Draws()
+            module.load_state_dict(initial)
+            trainer = make_trainer(
+                max_rounds=last, clients_per_round=2, runner="lightning", enable_checkpointing=True,
+                default_root_dir=tmp_path / folder,
+            )  # fmt: skip
+            trainer.fit(module, federation(), ckpt_path="last" if last != rounds[0] else None)
+        return vector(module).tolist()
+
+    assert fitted("resumed", 2, 4) == fitted("whole", 4)
