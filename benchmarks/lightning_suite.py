@@ -154,7 +154,7 @@ def _replace_trainer() -> None:
             if flags["max_rounds"] == -1:
                 flags["max_rounds"] = 1000
             flags.pop("max_steps", None)  # tests that count steps fail in the open
-            defaults = {"clients_per_round": 1, "local_epochs": 1, "accelerator": "cpu", "runner": "serial"}
+            defaults = {"clients_per_round": 1, "local_epochs": 1, "accelerator": "cpu", "runner": "lightning"}
             super().__init__(**(defaults | flags))
 
         def fit(self, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
@@ -193,7 +193,8 @@ def _replace_trainer() -> None:
 
     for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
         setattr(Trainer, name, without_own_columns(name))
-    pl.Trainer = Trainer  # type: ignore[misc]
+    Trainer.__qualname__ = "Trainer"  # so that it can be pickled
+    globals()["Trainer"] = pl.Trainer = Trainer  # type: ignore[misc]
 
 
 if os.environ.get(RESULTS, "").endswith(".federated"):

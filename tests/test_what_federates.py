@@ -15,6 +15,8 @@ FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
 MANUAL = "flat_module/test_manual_optimization.py"
+LIGHTNING = "trainer/test_lightning_runner.py"
+CONTRACT = "evaluation/test_lightnings_contract.py"
 OTHER_NAME = "trainer/test_pytorch_lightning.py"
 WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
 ROWS = {  # the tests by the row's first words
@@ -37,8 +39,11 @@ ROWS = {  # the tests by the row's first words
     "no `configure_optimizers`": [
         ("cli/test_own_classes.py", "test_a_module_without_an_optimizer_takes_that_of_the_command_line")
     ],
-    "LBFGS, several": [
+    "LBFGS": [
         ("flat_module/test_optimizer.py", "test_an_optimiser_that_wants_a_closure_is_refused"),
+        (LIGHTNING, "test_a_round_of_one_client_is_an_epoch_of_lightnings_trainer"),
+    ],
+    "several optimisers, or none": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
     ],
     "an optimiser other than SGD": [
@@ -69,13 +74,18 @@ ROWS = {  # the tests by the row's first words
     ],
     "its own `backward`": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
-        (HOOKS, "test_hooks_that_make_the_step_are_refused"),
+        (HOOKS, "test_hooks_that_make_the_step_need_lightnings_loop"),
+        (LIGHTNING, "test_a_round_of_one_client_is_an_epoch_of_lightnings_trainer"),
+        (LIGHTNING, "test_what_it_cannot_train_is_refused"),
     ],
     "all other hooks": [
         (HOOKS, "test_hooks_come_in_the_same_order"),
         ("clients/test_stacked.py", "test_what_stands_in_the_way_is_named_at_once"),
     ],
-    "`on_train_batch_start` that": [(HOOKS, "test_clients_skip_no_rest_of_an_epoch")],
+    "`on_train_batch_start` that": [
+        (HOOKS, "test_clients_skip_no_rest_of_an_epoch"),
+        (LIGHTNING, "test_a_round_of_one_client_is_an_epoch_of_lightnings_trainer"),
+    ],
     "parameters that a hook freezes": [
         ("flat_module/test_missing_gradients.py", "test_a_layer_that_a_hook_freezes_stays_as_it_is")
     ],
@@ -116,12 +126,20 @@ ROWS = {  # the tests by the row's first words
         (LOGS, "test_means_are_by_samples_over_steps_and_clients"),
         (LOGS, "test_a_batch_size_that_is_given_is_the_weight"),
     ],
-    "`on_step=True`": [(LOGS, "test_flags_of_log")],
+    "`on_step=True`": [
+        (LOGS, "test_flags_of_log"),
+        (LIGHTNING, "test_single_steps_reach_loggers_and_callbacks"),
+    ],
     "`on_step=True, on_epoch=True`": [(LOGS, "test_names_with_suffix_of_several_clients")],
     "`reduce_fx`": [(LOGS, "test_other_reductions_see_all_values_of_the_round")],
     "a `Metric`": [
         (LOGS, "test_torchmetrics_objects_see_every_training_batch_once"),
         (LOGS, "test_metrics_that_share_their_states_start_anew_in_every_round"),
+    ],
+    "in validation and test": [
+        (CONTRACT, "test_values_do_not_depend_on_the_hook_that_logs_them"),
+        (CONTRACT, "test_callbacks_log_and_read_metrics_as_in_lightning"),
+        (CONTRACT, "test_each_of_several_loaders_is_measured_with_what_clients_own"),
     ],
     "several validation loaders": [(LOGS, "test_several_validation_loaders_have_their_own_names")],
     # names of the trainer

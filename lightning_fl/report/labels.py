@@ -13,8 +13,8 @@ SEEDS = ("seed_everything", "data.seed")
 OF_TRAINER = (
     "accelerator benchmark checkpoint_every_n_rounds client_states clients_at_once default_root_dir detect_anomaly "
     "deterministic devices devices_per_client enable_checkpointing enable_model_summary enable_progress_bar inference_mode "
-    "log_every_n_rounds logger max_time metric metric_mode num_nodes num_sanity_val_steps profiler runner strategy "
-    "test_every_n_rounds threads"
+    "log_every_n_rounds log_every_n_steps logger max_time metric metric_mode num_nodes num_sanity_val_steps profiler runner "
+    "strategy test_every_n_rounds threads"
 )
 INCIDENTAL = (*SEEDS, "ckpt_path", "data.download", *(f"trainer.{flag}" for flag in OF_TRAINER.split()))
 # Data sets that are the same wherever their files lie.

@@ -101,6 +101,7 @@ class TrainerFlags(Trainer, ABC):
         test_every_n_rounds: int | None = None,
         validation_clients: int | None = None,
         log_every_n_rounds: int = 1,
+        log_every_n_steps: int = 50,
         checkpoint_every_n_rounds: int = 1,
         dropout_rate: float = 0.0,
         straggler_rate: float = 0.0,
@@ -167,6 +168,8 @@ class TrainerFlags(Trainer, ABC):
             validation_clients: Clients to validate and test of a method whose clients keep something of their own, drawn anew
                 every time; all if not given.
             log_every_n_rounds: Log a row after every n-th round and after the last.
+            log_every_n_steps: With runner lightning, send what the module logs with on_step to loggers in every n-th step; 0
+                for never.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
             straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
@@ -239,6 +242,7 @@ class TrainerFlags(Trainer, ABC):
         self.test_every_n_rounds = test_every_n_rounds
         self.validation_clients = validation_clients
         self.log_every_n_rounds = log_every_n_rounds
+        self.log_every_n_steps = log_every_n_steps
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
         self.straggler_rate = straggler_rate
@@ -369,6 +373,7 @@ class TrainerFlags(Trainer, ABC):
             f"{self.loss_guard!r}.",
         )
         check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
+        check_whole("log_every_n_steps", self.log_every_n_steps, 0)
         if not isinstance(self.fast_dev_run, bool):
             check_whole("fast_dev_run", self.fast_dev_run, 0)
         if self.gradient_clip_val is not None:

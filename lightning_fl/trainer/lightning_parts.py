@@ -71,7 +71,6 @@ STOCK_FLAGS = {
     "data.num_clients",
     "val_check_interval": "the server's model exists only between rounds: use val_every_n_rounds",
     "check_val_every_n_epoch": "the epoch of a federation is a round: use val_every_n_rounds",
-    "log_every_n_steps": "a federation logs one row for each round: use log_every_n_rounds",
     "use_distributed_sampler": "processes share the clients, not the samples, so there is no sampler to replace: leave it out",
     "barebones": "a federation has no such mode: use enable_progress_bar false, enable_model_summary false, "
     "enable_checkpointing false and logger false",

@@ -236,8 +236,8 @@ def test_single_steps_reach_loggers_and_callbacks(make_trainer: MakeTrainer) -> 
             self.steps.append(float(trainer.callback_metrics["drawn_step"]))
 
     logger, reads = Keeps(), Reads()
-    trainer = make_trainer(max_rounds=1, clients_per_round=1, runner="lightning", logger=logger, callbacks=reads)
-    trainer.log_every_n_steps = 1
+    flags = {"runner": "lightning", "logger": logger, "log_every_n_steps": 1}
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, callbacks=reads, **flags)
     trainer.fit(Draws(), federation(sizes=(12,), batch_size=4))
     logged = [row["drawn_step"] for row in logger.rows if "drawn_step" in row]
     assert len(logged) == len(reads.steps) == 3
