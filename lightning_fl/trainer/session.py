@@ -14,7 +14,9 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch._dynamo import OptimizedModule
 from torch.utils.data import DataLoader
 
 from lightning_fl import algorithms
@@ -219,6 +221,8 @@ def _attach(
     method = algorithm_of(algorithm)
     if model is None:
         raise UserError("there is no model to evaluate: give one, or call fit first.")
+    if isinstance(model, OptimizedModule):  # torch.compile(module)
+        model = from_compiled(model)
     if not is_a(model, LightningModule):
         raise UserError(f"model must be a LightningModule, got {type(model).__name__}.")
     if not isinstance(datamodule, FederatedDataModule):
