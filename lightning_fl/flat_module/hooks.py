@@ -31,6 +31,8 @@ OF_STEPS = (
     "optimizer_zero_grad",
 )
 STEP_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+COUNTERS = ("epoch", "step")
+"""Names that ModelCheckpoint may monitor although nobody logs them."""
 SERVER_CALLBACKS = (Checkpoint, WeightAveraging)
 """Callbacks that save or average the model: in a federation the server's after a round, not a client's in training."""
 
@@ -253,7 +255,7 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
     Raises:
         UserError: there is one; the sentence names the nearest logged metric.
     """
-    names, callbacks = list(logged), list(callbacks)
+    names, callbacks = [*logged, *COUNTERS], list(callbacks)
     # It checks the names of its statistics itself, in the first round that has them.
     over_clients = any(isinstance(callback, ClientEvaluation) for callback in callbacks)
     for callback in callbacks:

@@ -73,8 +73,8 @@ def build_checkpoint(
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
             checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoint_file.plain(dict(part.hparams))
     if federation is not None:
-        schedules = trainer.active_module.optimizer.schedules
-        if before_round is None:
+        schedules = federation.flat_module.optimizer.schedules
+        if before_round is None and trainer.fitting:
             schedules.adopt()  # what callbacks have set since the last training
         checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
         checkpoint["optimizer_states"] = []

@@ -20,6 +20,7 @@ from lightning_fl.evaluation.client_evaluation import ClientEvaluator, ClientRes
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.clients.rows import own_values
 from lightning_fl.outputs.final_table import final_table, history, show
+from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
@@ -242,13 +243,12 @@ class FederatedTrainer(TrainerInterface):
             weights_only: Leave the run out.
 
         Raises:
-            UserError: the run is to be saved, but no fit is in progress.
+            UserError: the run is to be saved, but there is none.
             FileError: the file cannot be written.
         """
         require(
-            weights_only or self.fitting,
-            "save_checkpoint saves a run only during fit: use weights_only=True, or the file checkpoints/last.ckpt that the run "
-            "wrote into its folder.",
+            weights_only or self.fitting or self.fit_loop.has_whole_run,
+            "save_checkpoint saves a run only during or after fit: use weights_only=True.",
         )
         if self.is_global_zero:
             if self.fitting:
@@ -265,6 +265,9 @@ class FederatedTrainer(TrainerInterface):
             for written in files:
                 if written is not None:
                     written.release()
+            for callback in self.callbacks if is_last else ():
+                if isinstance(callback, LastCheckpoint):
+                    callback.saved(os.fspath(filepath))
 
     def evaluate_clients(
         self,

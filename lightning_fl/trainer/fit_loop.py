@@ -86,6 +86,13 @@ class FitLoop(_FitLoop):
         """Loop of the validation: `_has_run` is True once a round has been validated."""
         return self.epoch_loop.val_loop
 
+    @property
+    def has_whole_run(self) -> bool:
+        """True after a fit that has ended its rounds, if the trainer still has its module: the run can be saved."""
+        if not hasattr(self, "federation") or self.before_round is not None:
+            return False
+        return self.federation.flat_module.module is self.trainer.lightning_module
+
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""
         progress: Any = self.epoch_progress.current

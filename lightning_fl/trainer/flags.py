@@ -299,7 +299,7 @@ class TrainerFlags(Trainer, ABC):
         self.loggers = build_loggers(False if fast_dev_run else logger, self.default_root_dir)
         self.profiler = build_profiler(profiler)
         listed_callbacks = [] if callbacks is None else listed(callbacks, Callback)
-        check_callbacks(listed_callbacks)
+        check_callbacks(listed_callbacks, runner == "lightning")
         self.given_callbacks = self.callbacks = listed_callbacks
         launch(self.fabric)
         self._set_up_lightning()

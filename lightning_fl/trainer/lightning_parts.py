@@ -52,13 +52,16 @@ REFUSED_CALLBACKS: dict[type[Callback], str] = {
     BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size",
     LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
     "with different model.learning_rate",
-    DeviceStatsMonitor: "logs every step, but a federation logs rounds: --trainer.profiler simple reports where time goes",
     ModelPruning: "gives pruned parameters other names between rounds, and resets them to their first values, which clients that "
     "are trained at once and resumed runs do not follow: use lightning_fl.callbacks.MagnitudePruning",
     SpikeDetection: "compares the losses of successive steps, which in a federation belong to different clients: "
     "trainer.loss_guard rejects uploads, and undoes rounds, whose loss explodes",
-    ThroughputMonitor: "logs every step, but a federation logs rounds: metrics.csv contains time/round_seconds",
 }
+OF_STEPS: dict[type[Callback], str] = {
+    DeviceStatsMonitor: "logs every step, which only runner 'lightning' does; --trainer.profiler simple reports where time goes",
+    ThroughputMonitor: "logs every step, which only runner 'lightning' does; metrics.csv contains time/round_seconds",
+}
+"""Callbacks that need single steps."""
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 STOCK_FLAGS = {
@@ -141,8 +144,10 @@ def refuse_flag(name: str, flags: Iterable[str]) -> NoReturn:
     raise UserError(f"{unknown}; {nearest(name, flags)}.")
 
 
-def check_callbacks(callbacks: Iterable[Callback]) -> None:
-    """Check that callbacks work in a federation; timers check the time and learning-rate monitors log once a round.
+def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
+    """Check that callbacks work in a federation; timers check the time once a round.
+
+    Learning-rate monitors log once a round, too, unless Lightning's own loop trains the clients.
 
     Raises:
         UserError: a callback does not, or a checkpoint could not tell two of them apart; the sentence gives the reason and the
@@ -156,7 +161,7 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
                 f"there are two {type(callback).__name__} among the callbacks, of which a checkpoint keeps one state: leave one "
                 "out, or give each its own state_key.",
             )
-        for refused, reason in REFUSED_CALLBACKS.items():
+        for refused, reason in (REFUSED_CALLBACKS | ({} if by_lightning else OF_STEPS)).items():
             require(not is_a(callback, refused), f"{type(callback).__name__} {reason}.")
         # A federation stops only after a round: clients that are trained at once make no separate steps.
         if is_a(callback, Timer):
@@ -166,7 +171,7 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
                 f"{type(callback).__name__} saves only after rounds at whose end the steps of all clients are a multiple of "
                 f"every_n_train_steps={every}, which may be none: every_n_epochs counts rounds."
             )
-        if is_a(callback, LearningRateMonitor):
+        if is_a(callback, LearningRateMonitor) and not by_lightning:
             if callback.logging_interval == "step":
                 rank_zero_info(
                     "LearningRateMonitor logs once a round, the rate of a client's first step, because a federation logs rounds."

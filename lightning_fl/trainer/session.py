@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.compile import from_compiled
@@ -30,6 +31,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks, changes_steps, check_module
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
 from lightning_fl.modules import ImageClassifier
+from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.reservation import Reservation
@@ -83,15 +85,16 @@ def session(
         )
         if trainer.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
-        check_callbacks(trainer.callbacks)  # also those of module and algorithm
+        check_callbacks(
+            trainer.callbacks, trainer.by_lightning or not trainer.fitting
+        )  # also those of module and algorithm
         brings_data = getattr(datamodule, "datamodule", None) is model
         _prepare_data(trainer, datamodule, *[] if brings_data else [model])
         trainer.fabric.barrier()
-        datamodule.setup(fn.value)
+        if brings_data:  # which the data module sets up as its own
+            call._call_callback_hooks(trainer, "setup", stage=fn)
+        call._call_lightning_datamodule_hook(trainer, "setup", stage=fn)
         if trainer.fitting:
-            trainer.by_lightning = trainer.strategy.by_lightning = trainer.runner == "lightning" or (
-                trainer.runner == "auto" and bool(changes_steps(model))
-            )
             check_module(model, trainer.by_lightning)
             _check_manual(trainer, model)
             _check_images(model, datamodule)
@@ -107,8 +110,9 @@ def session(
         _place(trainer, model, datamodule)
         check_dtype(model, datamodule, trainer.fabric)
         yield
-        datamodule.teardown(fn.value)
-        trainer.hooks.call("teardown", fn.value)
+        call._call_lightning_datamodule_hook(trainer, "teardown", stage=fn)
+        call._call_callback_hooks(trainer, "teardown", stage=fn)
+        call._call_lightning_module_hook(trainer, "teardown", stage=fn)
         trainer.state.status = TrainerStatus.FINISHED
         status = "success"
     except BaseException as error:
@@ -156,11 +160,10 @@ def _memory_sentence(error: torch.OutOfMemoryError) -> str:
 
 
 def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, brings_data: bool) -> None:
-    """Set up callbacks and the module; if the module brings its data, these have set it up already."""
-    if brings_data:
-        trainer.hooks.call_callbacks("setup", fn.value)
-    else:
-        trainer.hooks.call("setup", fn.value)
+    """Set up callbacks and the module, unless the module brings the data, which have done so already."""
+    if not brings_data:
+        call._call_callback_hooks(trainer, "setup", stage=fn)
+        call._call_lightning_module_hook(trainer, "setup", stage=fn)
     model.configure_sharded_model()  # Lightning's old name of configure_model
     model.configure_model()
     if trainer.fitting:
@@ -238,6 +241,8 @@ def _attach(
         trainer.metric, trainer.metric_mode = trainer.given_metric
     trainer.datamodule, trainer.algorithm = datamodule, method
     trainer.strategy.connect(model)
+    by_lightning = trainer.runner == "lightning" or (trainer.runner == "auto" and bool(changes_steps(model)))
+    trainer.by_lightning = trainer.strategy.by_lightning = trainer.fitting and by_lightning
     trainer._data_connector._datahook_selector = _BatchHooks(model, datamodule)
     for loop in _evaluation_loops(trainer):
         loop._combined_loader, loop._max_batches = None, []
@@ -358,6 +363,8 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
         callbacks = [c for c in callbacks if not is_a(c, ProgressBar)]
     elif not any(is_a(c, ProgressBar) for c in callbacks):
         callbacks.append(RoundProgressBar())
+    if trainer.enable_checkpointing and trainer.fitting and not any(is_a(c, Checkpoint) for c in callbacks):
+        callbacks.append(LastCheckpoint(trainer.default_root_dir))
     # Checkpoint callbacks come last, as in Lightning, so that they save the changes of the others.
     return sorted(callbacks, key=lambda callback: is_a(callback, Checkpoint))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, DeviceM, FedAvg, FedProx
 from lightning_fl.trainer.lightning_parts import PRECISIONS
 
 each_rule = pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=lambda algorithm: algorithm.name)
@@ -200,10 +200,10 @@ def test_fitting_is_true_only_while_a_fit_runs(make_trainer: MakeTrainer, tmp_pa
     inside = []
 
     class Watch(Callback):
-        def setup(self, trainer: Any, *arguments: Any) -> None:
+        def setup(self, trainer: Any, *arguments: Any, **options: Any) -> None:
             inside.append(trainer.fitting)
 
-        def teardown(self, trainer: Any, *arguments: Any) -> None:
+        def teardown(self, trainer: Any, *arguments: Any, **options: Any) -> None:
             inside.append(trainer.fitting)
 
     trainer = make_trainer(callbacks=Watch())
@@ -212,10 +212,36 @@ def test_fitting_is_true_only_while_a_fit_runs(make_trainer: MakeTrainer, tmp_pa
     assert not trainer.fitting
     trainer.test(verbose=False)
     assert inside == [True, True, False, False]
-    with pytest.raises(UserError, match="only during fit: use weights_only=True"):
-        trainer.save_checkpoint(tmp_path / "run.ckpt")
     trainer.save_checkpoint(tmp_path / "model.ckpt", weights_only=True)
     assert "federation" not in torch.load(tmp_path / "model.ckpt", weights_only=True)
+
+
+def test_a_run_that_is_saved_after_its_fit_goes_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    initial = Perceptron().state_dict()
+
+    def fitted(rounds: int, ckpt_path: Path | None = None) -> tuple[FederatedTrainer, Perceptron]:
+        module = Perceptron()
+        module.load_state_dict(initial)
+        trainer = make_trainer(max_rounds=rounds)
+        trainer.fit(module, federation(), SCAFFOLD(), ckpt_path=ckpt_path)
+        return trainer, module
+
+    trainer, _ = fitted(2)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    assert (vector(fitted(4, tmp_path / "run.ckpt")[1]) == vector(fitted(4)[1])).all()
+    trainer.validate(Perceptron(), federation(), verbose=False)  # another module
+    for other in (trainer, make_trainer()):
+        with pytest.raises(UserError, match="only during or after fit"):
+            other.save_checkpoint(tmp_path / "run.ckpt")
+
+
+def test_the_checkpoint_callback_names_the_last_checkpoint(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any]
+) -> None:
+    trainer = make_trainer(max_rounds=2, **keeps_files)
+    trainer.fit(Perceptron(), federation())
+    path = trainer.checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    assert torch.load(path, weights_only=True)["epoch"] == 2
 
 
 def test_no_rounds_at_all(make_trainer: MakeTrainer) -> None:
