@@ -156,13 +156,21 @@ ROWS = {  # the tests by the row's first words
     "`val_dataloaders`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`log_every_n_steps`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`distributed_sampler_kwargs`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`logger`": [(CONTRACT, "test_the_users_logger_is_the_modules")],
+    "`checkpoint_callback`": [
+        ("trainer/test_federated_trainer.py", "test_the_checkpoint_callback_names_the_last_checkpoint")
+    ],
     # callbacks
     "`EarlyStopping`": [
         (STOCK, "test_early_stopping_stops"),
         (STOCK, "test_the_best_checkpoint_is_kept_and_found"),
         (STOCK, "test_callbacks_that_need_nothing_special"),
     ],
-    "`LearningRateMonitor`": [(FACE, "test_a_learning_rate_monitor_of_steps_logs_once_a_round")],
+    "`LearningRateMonitor`": [
+        (FACE, "test_a_learning_rate_monitor_of_steps_logs_once_a_round"),
+        (LIGHTNING, "test_callbacks_that_log_steps_work"),
+    ],
+    "`DeviceStatsMonitor`": [(LIGHTNING, "test_callbacks_that_log_steps_work")],
     "`ModelCheckpoint(every": [(FACE, "test_a_checkpoint_every_few_steps_says_when_it_saves")],
     "`WeightAveraging`": [
         (STOCK, "test_weight_averaging_averages_the_servers_models"),

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.checks import is_a
+from lightning_fl.checks import is_a, overrides
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
@@ -125,7 +125,9 @@ class TrainerInterface(TrainerFlags):
 
     @property
     def enable_validation(self) -> bool:
-        """True if there are validation batches."""
+        """True if there are validation batches; before the loaders are read, if the module could validate."""
+        if self.fitting and self.flat_module is None:
+            return overrides("validation_step", self.lightning_module) and self.limits["limit_val_batches"] != 0
         return sum(self.num_val_batches) > 0
 
     @property

@@ -9,6 +9,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor, ThroughputMonitor
 from lightning.pytorch.loggers import Logger
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -243,6 +244,23 @@ def test_single_steps_reach_loggers_and_callbacks(make_trainer: MakeTrainer) -> 
     assert len(logged) == len(reads.steps) == 3
     assert logged == pytest.approx(reads.steps)
     assert trainer.callback_metrics["drawn"] == pytest.approx(sum(reads.steps) / 3)
+
+
+def test_callbacks_that_log_steps_work(make_trainer: MakeTrainer) -> None:
+    def callbacks() -> list[Callback]:
+        return [
+            LearningRateMonitor("step"),
+            ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=2),
+        ]
+
+    with pytest.raises(UserError, match="ThroughputMonitor logs every step, which only runner 'lightning' does"):
+        make_trainer(callbacks=callbacks())
+    logger = Keeps()
+    flags = {"runner": "lightning", "logger": logger, "log_every_n_steps": 1}
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, callbacks=callbacks(), **flags)
+    trainer.fit(Perceptron(), federation(sizes=(12,), batch_size=4))
+    assert [row["lr-SGD"] for row in logger.rows if "lr-SGD" in row] == [0.1, 0.1, 0.1]
+    assert [row["train/samples"] for row in logger.rows if "train/samples" in row] == [4, 8, 12]
 
 
 def test_a_resumed_run_is_the_whole_run(make_trainer: MakeTrainer, tmp_path: Any) -> None:
