@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def _replace_trainer() -> None:
     from lightning_fl import FederatedTrainer
     from lightning_fl.data import Federated
 
+    defaults = {name: each.default for name, each in signature(pl.Trainer.__init__).parameters.items()}
     names = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "val_every_n_rounds"}
     own_columns = ("clients/", "comm/", "model/", "time/", "round", "train/loss")
 
@@ -146,7 +148,7 @@ def _replace_trainer() -> None:
         """One client with all samples, one epoch a round."""
 
         def __init__(self, **flags: Any) -> None:
-            flags = {names.get(name, name): value for name, value in flags.items() if value is not None}
+            flags = {names.get(name, name): x for name, x in flags.items() if x is not None and x != defaults.get(name)}
             flags.pop("log_every_n_steps", None)
             if not flags.get("barebones"):
                 flags.pop("barebones", None)
@@ -154,8 +156,8 @@ def _replace_trainer() -> None:
             if flags["max_rounds"] == -1:
                 flags["max_rounds"] = 1000
             flags.pop("max_steps", None)  # tests that count steps fail in the open
-            defaults = {"clients_per_round": 1, "local_epochs": 1, "accelerator": "cpu", "runner": "lightning"}
-            super().__init__(**(defaults | flags))
+            own = {"clients_per_round": 1, "local_epochs": 1, "accelerator": "cpu", "runner": "lightning"}
+            super().__init__(**(own | flags))
 
         def fit(self, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
                 ckpt_path: Any = None, **others: Any) -> None:  # fmt: skip

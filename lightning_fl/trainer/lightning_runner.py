@@ -239,10 +239,10 @@ def _logging_in_both(flat_module: FlatModule) -> Iterator[None]:
     collect = attributes["log"]
 
     def log(name: str, value: Any, *arguments: Any, **options: Any) -> None:
-        collect(name, value, *arguments, **options)
-        options |= dict(zip(LOG_OPTIONS, arguments, strict=False))
-        options["sync_dist"] = False  # processes train different clients, on different numbers of batches
-        type(module).log(module, name, value, **options)
+        given = {**dict(zip(LOG_OPTIONS, arguments, strict=False)), **options}
+        # Processes train different clients, on different numbers of batches.
+        type(module).log(module, name, value, **given | {"sync_dist": False})
+        collect(name, value, **given)
 
     attributes["log"] = log
     try:
