@@ -149,7 +149,6 @@ def _replace_trainer() -> None:
 
         def __init__(self, **flags: Any) -> None:
             flags = {names.get(name, name): x for name, x in flags.items() if x is not None and x != defaults.get(name)}
-            flags.pop("log_every_n_steps", None)
             if not flags.get("barebones"):
                 flags.pop("barebones", None)
             flags.setdefault("max_rounds", 1 if "max_steps" in flags else 1000)
