@@ -420,4 +420,5 @@ def _release(trainer: TrainerInterface) -> None:
         vars(callback).pop("log_dict", None)
     trainer.flat_module.release()
     trainer.flat_module = None
-    trainer.strategy.adopt(None)
+    if not trainer.by_lightning:  # whose optimisers hold the module's own parameters, and stay as in Lightning
+        trainer.strategy.adopt(None)

@@ -246,6 +246,15 @@ def test_single_steps_reach_loggers_and_callbacks(make_trainer: MakeTrainer) -> 
     assert trainer.callback_metrics["drawn"] == pytest.approx(sum(reads.steps) / 3)
 
 
+def test_optimisers_and_schedulers_stay_after_the_fit(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=1, clients_per_round=2, runner="lightning")
+    module = StepsSchedulers()
+    trainer.fit(module, federation())
+    (optimizer,), (config,) = trainer.optimizers, trainer.lr_scheduler_configs
+    assert optimizer.param_groups[0]["params"] == list(module.parameters())
+    assert config.scheduler.optimizer is optimizer
+
+
 def test_callbacks_that_log_steps_work(make_trainer: MakeTrainer) -> None:
     def callbacks() -> list[Callback]:
         return [
