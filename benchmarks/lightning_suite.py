@@ -131,7 +131,7 @@ def _replace_trainer() -> None:
     from lightning_fl.data import Federated
 
     defaults = {name: each.default for name, each in signature(pl.Trainer.__init__).parameters.items()}
-    names = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "val_every_n_rounds"}
+    names = {"max_epochs": "max_rounds", "min_epochs": "min_rounds", "check_val_every_n_epoch": "val_every_n_rounds"}
     own_columns = ("clients/", "comm/", "model/", "time/", "round", "train/loss")
 
     class Loaders(pl.LightningDataModule):

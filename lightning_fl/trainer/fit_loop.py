@@ -70,14 +70,14 @@ class FitLoop(_FitLoop):
     epoch_loop: RoundEpochLoop
 
     def __init__(self, trainer: TrainerInterface) -> None:
-        super().__init__(trainer, max_epochs=trainer.max_rounds)
+        super().__init__(trainer, min_epochs=trainer.min_rounds or 0, max_epochs=trainer.max_rounds)
         self.epoch_loop = RoundEpochLoop(trainer)
         self.epoch_loop.batch_progress.is_last_batch = True  # `Hooks.after_round` comes after the last batch
         self.before_round: dict[str, Any] | None = None
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
-        self._knows_metrics = self._says_repeated = False
+        self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
 
@@ -101,7 +101,7 @@ class FitLoop(_FitLoop):
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
         trainer = self.trainer
-        self.val_loop._has_run = self._knows_metrics = self._says_repeated = False
+        self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
         self.before_round = None
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
@@ -157,9 +157,10 @@ class FitLoop(_FitLoop):
         tell(trainer, lambda logger: logger.log_graph(trainer.lightning_module))
         trainer.hooks.call("on_train_start")
         try:
-            while run.round < trainer.num_rounds and not trainer.should_stop:
+            while run.round < trainer.num_rounds and not trainer.stops_after(run.round):
                 self.set_round(run.round)
                 self._round()
+                self._say_that_it_goes_on()
         except BaseException:
             with suppress(FileError):  # of two errors the first is shown
                 self._write_communication()
@@ -190,6 +191,16 @@ class FitLoop(_FitLoop):
         wandb_run.send_results(
             trainer, final_lines(trainer, self.rows), results_of(trainer, self.rows), trainer.enable_checkpointing
         )
+
+    def _say_that_it_goes_on(self) -> None:
+        """Say once that the run goes on although something stops it."""
+        trainer, done = self.trainer, self.trainer.run.round
+        if trainer.stop is not None and not trainer.stops_after(done) and not self._says_it_goes_on:
+            self._says_it_goes_on = True
+            who = trainer.stop.by or "Something that set should_stop"
+            rank_zero_info(
+                f"{who} would stop the run after round {done}; it goes on until min_rounds {trainer.min_rounds}."
+            )
 
     def _round(self) -> None:
         """Run one round with its hooks, validation, logging and checkpoint."""
@@ -237,7 +248,7 @@ class FitLoop(_FitLoop):
         if run.round == self.folder.first_round + 1:
             self._begin_to_write()
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
-        if trainer.should_stop:  # which a callback may have set after others had read it
+        if trainer.stops_after(run.round):  # which a callback may have set after others had read it
             self._evaluate(record, evaluated)
             self._check_names(record)
             trainer.hooks.call("on_early_stop")
@@ -413,4 +424,4 @@ class FitLoop(_FitLoop):
     def _is_due(self, every: int) -> bool:
         """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
         rounds, trainer = self.trainer.run.round, self.trainer
-        return rounds % every == 0 or rounds >= trainer.num_rounds or trainer.should_stop
+        return rounds % every == 0 or rounds >= trainer.num_rounds or trainer.stops_after(rounds)

@@ -58,6 +58,7 @@ class TrainerFlags(Trainer, ABC):
 
     changeable = (
         "max_rounds",
+        "min_rounds",
         "clients_per_round",
         "local_epochs",
         "local_steps",
@@ -91,6 +92,7 @@ class TrainerFlags(Trainer, ABC):
         self,
         *,
         max_rounds: int = 100,
+        min_rounds: int | None = None,
         clients_per_round: int | float = 10,
         local_epochs: int | None = None,
         local_steps: int | None = None,
@@ -153,6 +155,7 @@ class TrainerFlags(Trainer, ABC):
 
         Args:
             max_rounds: Rounds of communication; a round is an epoch for callbacks and schedulers.
+            min_rounds: Rounds before which no callback or module ends the run; none if not given.
             clients_per_round: Clients selected in each round, a count or a fraction in (0, 1].
             local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
             local_steps: Optimiser steps of a client in a round, instead of local_epochs.
@@ -233,6 +236,7 @@ class TrainerFlags(Trainer, ABC):
             UserError: a value is not allowed.
         """
         self.max_rounds = max_rounds
+        self.min_rounds = min_rounds
         self.clients_per_round = clients_per_round
         self.local_epochs = local_epochs
         self.local_steps = local_steps
@@ -350,6 +354,7 @@ class TrainerFlags(Trainer, ABC):
         ):
             check_whole(name, getattr(self, name), 1)
         counts = (
+            "min_rounds",
             "local_epochs",
             "local_steps",
             "test_every_n_rounds",

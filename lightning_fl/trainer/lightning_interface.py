@@ -108,6 +108,10 @@ class TrainerInterface(TrainerFlags):
         elif self.stop is None:
             self.stop = stop_of(self)
 
+    def stops_after(self, rounds: int) -> bool:
+        """True if the run ends after so many rounds, of which `min_rounds` are made in any case, because something stops it."""
+        return self.should_stop and rounds >= (self.min_rounds or 0)
+
     @property
     def max_epochs(self) -> int:
         """Number of rounds of the run."""
@@ -117,7 +121,7 @@ class TrainerInterface(TrainerFlags):
     def validates_this_round(self) -> bool:
         """True if the current round ends with a validation: every n-th does, and the last."""
         done = self.current_epoch + 1
-        return done % self.val_every_n_rounds == 0 or done >= self.num_rounds or self.should_stop
+        return done % self.val_every_n_rounds == 0 or done >= self.num_rounds or self.stops_after(done)
 
     @property
     def _active_loop(self) -> Any:

@@ -295,7 +295,7 @@ def _stage(trainer: TrainerInterface) -> Any:
     stage.callbacks = stage.given_callbacks
     stage.loggers, stage.timer, stage.profiler = [], None, SimpleProfiler()
     stage.enable_checkpointing = stage.enable_progress_bar = stage.enable_model_summary = False
-    stage.num_sanity_val_steps, stage.log_every_n_rounds = 0, 1
+    stage.num_sanity_val_steps, stage.log_every_n_rounds, stage.min_rounds = 0, 1, None
     stage.val_every_n_rounds = max(1, trainer.max_rounds)  # once, in the last round that is rehearsed
     if trainer.test_every_n_rounds is not None:
         stage.test_every_n_rounds = stage.val_every_n_rounds

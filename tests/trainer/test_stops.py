@@ -228,3 +228,29 @@ def test_a_checkpoint_without_the_entry_goes_on(fit: Callable[..., FederatedTrai
     del content["federation"]["stop"]
     checkpoint_file.save_atomically(content, last)
     assert fit(Stops()).run.round == PLANNED
+
+
+@pytest.mark.parametrize("stopper", [Stops(2), never_better(), None], ids=["callback", "early stopping", "module"])
+def test_nothing_stops_a_run_before_its_least_rounds(
+    stopper: L.Callback | None, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Perceptron() if stopper else StopsItself()
+    trainer = make_trainer(max_rounds=9, min_rounds=5, callbacks=[stopper] if stopper else [], val_every_n_rounds=1)
+    trainer.fit(module, federation())
+    assert trainer.run.round == 5
+    assert "would stop the run after round 2; it goes on until min_rounds 5." in caplog.text
+
+
+def test_least_rounds_are_those_of_lightnings_trainer(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    stock = StopsItself()
+    stock_trainer = make_stock_trainer(max_epochs=9, min_epochs=5)
+    data = federation(sizes=(12,))
+    data.setup("fit")
+    stock_trainer.fit(stock, data.train_dataloader(), data.val_dataloader())
+    trainer = make_trainer(max_rounds=9, min_rounds=5, clients_per_round=1)
+    trainer.fit(StopsItself(), federation(sizes=(12,)))
+    assert (
+        (trainer.current_epoch, trainer.min_epochs) == (stock_trainer.current_epoch, stock_trainer.min_epochs) == (5, 5)
+    )
