@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer.states import RunningStage
@@ -140,6 +141,7 @@ class RoundEpochLoop(_TrainingEpochLoop):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         self.automatic_optimization = _ClientOptimization(trainer)
+        self.manual_optimization = _ClientsOwnOptimization(trainer)
         self.val_loop = EvaluationLoop(trainer, "validation", trainer.inference_mode)
         self.starts_step = True
 
@@ -230,6 +232,19 @@ class _ClientOptimization(_AutomaticOptimization):
         local.num_steps += 1
         local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
         local.learning_rate = flat_module.optimizer.learning_rate
+
+
+class _ClientsOwnOptimization(_ManualOptimization):
+    """Lightning's manual optimisation, which keeps a client's losses; the optimisers count the steps."""
+
+    trainer: Any
+
+    def run(self, kwargs: Any) -> dict[str, Any]:
+        """Make the training step of a batch."""
+        output = super().run(kwargs)
+        if output.get("loss") is not None:
+            self.trainer.active_module.logs.add_loss(output["loss"])
+        return output
 
 
 @contextmanager

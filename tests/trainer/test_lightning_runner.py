@@ -148,6 +148,43 @@ class Draws(Perceptron):
         return loss
 
 
+class ByHand(Draws):
+    """Module with two optimisers, which it steps itself."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.hidden.parameters(), 0.1), torch.optim.Adam(self.output.parameters(), 0.01)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.step()
+        return loss
+
+
+def test_modules_that_step_by_hand_train_as_one_after_the_other(make_trainer: MakeTrainer) -> None:
+    def fitted(runner: str) -> tuple[dict[str, float], list[float], int]:
+        L.seed_everything(0, verbose=False)
+        module = ByHand()
+        trainer = make_trainer(max_rounds=3, clients_per_round=2, runner=runner)
+        trainer.fit(module, federation(sizes=(8, 5, 11)))
+        logged = {
+            name: float(trainer.callback_metrics[name]) for name in ("drawn", "largest", "train/loss", "val/loss")
+        }
+        return logged, vector(module).tolist(), trainer.global_step
+
+    serial, lightning = fitted("serial"), fitted("lightning")
+    assert lightning[0] == pytest.approx(serial[0], rel=1e-6)
+    assert lightning[1] == pytest.approx(serial[1], abs=1e-7)
+    assert lightning[2] == serial[2]
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("flags", [{}, {"local_epochs": 2, "accumulate_grad_batches": 2}, {"local_steps": 5}], ids=str)
 def test_several_clients_train_as_one_after_the_other(
