@@ -21,6 +21,7 @@ from lightning_fl.clients.local_schedule import ClientWork
 from lightning_fl.clients.local_training import train_locally
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, is_finite, model_keeper
+from lightning_fl.state.run_state import Run
 from lightning_fl.switches.evaluation_mode import keeping_attributes
 from lightning_fl.vectors.personal import OWN
 
@@ -164,6 +165,26 @@ def client_model(flat_module: FlatModule, personal: Sequence[Personal], state: M
             yield
     finally:
         flat_module.load_personal(common)
+
+
+@contextmanager
+def predicting_model(flat_module: FlatModule, personal: Sequence[Personal], run: Run, client: int) -> Iterator[None]:
+    """Load what a client predicts with, whatever the module holds, and load that again at the end.
+
+    Args:
+        flat_module: holds the module.
+        personal: parts that say what clients keep.
+        run: has the server's model and the clients' states.
+        client: index of the client.
+    """
+    present = flat_module.read_personal()
+    with flat_module.other_model(run.params, run.buffers, run.counters):
+        flat_module.load_personal(run.personal)
+        try:
+            with client_model(flat_module, personal, run.clients.get(client, {})):
+                yield
+        finally:
+            flat_module.load_personal(present)
 
 
 def what_clients_own(

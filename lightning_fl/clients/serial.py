@@ -8,6 +8,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.clients.own_models import OwnModelTraining, take_own_model
+from lightning_fl.clients.shown_models import tell_download, trained_model
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
 from lightning_fl.flat_module.flat_module import FlatModule
@@ -45,10 +46,11 @@ def serial(
 def _train(flat_module: FlatModule, job: ClientJob, client: int, data: FederatedDataModule, train: Train) -> Result:
     """Train a client; nothing but its result is kept of it."""
     run, schedule, logs, part = job.run, job.schedule, flat_module.logs, model_keeper(job.personal)
-    flat_module.hooks.call("on_client_download", client)
     state = run.client_state(client, job.rule, job.received["model"])
     own_model = take_own_model(state)
-    flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
+    owned = {name: state.pop(name, entry) for name, entry in run.personal.items()}
+    tell_download(flat_module, job, client, owned)
+    flat_module.load_personal(owned)
     seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
     seeds = seeds if job.group is None else job.group.seeds(seeds)
     work = schedule.work(data.client(client), seeds, resident, (run, client))
@@ -58,6 +60,7 @@ def _train(flat_module: FlatModule, job: ClientJob, client: int, data: Federated
     with noted, flat_module.shared_by_clients.watching():
         starting = job if own_training is None else own_training.starting(job)
         local = train(flat_module, starting, work, state, beside)
+    trained = trained_model(flat_module)
     message = finish(flat_module, job, local)
     last_loss = logs.last_loss(work.batches_per_epoch * schedule.repeat) if schedule.reports_last_loss else None
     client_logs = logs.take()
@@ -74,6 +77,7 @@ def _train(flat_module: FlatModule, job: ClientJob, client: int, data: Federated
         logs=client_logs,
         num_steps=local.num_steps,
         owned=owned,
+        trained=trained,
     )
     if own_training is not None:
         with noting(lambda: f"Client {client} was training its own model in round {run.round}."):

@@ -22,6 +22,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import change_of, move_schedules, rule_step, start_parts
+from lightning_fl.clients.shown_models import UPLOAD, tell_download
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import Group, Member, StackBatches, stack_batches, whole_pass
 from lightning_fl.data import FederatedDataModule
@@ -29,7 +30,7 @@ from lightning_fl.errors import UserError, add_note, noting
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
-from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State, phased
+from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State, TrainedModel, phased
 from lightning_fl.state.run_state import CLIENT
 
 log = logging.getLogger("lightning.pytorch")
@@ -66,8 +67,10 @@ class Stacked:
             return together(client), num_steps[client], batches[client]
 
         def begin(client: int) -> Member:
-            flat_module.hooks.call("on_client_download", client)
             state = run.client_state(client, job.rule, job.received["model"])
+            tell_download(
+                flat_module, job, client, {name: state.get(name, entry) for name, entry in run.personal.items()}
+            )
             seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
             return Member(client, schedule.work(data.client(client), seeds, resident, (run, client)), state)
 
@@ -193,6 +196,7 @@ def train_stack(
             num_steps=done.num_steps,
             owned=done.owned,
             last_loss=loss,
+            trained=done.trained,
         )
         for member, sums, loss, done in zip(members, logs.take_rows(len(members)), last, finished, strict=True)
     ]
@@ -206,6 +210,7 @@ class _Finished(NamedTuple):
     owned: State
     counters: dict[str, Tensor]
     num_steps: int
+    trained: TrainedModel | None
 
 
 def _start(flat_module: FlatModule, job: ClientJob, members: Sequence[Member]) -> tuple[Stack, LocalTraining]:
@@ -311,19 +316,26 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
 def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack: Stack, start: int) -> list[_Finished]:
     """Finish the clients from row `start` on."""
     part = _rows(local, slice(start, None))
+    # A copy, because a rule may compute its message in place.
+    params = part.params.clone() if flat_module.hooks.reads_module(UPLOAD) else None
     message = job.rule.finish(part)
     if flat_module.buffer_layout.names:
         message["buffers"] = change_of(stack.buffers[start:], local.received["buffers"])
-    return [
-        _Finished(
+
+    def finished(row: int) -> _Finished:
+        owned = {name: entry[start + row].clone() for name, entry in stack.owned.items()}
+        counters = {name: counter[start + row].clone() for name, counter in stack.counters.items()}
+        buffers = stack.buffers[start + row]
+        return _Finished(
             message={name: entry[row] for name, entry in message.items()},
             state={name: entry[row].clone() for name, entry in part.state.items()},
-            owned={name: entry[start + row].clone() for name, entry in stack.owned.items()},
-            counters={name: counter[start + row].clone() for name, counter in stack.counters.items()},
+            owned=owned,
+            counters=counters,
             num_steps=part.num_steps,
+            trained=None if params is None else TrainedModel(params[row], buffers.clone(), counters, owned),
         )
-        for row in range(len(part.params))
-    ]
+
+    return [finished(row) for row in range(len(part.params))]
 
 
 def _notify_stock_callbacks(flat_module: FlatModule, batches: StackBatches) -> None:

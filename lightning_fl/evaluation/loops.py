@@ -91,7 +91,8 @@ class EvaluationLoop(_EvaluationLoop):
         if not trainer.sanity_checking:
             trainer.state.stage = self._stage
         try:
-            yield
+            with trainer.active_module.chains:
+                yield
         finally:
             trainer.loop_in_use, trainer.state.stage = before, stage
             if log is not None:

@@ -17,6 +17,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
+from lightning_fl.clients.shown_models import show
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.messages import RoundObserver
@@ -295,6 +296,7 @@ class Federation:
         positions = count(1)
         for upload in self._uploads(job, clients, link, intake.outcome):
             intake.take(upload, link)
+            show(self.flat_module, upload.result.trained)
             self.observer.on_upload(upload.result.client, next(positions), len(clients))
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}

@@ -17,6 +17,7 @@ from torchmetrics import Metric, MetricCollection, MetricTracker
 
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, add_note, require
+from lightning_fl.flat_module.convolution_chains import ConvolutionChains
 from lightning_fl.flat_module.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_buffers import ModuleBuffers, bind, unsaved_buffers
@@ -58,6 +59,7 @@ class FlatModule:
         skips_single_samples: True if a last batch of one sample is left out.
         progress: progress of the present local training; None between trainings.
         shared_by_clients: says which attributes clients pass on to each other.
+        chains: context in which the module computes its convolutions, within a step.
         generators: torch's global generators that the module may draw from.
     """
 
@@ -100,12 +102,13 @@ class FlatModule:
         self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
         self._frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         dtype = common_dtype(named)
-        self.layout = Layout.of(trainable, self._channels_last)
+        self.layout = Layout.of(trainable)
         self.params = bind(self.layout, trainable, dtype, self.fabric.device)
         self.gradient = torch.zeros(0, dtype=dtype, device=self.fabric.device)
         self.parameters = list(trainable.values())
         self.personal_layout = Layout.of(self.personal_leaves)
         self.personal = bind(self.personal_layout, self.personal_leaves, dtype, self.fabric.device)
+        self.chains = ConvolutionChains(self.module) if self._channels_last else nullcontext()
         self._leaves = [*self.parameters, *self.personal_leaves.values()]
         self._views = [*self.layout.views(self.params).values(), *self.personal_layout.views(self.personal).values()]
         self._addresses = [view.data_ptr() for view in self._views]
@@ -403,7 +406,8 @@ class FlatModule:
         """
         step = self.module.training_step
         try:
-            output = step(batch, index) if self.takes_index else step(batch)
+            with self.chains:
+                output = step(batch, index) if self.takes_index else step(batch)
         except Exception as error:
             add_note(error, f"training_step read batch {index}: {describe_batch(batch)}.")
             raise

@@ -143,6 +143,11 @@ class Hooks:
             listening.append(self._module)
         return [type(listener).__name__ for listener in listening]
 
+    def reads_module(self, name: str) -> bool:
+        """True if the module, or a callback other than a progress bar, has this hook, and so may read the module in it."""
+        others = (callback for callback in self._callbacks if not is_a(callback, ProgressBar))
+        return self.module_overrides(name) or any(_overrides(callback, name) for callback in others)
+
     def transfer_batch(self, batch: Any, device: torch.device, loader_index: int = 0) -> Any:
         """Move a batch to the accelerator with the hooks of module or datamodule."""
         before, transfer, after = self._batch_hooks

@@ -11,9 +11,10 @@ from lightning_fl.report.records import Record, file_name
 SEEDS = ("seed_everything", "data.seed")
 # Flags for where and how a run executes, not for the experiment itself.
 OF_TRAINER = (
-    "accelerator benchmark checkpoint_every_n_rounds client_states clients_at_once default_root_dir detect_anomaly "
-    "deterministic devices devices_per_client enable_checkpointing enable_model_summary enable_progress_bar inference_mode "
-    "log_every_n_rounds log_every_n_steps logger max_time metric metric_mode num_nodes num_sanity_val_steps profiler runner "
+    "accelerator benchmark channels_last checkpoint_every_n_rounds client_states clients_at_once default_root_dir "
+    "detect_anomaly deterministic devices devices_per_client enable_checkpointing enable_model_summary enable_progress_bar "
+    "inference_mode log_every_n_rounds log_every_n_steps logger max_time metric metric_mode num_nodes num_sanity_val_steps "
+    "profiler runner "
     "strategy test_every_n_rounds threads"
 )
 INCIDENTAL = (*SEEDS, "ckpt_path", "data.download", *(f"trainer.{flag}" for flag in OF_TRAINER.split()))

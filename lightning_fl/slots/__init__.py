@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
-from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload, Uploader
+from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
 from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
@@ -78,6 +78,7 @@ __all__ = [
     "SetupTurn",
     "State",
     "Step",
+    "TrainedModel",
     "Upload",
     "Uploader",
     "Validation",

@@ -21,6 +21,23 @@ T = TypeVar("T")
 J = TypeVar("J", bound="Job")
 
 
+@dataclass(frozen=True)
+class TrainedModel:
+    """Model with which a client has ended its training.
+
+    Attributes:
+        params: parameters (d,).
+        buffers: float buffers (d_b,).
+        counters: integer buffers by name.
+        owned: what the client trained and never sends, as entries of its state.
+    """
+
+    params: Tensor
+    buffers: Tensor
+    counters: dict[str, Tensor]
+    owned: State
+
+
 @dataclass
 class Result:
     """Result of one client's local training, as a runner yields it.
@@ -38,6 +55,7 @@ class Result:
         attacking: 1 if the client attacks, 0 if not, and a share for a mean of several uploads; None without an adversary. Only
             what is reported may depend on it.
         num_uploads: number of uploads of which it is the mean.
+        trained: model with which it has ended its training; None if no hook reads it.
     """
 
     client: int
@@ -51,6 +69,7 @@ class Result:
     last_loss: float | None = None
     attacking: float | None = None
     num_uploads: int = 1
+    trained: TrainedModel | None = None
 
 
 @dataclass

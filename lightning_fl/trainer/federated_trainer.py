@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from typing import Any, Literal
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_fl.checks import is_whole
+from lightning_fl.clients.own_models import predicting_model
 from lightning_fl.data import Source
 from lightning_fl.errors import require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator, ClientResult
@@ -232,6 +235,30 @@ class FederatedTrainer(TrainerInterface):
         require(self.fitting, "log_client logs values of a round, but no fit is running: call it in a hook of a fit.")
         checked = own_values(client, values, self.data.num_clients)
         self.fit_loop.client_values.setdefault(client, {}).update(checked)
+
+    @contextmanager
+    def client_model(self, client: int) -> Iterator[LightningModule]:
+        """Let the module hold what a client predicts with, the server's model and whatever the client keeps; for hooks of a fit.
+
+        Args:
+            client: Index of the client.
+
+        Raises:
+            UserError: No fit is running, or there is no such client.
+        """
+        require(
+            self.fitting and self.flat_module is not None and "run" in vars(self),
+            "client_model loads a client's model into the module, but no fit is running: call it in a hook of a fit, such as "
+            "on_train_end.",
+        )
+        assert self.flat_module is not None
+        most = self.data.num_clients - 1
+        require(
+            is_whole(client) and 0 <= client <= most,
+            f"client_model needs the index of a client, 0 to {most}, got {client!r}.",
+        )
+        with predicting_model(self.flat_module, self.algorithm.personal, self.run, client):
+            yield self.lightning_module
 
     def save_checkpoint(  # type: ignore[override]
         self, filepath: str | os.PathLike[str], weights_only: bool = False

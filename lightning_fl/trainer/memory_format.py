@@ -10,7 +10,7 @@ WIDEST = 64
 
 
 def prefers_channels_last(module: nn.Module, device: torch.device) -> bool:
-    """True if the module's convolutions should use `torch.channels_last`.
+    """True if the module's chains of convolutions should be computed in `torch.channels_last`.
 
     A fixed rule decides, not a measured time, because the choice changes the last bits of the results. Never with batch
     normalisation, whose gradient torch computes some hundred times less exactly in this format on a CPU.

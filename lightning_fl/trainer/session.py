@@ -377,7 +377,9 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     if not str(trainer.precision).endswith("mixed"):  # which leaves the module as it is
         # ModelSummary runs it through the converted module, without the conversion that every batch gets.
         model.example_input_array = precision.convert_input(model.example_input_array)
-    channels_last = not trainer.by_lightning and prefers_channels_last(model, trainer.fabric.device)
+    channels_last = trainer.channels_last
+    if channels_last is None:
+        channels_last = not trainer.by_lightning and prefers_channels_last(model, trainer.fabric.device)
     owned = trainer.algorithm.owned(model)
     named = (*model.named_parameters(), *model.named_buffers())
     personal = [name for name, _ in named if name in owned.parameters | owned.buffers]
@@ -387,7 +389,7 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
         "server's, too: use a base method without personal parts.",
     )
     trainer.flat_module = FlatModule(model, trainer.fabric, trainer.hooks, channels_last, personal)
-    datamodule.place(trainer.fabric.device, channels_last)
+    datamodule.place(trainer.fabric.device)
     if trainer.world_size > 1:
         trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
         trainer.flat_module.logs.gather_tensors = partial(gather_tensors, trainer.fabric)

@@ -1,5 +1,6 @@
-"""Test runs that go on where weights are stored in another order, as on a GPU after a CPU."""
+"""Test runs that go on where weights are stored in another order, as in checkpoints of earlier versions from a CPU."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAdamSSM, FedB
 from lightning_fl.codecs import ErrorFeedback, TopK
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.trainer import session
+from lightning_fl.vectors.layout import Layout
 
 METHODS: dict[str, Any] = {
     "client states": SCAFFOLD,
@@ -32,8 +33,10 @@ METHODS: dict[str, Any] = {
 def test_a_run_goes_on_in_another_order_of_weights(
     kept: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    of_tree = Layout.of
+
     def fit(folder: str, rounds: int, innermost: bool, **options: Any) -> np.ndarray:
-        monkeypatch.setattr(session, "prefers_channels_last", lambda *_: innermost)
+        monkeypatch.setattr(Layout, "of", partial(of_tree, channels_last=innermost))
         generator = torch.Generator().manual_seed(1)
         images, labels = torch.randn(72, 3, 6, 6, generator=generator), torch.arange(72) % 4
         torch.manual_seed(0)

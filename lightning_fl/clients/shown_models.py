@@ -1,0 +1,43 @@
+"""Models that the module holds while a hook hears of a client: what it has received, and what it has trained from that.
+
+With every runner they are the same. Nothing is copied for hooks that nothing overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.slots import TrainedModel
+
+DOWNLOAD, UPLOAD = "on_client_download", "on_client_upload"
+
+
+def tell_download(flat_module: FlatModule, job: ClientJob, client: int, owned: Mapping[str, Tensor]) -> None:
+    """Call `on_client_download` while the module holds the received model, with what the client owns."""
+    if flat_module.hooks.reads_module(DOWNLOAD):
+        flat_module.load(job.received["model"], job.received["buffers"], job.counters)
+        flat_module.load_personal(owned)
+    flat_module.hooks.call(DOWNLOAD, client)
+
+
+def trained_model(flat_module: FlatModule) -> TrainedModel | None:
+    """Return a copy of the model that the module has trained; None if no hook reads it."""
+    if not flat_module.hooks.reads_module(UPLOAD):
+        return None
+    return TrainedModel(
+        flat_module.params.clone(),
+        flat_module.read_buffers().clone(),
+        flat_module.read_counters(),
+        flat_module.read_personal(),
+    )
+
+
+def show(flat_module: FlatModule, trained: TrainedModel | None) -> None:
+    """Load the model with which a client has ended its training, if a hook reads it."""
+    if trained is not None:
+        flat_module.load(trained.params, trained.buffers, trained.counters)
+        flat_module.load_personal(trained.owned)
