@@ -111,7 +111,7 @@ class ModelValidation(FormerSetting):
         rows = self.data.client_val_indices[client]
         if not len(rows):
             return {}
-        size, train = self.data.eval_batch_size, self.data.train
+        size, train = self.data.eval_batch_size, self.data.evaluated
         length = -(-len(rows) // size)
         limit = min(length, self.limit) if isinstance(self.limit, int) else length
         return self._measure(client, islice(train.batches(size, rows), limit), train.resident)

@@ -159,8 +159,9 @@ class ServerSide:
             )
         flat_module.load(params, buffers, self.counters)
         flat_module.load_personal(self.run.personal)
-        batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
-        logged = measure(flat_module, "validation", batches, data.train.resident)
+        samples = data.evaluated
+        batches = samples.batches(data.eval_batch_size, data.server_indices[rows])
+        logged = measure(flat_module, "validation", batches, samples.resident)
         accuracy = accuracy_in(logged, self.method, name, self.metric)
         within = -1e-6 <= accuracy <= 1 + 1e-6
         require(within, f"an accuracy must be in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
