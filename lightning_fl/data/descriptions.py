@@ -148,9 +148,9 @@ def describe_loader(data: SplitData, loaders: CombinedLoader, num_batches: Seque
     num_test, from_training, others = 0, 0, []
     for loader, count in zip(loaders.flattened, num_batches, strict=True):
         num_samples = _num_samples(loader, count)
-        if isinstance(loader, SampleLoader) and loader.samples in (data.test, data.train):
+        if isinstance(loader, SampleLoader) and loader.samples in (data.test, data.train, data.train.in_evaluation):
             num_test += num_samples * (loader.samples is data.test)
-            from_training += num_samples * (loader.samples is data.train)
+            from_training += num_samples * (loader.samples is not data.test)
         else:
             others.append(f"{num_samples:,} samples" if num_samples else "samples")
     unit = _unit(data)

@@ -24,6 +24,7 @@ from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, Pool, require_enough
 from lightning_fl.data.partitions.sizes import IID
+from lightning_fl.data.samples.evaluation_pipeline import say_unknown
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Samples, Selection
 from lightning_fl.data.server_samples import draw_server
@@ -265,11 +266,17 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
             degrees[rows] = non_iid_degree(counts[rows], self.label_histograms.sum(0))
         return [Source(row - 1 if row else None, self.train, parts[row], float(degrees[row])) for row in rows]
 
+    @property
+    def evaluated(self) -> Samples:
+        """All training samples as evaluation reads them, which is said once if it may not be what it should be."""
+        say_unknown(self.train)
+        return self.train.in_evaluation or self.train
+
     def place(self, device: torch.device, channels_last: bool = False) -> None:
         """Move the samples to `device` once, if they can be moved: see `Samples.place`."""
-        self.train.place(device, channels_last)
-        if self.test is not None:
-            self.test.place(device, channels_last)
+        for samples in (self.train, self.train.in_evaluation, self.test):
+            if samples is not None:
+                samples.place(device, channels_last)
 
     def train_dataloader(self) -> Any:
         """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline."""
@@ -278,7 +285,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     def val_dataloader(self) -> Any:
         """Return a loader of all clients' validation parts, or of the test set if `val_fraction` is 0."""
         if self.val_fraction > 0:
-            return SampleLoader(self.train, self.client_val_indices.joined, self.eval_batch_size)
+            return SampleLoader(self.evaluated, self.client_val_indices.joined, self.eval_batch_size)
         return self.test_dataloader()
 
     def test_dataloader(self) -> Any:

@@ -183,11 +183,13 @@ def shift_clients(shift: Shift, samples: Samples, owners: np.ndarray, num_client
 
     Args:
         shift: the change.
-        samples: all training samples; those of the server stay as they are.
+        samples: all training samples, also as evaluation reads them; those of the server stay as they are.
         owners: client of each sample, (n,); -1 for none.
         num_clients: N.
         seed: seed of the split.
     """
+    if samples.in_evaluation is not None:
+        shift_clients(shift, samples.in_evaluation, owners, num_clients, seed)
 
     def changed(inputs: Tensor, number: int, indices: np.ndarray) -> Tensor:
         return shift(inputs, Client(number, num_clients, seed), indices)

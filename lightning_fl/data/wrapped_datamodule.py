@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
 import torch
+from torch.utils.data import DataLoader
 
 from lightning_fl.checks import check_choice, check_whole, is_a, overrides
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
+from lightning_fl.data.samples.evaluation_pipeline import EvaluationPipeline, loaders_in
 from lightning_fl.data.samples.given_classes import given_classes
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
 from lightning_fl.data.split_checks import are_quantities, warn_of_gaps
@@ -41,10 +44,20 @@ class Federated(FederatedDataModule):
             as the datamodule's training loader. The server reads all of its samples.
         class_of: class of each training sample: an array (n,) of whole numbers, a function from a sample to its class, or the
             name of an attribute or column of the dataset, or else of each sample; None: as above.
+        eval_transform: function of each input, in place of the dataset's `transform`, where held-out samples (of `val_fraction`)
+            and the server's are evaluated; None: the transforms of the dataset of the datamodule's validation loader, or without
+            one of its test loader, if it is of the same class, else those of training, which is said.
+        eval_collate_fn: function from a list of samples to a batch there; None: that of the same loader, else that of training.
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
     """
 
-    changeable = FederatedDataModule.changeable | {"class_of", "datamodule", "drop_last"}
+    changeable = FederatedDataModule.changeable | {
+        "class_of",
+        "datamodule",
+        "drop_last",
+        "eval_collate_fn",
+        "eval_transform",
+    }
 
     def __init__(
         self,
@@ -55,6 +68,8 @@ class Federated(FederatedDataModule):
         num_classes: int | None = None,
         drop_last: bool | None = None,
         class_of: Any = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        eval_collate_fn: Callable[[list], Any] | None = None,
         **kwargs: Any,
     ) -> None:
         known_size = 1 if batch_size is None else batch_size
@@ -72,6 +87,7 @@ class Federated(FederatedDataModule):
         self._drop_last_given = drop_last is not None
         self.drop_last = bool(drop_last)
         self.class_of = class_of
+        self.eval_transform, self.eval_collate_fn = eval_transform, eval_collate_fn
         self._num_classes = num_classes
         self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
@@ -165,7 +181,8 @@ class Federated(FederatedDataModule):
         """Return the training set of the datamodule's loader."""
         self._set_up("fit")
         name = type(self.datamodule).__name__
-        train, batch_size, drop_last = read_loader(self.datamodule.train_dataloader(), name)
+        loader = self.datamodule.train_dataloader()
+        train, batch_size, drop_last = read_loader(loader, name)
         if not self._batch_size_given:
             self.batch_size = batch_size
         if not self._drop_last_given:
@@ -177,7 +194,33 @@ class Federated(FederatedDataModule):
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
             warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
+        if self.val_fraction > 0 or self.server_fraction > 0 or self.server_groups:
+            train.in_evaluation = self._in_evaluation(train, loader)
         return train, None
+
+    def _in_evaluation(self, train: Samples, loader: DataLoader) -> Samples | None:
+        """Return the training samples as the datamodule's validation reads its own, None if as in training.
+
+        Args:
+            train: training samples.
+            loader: training loader.
+        """
+        given = self.eval_transform, self.eval_collate_fn
+        loaders = () if None not in given else self._evaluation_loaders(isinstance(train, DatasetSamples))
+        dataset = train.dataset if isinstance(train, DatasetSamples) else train.source
+        read = EvaluationPipeline(loaders, *given).read(train, dataset, loader.collate_fn)
+        return None if read is train else read
+
+    def _evaluation_loaders(self, may_change_samples: bool) -> tuple[DataLoader, ...]:
+        """Return the datamodule's validation loaders; without any its test loaders, if training may change samples."""
+        for hook, stage in (("val_dataloader", "validate"), ("test_dataloader", "test"))[: 1 + may_change_samples]:
+            try:
+                loaders = loaders_in(self._passed_through(hook, stage))
+            except Exception:  # of the user's: without data for validation, which this run does not need
+                loaders = ()
+            if loaders:
+                return loaders
+        return ()
 
     def val_dataloader(self) -> Any:
         """Return a loader of the clients' validation parts, or the datamodule's own one if `val_fraction` is 0."""

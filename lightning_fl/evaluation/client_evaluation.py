@@ -137,7 +137,7 @@ class ClientEvaluator:
         has_own = has_own_model(state) if model_keeper(self.personal) else not owned or bool(owned & state.keys())
         if not len(rows):
             return ClientResult(client, 0, not has_own)
-        samples = data.train if stage == "validation" else data.test
+        samples = data.evaluated if stage == "validation" else data.test
         assert samples is not None
         order, seeds = self.run.torch_seeds(EVALUATION, client, in_round=self.round)
 

@@ -109,7 +109,7 @@ class ModelValidation(FormerSetting):
         rows = self.data.client_val_indices[client]
         if not len(rows):
             return {}
-        loaders = as_loaders(SampleLoader(self.data.train, rows, self.data.eval_batch_size))
+        loaders = as_loaders(SampleLoader(self.data.evaluated, rows, self.data.eval_batch_size))
         limit = self.limit if isinstance(self.limit, int) else None  # a fraction leaves small clients whole
         return self._measure(client, loaders, num_batches(loaders, limit))
 

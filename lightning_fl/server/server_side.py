@@ -161,7 +161,7 @@ class ServerSide:
             )
         flat_module.load(params, buffers, self.counters)
         flat_module.load_personal(self.run.personal)
-        loaders = as_loaders(SampleLoader(data.train, data.server_indices[rows], data.eval_batch_size))
+        loaders = as_loaders(SampleLoader(data.evaluated, data.server_indices[rows], data.eval_batch_size))
         logged = measure(flat_module, "validation", loaders, num_batches(loaders, None))
         accuracy = accuracy_in(logged, self.method, name, self.metric)
         within = -1e-6 <= accuracy <= 1 + 1e-6

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L  # noqa: N812
 import numpy as np
@@ -334,3 +335,61 @@ def test_a_script_beside_the_data_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         HuggingFace(str(folder), num_clients=1).setup("fit")
     assert not (tmp_path / "ran").exists()
+
+
+@needs_datasets
+@pytest.mark.parametrize("given", ["test_transform", "a test split", "nothing"])
+def test_held_out_images_are_read_as_test_images(given: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """The training transform makes every pixel 7; the test transform makes it 5."""
+    saved = {"train": image_set(12)} | ({"test": image_set(3)} if given == "a test split" else {})
+    DatasetDict(saved).save_to_disk(tmp_path / "saved")
+
+    def constant(number: float) -> Any:
+        return lambda image: torch.full((1, 28, 28), number)
+
+    options = {"test_transform": constant(5.0)} if given == "test_transform" else {}
+    data = set_up(str(tmp_path / "saved"), transform=constant(7.0), val_fraction=0.5, **options)
+    held_out = torch.cat([x for x, _ in data.val_dataloader()])
+    assert len(held_out) == 6
+    assert {x.unique().item() for x, _ in data.client(0).batches(1, torch.Generator())} == {7.0}
+    said = [str(one.message) for one in recwarn if "held-out samples" in str(one.message)]
+    if given == "a test split":
+        stored = np.stack(digits(12)).astype(np.float32) / 255
+        wanted = torch.from_numpy(stored[data.client_val_indices.joined]).unsqueeze(1)
+        torch.testing.assert_close(held_out, wanted)
+    else:
+        assert held_out.unique().item() == (5.0 if given == "test_transform" else 7.0)
+    assert len(said) == (given == "nothing")
+    assert all("through the transform: give test_transform if" in one for one in said)
+
+
+@needs_datasets
+def test_held_out_samples_of_a_wrapped_data_set_have_the_transform_of_validation(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    def constant(number: float) -> Any:
+        return lambda rows: {"x": [torch.full((2,), number) for _ in rows["x"]], "y": rows["y"]}
+
+    def held_out(train: "Dataset", shown: "Dataset | None", **options: Any) -> Any:
+        class Loaders(L.LightningDataModule):
+            def train_dataloader(self) -> DataLoader:
+                return DataLoader(train, batch_size=2)
+
+            def val_dataloader(self) -> DataLoader:
+                return DataLoader(shown, batch_size=2) if shown is not None else []  # type: ignore[arg-type, return-value]
+
+        data = Federated(Loaders(), num_clients=2, val_fraction=0.5, **options)
+        data.setup("fit")
+        assert {
+            value.item() for batch in data.client(0).batches(2, torch.Generator()) for value in batch["x"][:, 0]
+        } == {7}
+        return {value.item() for batch in data.val_dataloader() for value in batch["x"][:, 0]}
+
+    table = number_set()
+    train = table.with_transform(constant(7.0))
+    assert held_out(train, table.with_transform(constant(5.0))) == {5}
+    assert held_out(train, train) == {7}
+    assert held_out(train, None, eval_transform=constant(3.0)) == {3}
+    assert not [one for one in recwarn if "held-out samples" in str(one.message)]
+    with pytest.warns(UserWarning, match="through the transform of Dataset: give eval_transform if"):
+        assert held_out(train, None) == {7}

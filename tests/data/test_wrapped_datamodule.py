@@ -51,7 +51,7 @@ class Tables(L.LightningDataModule):
         return DataLoader(self.train_set, **self.options)
 
     def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.val_set, batch_size=5)
+        return DataLoader(self.val_set, batch_size=5, collate_fn=self.options.get("collate_fn"))
 
     def test_dataloader(self) -> DataLoader:
         return DataLoader(self.val_set, batch_size=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -50,7 +51,7 @@ class HuggingFace(FederatedDataModule):
         target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
             found by name), other numbers are not, nor whole ones beyond 10,000 and the number of samples; null: no targets.
         transform: function of each training input as `datasets` decodes it (an image as PIL image), in every pass.
-        test_transform: the same for test inputs.
+        test_transform: the same for test inputs, and for training inputs where held-out ones and the server's are evaluated.
         tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.
         length: tokens of each text, at least 1.
         **kwargs: arguments of FederatedDataModule: clients, partition, groups, server data, batch sizes and seed.
@@ -116,7 +117,19 @@ class HuggingFace(FederatedDataModule):
             for part, place, part_labels, transform in zip(self._parts, self._places, labels, transforms, strict=True)
         )
         assert train is not None
+        if self.transform is not None:
+            self._set_evaluation(train)
         return train, test
+
+    def _set_evaluation(self, train: Samples) -> None:
+        """Evaluate training samples that have a transform as test samples are: with theirs, or as images without any."""
+        assert isinstance(train, DatasetSamples)
+        if self.test_transform is None and (self._parts[1] is None or not _holds_images(self._parts[0], self.input)):
+            train.unknown_in_evaluation = {"the transform": "test_transform"}
+            return
+        rows = copy.copy(train.dataset)
+        rows.transform = self.test_transform  # type: ignore[attr-defined]
+        train.in_evaluation = train.reading(rows, None)
 
     @property
     def _places(self) -> tuple[str, str]:

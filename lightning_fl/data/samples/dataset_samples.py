@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,13 @@ class DatasetSamples(Samples):
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.dataset)  # type: ignore[arg-type]
+
+    def reading(self, dataset: Dataset, collate_fn: Callable[[list], Any] | None) -> DatasetSamples:
+        """Return the same samples, read from another data set of them and with another collate function."""
+        changed = copy.copy(self)
+        changed.dataset, changed._sampler, changed._loader = dataset, _BatchSampler(), None
+        changed._options = self._options | {"collate_fn": collate_fn}
+        return changed
 
     def place(self, device: torch.device, channels_last: bool = False) -> None:
         """Pin batches for a CUDA device. The reader of a batch moves it and sets its memory format."""

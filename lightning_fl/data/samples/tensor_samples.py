@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,10 @@ class Samples(ABC):
     """Group of each sample, such as its user; None: as `source` names it, if it does."""
     source: Any = None
     """Data set from which the samples are read, or None."""
+    in_evaluation: Samples | None = None
+    """The same samples as evaluation reads them, if that is not how `batches` does: other transforms, another collate_fn."""
+    unknown_in_evaluation: Mapping[str, str] = MappingProxyType({})
+    """What may change samples in training and is not known of evaluation, in words, and what a user can give for it."""
 
     @property
     @abstractmethod
