@@ -112,6 +112,7 @@ ROWS = {  # the tests by the row's first words
         ("callbacks/test_adapters.py", "test_what_a_client_writes_to_an_unsaved_buffer_reaches_no_other"),
     ],
     "numbers, texts, lists, tensors": [
+        ("flat_module/test_own_objects.py", "test_only_the_federations_own_steps_count"),
         ("flat_module/test_plain_attributes.py", "test_what_clients_pass_on_is_said_once"),
         ("flat_module/test_plain_attributes.py", "test_trials_of_stacks_restore_attributes"),
     ],

@@ -86,7 +86,7 @@ def full_gradient(
         Gradient (d,).
     """
     flat_module.zero_gradient()
-    with keeping_attributes(flat_module.metrics):
+    with keeping_attributes(flat_module.own_parts):
         for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
             mine = size if group is None else group.num_rows(size)
             if mine:
@@ -114,7 +114,7 @@ def gradient_at_received(
     """
     with (
         flat_module.keeping_gradient(),
-        keeping_attributes(flat_module.metrics),
+        keeping_attributes(flat_module.own_parts),
         flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
     ):
         return gradient_here(flat_module, step_batches, treat, job.group)

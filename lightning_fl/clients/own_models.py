@@ -129,7 +129,7 @@ class OwnModelTraining:
         flat_module, own = self._flat_module, self._own or self._first
         start = {"model": own.params, "buffers": own.buffers}
         job = replace(self._job, rule=rule, start=start, initial_counters=own.counters)
-        with keeping_attributes(flat_module.metrics):
+        with keeping_attributes(flat_module.own_parts):
             state = rule.init(job.received["model"])
             train_locally(flat_module, job, self._work, state)
             flat_module.logs.take()
@@ -139,7 +139,7 @@ class OwnModelTraining:
         """Return the gradient (d,) of the coming step's batches at a model (d,) with the own model's buffers, which change."""
         flat_module, own = self._flat_module, self.own
         other = flat_module.other_model(params, own.buffers, own.counters)
-        with isolate_rng(), keeping_attributes(flat_module.metrics), flat_module.keeping_gradient(), other:
+        with isolate_rng(), keeping_attributes(flat_module.own_parts), flat_module.keeping_gradient(), other:
             gradient = gradient_here(flat_module, self._batches, self._treat, self._job.group)
             own.buffers, own.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
         return gradient

@@ -13,7 +13,6 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection, MetricTracker
 
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, add_note, require
@@ -54,7 +53,7 @@ class FlatModule:
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
         personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
         reads_gradient: True if gradients are gathered in `gradient`.
-        metrics: the module's torchmetrics objects and collections.
+        own_parts: the module and its parts, without torch's own layers, whose attributes no training changes.
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
         progress: progress of the present local training; None between trainings.
@@ -95,8 +94,7 @@ class FlatModule:
         """Gather parameters and float buffers in flat vectors, and make the module's own tensors views of them."""
         check_sizes(self.module)
         self._plans = plans_of(self.module)
-        kinds = (Metric, MetricCollection, MetricTracker)
-        self.metrics = [part for part in self.module.modules() if isinstance(part, kinds)]
+        self.own_parts = [part for part in self.module.modules() if not type(part).__module__.startswith("torch.nn.")]
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         trainable = {name: p for name, p in named.items() if name not in self._personal_names}
         self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}

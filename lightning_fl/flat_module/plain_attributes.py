@@ -5,7 +5,7 @@ No message carries them, and stacks cannot hold them for each client. One after 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,22 +14,30 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_fl.switches.evaluation_mode import OF_TORCH
+from lightning_fl.switches.own_objects import content, generator_state, own_objects, set_content
+
 KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
 
 
 class PlainAttributes:
-    """The user's plain attributes of a module and its parts, as they are now."""
+    """The user's plain attributes of a module, its parts and the user's own objects in them, as they are now."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._owners = _owners(module)
         # Elements stay alive, so that no new object takes the identity of an old one.
-        self._values = {key: _shallow(value) for key, value in _values(module).items()}
-        self._marks = _marks(module)
+        self._values = {key: _shallow(value) for key, value in _values(self._owners).items()}
+        self._marks = _marks(self._owners)
 
-    def changed(self) -> list[tuple[nn.Module, str]]:
-        """Return the attributes, as a part and a name, that are others now or have other content."""
-        marks = _marks(self._module)
+    def changed(self) -> list[tuple[int, str]]:
+        """Return the attributes, as an owner's identity and a name, that are others now or have other content."""
+        marks = _marks(self._owners)
         return [key for key in {**self._marks, **marks} if self._marks.get(key) != marks.get(key)]
+
+    def names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
+        """Return the names of attributes: of parts without the part, of other objects with where they are."""
+        return sorted({f"{self._owners[owner][0]}{name}" for owner, name in attributes})
 
 
 class RestorableAttributes(PlainAttributes):
@@ -43,14 +51,12 @@ class RestorableAttributes(PlainAttributes):
         """Set the attributes to what they were, and return the names of those that had changed."""
         changed = self.changed()
         for key in changed:
-            part, name = key
-            if key not in self._values:
-                del vars(part)[name]
-                continue
-            vars(part)[name] = self._values[key]
+            name, owner = key[1], self._owners[key[0]][1]
+            others = {n: x for n, x in content(owner).items() if n != name}
+            set_content(owner, others | ({name: self._values[key]} if key in self._values else {}))
             if key in self._copies:
                 self._values[key].detach().copy_(self._copies[key])
-        return names_of(changed)
+        return self.names_of(changed)
 
 
 class SharedByClients:
@@ -69,27 +75,31 @@ class SharedByClients:
         self._num_trainings += 1
         before = PlainAttributes(self._module) if self._num_trainings == 2 else None
         yield
-        if before is not None and (changed := names_of(before.changed())):
+        if before is not None and (changed := before.names_of(before.changed())):
             rank_zero_info(
                 f"Clients pass {' and '.join(map(repr, changed))} of the module on to the next client as training leaves "
                 f"{'it' if len(changed) == 1 else 'them'}; a buffer begins with each client as the server has it."
             )
 
 
-def names_of(attributes: Iterable[tuple[nn.Module, str]]) -> list[str]:
-    """Return the names of attributes, without their parts."""
-    return sorted({name for _, name in attributes})
+def _owners(module: nn.Module) -> dict[int, tuple[str, Any]]:
+    """Return a module, its parts and the user's own objects in them by identity, each after what stands before its names."""
+    parts = [part for part in module.modules() if not isinstance(part, Metric)]
+    held = ((name, x) for part in parts for name, x in vars(part).items() if name not in OF_TORCH)
+    objects = own_objects(held, module.modules())
+    return {id(part): ("", part) for part in parts} | {
+        id(one): (f"{name}.", one) for name, one in objects.items() if generator_state(one) is None
+    }
 
 
-def _values(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
-    """Return the plain attributes of a module and its parts, by part and name, without those that every LightningModule has."""
+def _values(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]:
+    """Return the plain attributes of these owners, without those that every LightningModule has."""
     lightning_names = vars(LightningModule()).keys()
     return {
-        (part, name): value
-        for part in module.modules()
-        if not isinstance(part, Metric)
-        for name, value in vars(part).items()
-        if isinstance(value, KINDS) and name not in lightning_names
+        (identity, name): value
+        for identity, (before, owner) in owners.items()
+        for name, value in content(owner).items()
+        if isinstance(value, KINDS) and (before or name not in lightning_names)
     }
 
 
@@ -97,7 +107,7 @@ def _shallow(value: Any) -> Any:
     return value.copy() if isinstance(value, (list, dict, set)) else value
 
 
-def _marks(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+def _marks(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]:
     """Return what differs if a value was replaced, a tensor was changed in place, or an element of a container was either."""
 
     def mark(value: Any) -> Any:
@@ -112,4 +122,4 @@ def _marks(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
             return id(element)  # training changes parameters, as in a list of them
         return id(element), element._version
 
-    return {key: mark(value) for key, value in _values(module).items()}
+    return {key: mark(value) for key, value in _values(owners).items()}

@@ -131,7 +131,7 @@ class ServerSide:
         schedule = replace(schedule.in_round(rule, context), drop_last=False)
         job = ClientJob(rule, context, received, schedule, run, self.counters)
         turn = noting(lambda: f"The server was training in round {run.round}.")
-        with turn, keeping_attributes(flat_module.metrics):  # which count the clients' batches
+        with turn, keeping_attributes(flat_module.own_parts):  # which count the clients' batches
             work = schedule.work(samples, run.torch_seeds(SERVER), self.data.train.resident)
             local = train_locally(flat_module, job, work, state)
             flat_module.progress = None

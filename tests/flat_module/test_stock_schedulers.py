@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L  # noqa: N812
@@ -129,13 +128,20 @@ def test_a_plateau_of_steps_is_refused(make_trainer: MakeTrainer) -> None:
         make_trainer().fit(module, federation())
 
 
+class Seen(L.Callback):
+    """Rate of each batch; a callback, because a stack refuses modules whose objects change."""
+
+    def __init__(self) -> None:
+        self.rates: dict[int, float] = {}
+
+
 class Rates(Perceptron):
     """Module that records the rate of each batch; a step-wise scheduler halves it. It may skip batches."""
 
     def __init__(self, frequency: int, skipped: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.frequency, self.skipped = frequency, skipped
-        self.seen = SimpleNamespace(rates={})  # by batch; a stack refuses modules that change a container
+        self.seen = Seen()
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=1.0)

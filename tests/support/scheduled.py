@@ -22,8 +22,8 @@ MakeOptimizer = Callable[[L.LightningModule], Optimizer]
 MakeScheduler = Callable[[Any], Any]
 
 
-class Record:
-    """Hyper-parameters of an optimiser's groups in each step."""
+class Record(L.Callback):
+    """Hyper-parameters of an optimiser's groups in each step; a callback, because stacks refuse objects that change."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []

@@ -1,0 +1,118 @@
+"""Objects of the user's own classes in the attributes of a module, such as an AverageMeter, and generators of random numbers."""
+
+from __future__ import annotations
+
+import random
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import MemberDescriptorType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+LIBRARIES = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fl", "torchmetrics"})
+"""Packages whose objects, also of derived classes such as data sets, hold what training does not change."""
+FOREIGN = (
+    LIBRARIES
+    | sys.stdlib_module_names
+    | {"builtins", "numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "PIL"}
+)
+MOST_ELEMENTS = 100
+"""Elements of a container that is not long."""
+PRIMITIVE = (bool, int, float, complex, str, bytes, type(None))
+
+
+def own_objects(named: Iterable[tuple[str, Any]], known: Iterable[Any] = ()) -> dict[str, Any]:
+    """Return the objects that these values hold, directly, in containers or in each other, each once, by where it was found.
+
+    Args:
+        named: values by name, as attributes of a module.
+        known: objects to leave out.
+
+    >>> class Meter:
+    ...     def __init__(self): self.count = 0
+    >>> list(own_objects([("meters", {"loss": Meter()}), ("name", "text")]))
+    ["meters['loss']"]
+    """
+    found: dict[str, Any] = {}
+    seen, waiting = {id(one) for one in known}, deque(named)
+    while waiting:
+        name, value = waiting.popleft()
+        if isinstance(value, PRIMITIVE) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_own(value) or generator_state(value) is not None:
+            found[name] = value
+            waiting.extend((f"{name}.{inner}", x) for inner, x in content(value).items())
+        waiting.extend((f"{name}{place}", x) for place, x in _elements(value))
+    return found
+
+
+def content(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those in slots."""
+    slots = {
+        name: getattr(owner, name)
+        for kind in type(owner).__mro__
+        for name, slot in vars(kind).items()
+        if isinstance(slot, MemberDescriptorType) and "__slots__" in vars(kind) and hasattr(owner, name)
+    }
+    return slots | getattr(owner, "__dict__", {})
+
+
+def set_content(owner: Any, attributes: Mapping[str, Any]) -> None:
+    """Give an object these attributes, also a frozen one, and no others."""
+    for name in content(owner).keys() - attributes.keys():
+        object.__delattr__(owner, name)
+    slots = content(owner).keys() - getattr(owner, "__dict__", {}).keys()
+    for name, value in attributes.items():
+        if name in slots or not hasattr(owner, "__dict__"):
+            object.__setattr__(owner, name, value)
+        else:
+            vars(owner)[name] = value
+
+
+def generator_state(value: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Return the state of a generator of random numbers, and the function that sets it; None of anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state(), value.set_state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(), value.set_state
+    if isinstance(value, random.Random):
+        return value.getstate(), value.setstate
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return bits.state, lambda state: setattr(bits, "state", state)
+    return None
+
+
+def has_numbers(container: Any) -> bool:
+    """True if a long container begins with a number or a text, and so, most likely, holds nothing else."""
+    if len(container) <= MOST_ELEMENTS:
+        return False
+    return isinstance(next(iter(container.values() if isinstance(container, dict) else container)), PRIMITIVE)
+
+
+def _is_own(value: Any) -> bool:
+    """True for objects of the user's classes, and for metrics, which a container hides from the module."""
+    if isinstance(value, (Metric, SimpleNamespace, Namespace)):
+        return True
+    if isinstance(value, (type, nn.Module, Tensor)) or _package(type(value)) in FOREIGN:
+        return False
+    return not any(_package(kind) in LIBRARIES for kind in type(value).__mro__)
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _elements(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the elements of a container with their places; none of a long one of numbers or texts."""
+    if not isinstance(value, (dict, list, tuple, set, deque)) or has_numbers(value):
+        return ()
+    places = value.items() if isinstance(value, dict) else enumerate(value)
+    return [(f"[{place!r}]", element) for place, element in places]
