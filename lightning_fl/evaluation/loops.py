@@ -7,10 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.prediction_loop import _PredictionLoop
-from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -22,12 +18,13 @@ from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.errors import noting
 from lightning_fl.evaluation.shared_results import Gather, SharedResults
 from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.internals import LoggerConnector, StockEvaluationLoop, StockPredictionLoop, call
 from lightning_fl.switches.evaluation_mode import measuring
 
 STAGES = {"validation": RunningStage.VALIDATING, "test": RunningStage.TESTING}
 
 
-class EvaluationLoop(_EvaluationLoop):
+class EvaluationLoop(StockEvaluationLoop):
     """Lightning's loop of a validation or test; the processes take turns with the batches, unless one measures alone.
 
     Attributes:
@@ -149,7 +146,7 @@ class EvaluationLoop(_EvaluationLoop):
         self._results.share(self.gather, self.gather_tensors, self.trainer.lightning_module)
 
 
-class PredictionLoop(_PredictionLoop):
+class PredictionLoop(StockPredictionLoop):
     """Lightning's loop of a prediction, which every process makes in full; it knows the samples of the package's own loaders."""
 
     def _get_batch_indices(self, dataloader: object) -> list[list[int]]:
@@ -201,7 +198,7 @@ def without_callbacks(trainer: Any, probes: Sequence[Callback] = ()) -> Iterator
         for name, value in (
             ("callbacks", list(probes)),
             ("loggers", []),
-            ("_logger_connector", _LoggerConnector(trainer)),
+            ("_logger_connector", LoggerConnector(trainer)),
         ):
             stack.callback(setattr, trainer, name, getattr(trainer, name))
             setattr(trainer, name, value)

@@ -9,20 +9,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.connectors.logger_connector.result import (
-    _METRICS,
-    _Metadata,
-    _ResultCollection,
-    _ResultMetric,
-    _Sync,
-)
 from torch import Tensor
 from torchmetrics import Metric
+
+from lightning_fl.internals import Metrics, ResultCollection, ResultMetadata, ResultMetric, ResultSync
 
 Gather = Callable[[Any], list[Any]]
 
 
-class SharedResults(_ResultCollection):
+class SharedResults(ResultCollection):
     """Lightning's collection of logged values, summed in float64, which `share` makes those of all processes.
 
     Attributes:
@@ -41,7 +36,7 @@ class SharedResults(_ResultCollection):
         self._shared.discard(key)
         super().update_metrics(key, value.double() if isinstance(value, Tensor) else value, batch_size)
 
-    def valid_items(self) -> Iterator[tuple[str, _ResultMetric]]:  # type: ignore[override]
+    def valid_items(self) -> Iterator[tuple[str, ResultMetric]]:  # type: ignore[override]
         """Yield the names with a value; a mean over no sample has none."""
         return (
             (key, item)
@@ -49,7 +44,7 @@ class SharedResults(_ResultCollection):
             if not (item.is_tensor and item.meta.is_mean_reduction and item.meta.on_epoch and not _has_samples(item))
         )
 
-    def metrics(self, on_step: bool) -> _METRICS:
+    def metrics(self, on_step: bool) -> Metrics:
         """Return the values for callbacks, loggers and progress bar."""
         metrics = super().metrics(on_step)
         if on_step or self.dataloader_idx is not None:
@@ -102,7 +97,7 @@ class SharedResults(_ResultCollection):
             facts, _ = next(part[key] for part in parts if key in part)
             states = [part[key][1] for part in parts if key in part]
             if key not in self or self[key].has_reset:
-                self[key] = _ResultMetric(_metadata(facts), is_tensor=not isinstance(states[0], str))
+                self[key] = ResultMetric(_metadata(facts), is_tensor=not isinstance(states[0], str))
             item = self[key]
             item.has_reset = False
             if isinstance(states[0], str):
@@ -120,27 +115,27 @@ class SharedResults(_ResultCollection):
             self.replacing, self.hidden = {}, set()
 
 
-def _has_samples(item: _ResultMetric) -> bool:
+def _has_samples(item: ResultMetric) -> bool:
     return not item.meta.is_mean_reduction or bool(item.cumulated_batch_size)
 
 
-def _facts(meta: _Metadata) -> dict[str, Any]:
+def _facts(meta: ResultMetadata) -> dict[str, Any]:
     """Return the fields of a value's metadata that another process needs."""
     return {field.name: getattr(meta, field.name) for field in fields(meta) if field.name != "_sync"}
 
 
-def _metadata(facts: dict[str, Any]) -> _Metadata:
-    meta = _Metadata(**facts)
-    meta.sync = _Sync()
+def _metadata(facts: dict[str, Any]) -> ResultMetadata:
+    meta = ResultMetadata(**facts)
+    meta.sync = ResultSync()
     return meta
 
 
-def _state(item: _ResultMetric) -> tuple[float, float]:
+def _state(item: ResultMetric) -> tuple[float, float]:
     """Return a value's sum, or other reduction, and the samples that it is over."""
     return float(item.value), float(item.cumulated_batch_size) if item.meta.is_mean_reduction else 1.0
 
 
-def _set_state(item: _ResultMetric, states: list[tuple[float, float]]) -> None:
+def _set_state(item: ResultMetric, states: list[tuple[float, float]]) -> None:
     """Reduce the states of all processes."""
     values = torch.tensor([value for value, _ in states], dtype=torch.float64)
     if item.meta.is_mean_reduction:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -21,6 +20,7 @@ from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.federation.round_record import check_logged
 from lightning_fl.flat_module.hooks import check_watched
+from lightning_fl.internals import StockFitLoop
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.clients.rows import add_rows
 from lightning_fl.outputs.communication_json import Bits, write_communication
@@ -45,7 +45,7 @@ from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metr
 from lightning_fl.trainer.stops import stoppers_of
 
 
-class FitLoop(_FitLoop):
+class FitLoop(StockFitLoop):
     """Run a trainer's federation round by round.
 
     Attributes:

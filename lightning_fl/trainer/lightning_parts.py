@@ -11,7 +11,6 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
-from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
@@ -36,6 +35,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.internals import MultiProcessingLauncher
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
@@ -266,7 +266,7 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
     )
     launcher = fabric.strategy.launcher
     require(
-        not isinstance(launcher, _MultiProcessingLauncher),
+        not isinstance(launcher, MultiProcessingLauncher),
         f"strategy {name!r} forks or spawns its processes, which cannot return the trained model; "
         "allowed: auto and ddp, in a script or at the command line.",
     )

@@ -13,10 +13,6 @@ from inspect import signature
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
-from lightning.pytorch.loops.optimization.manual import _ManualOptimization
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 
@@ -31,6 +27,7 @@ from lightning_fl.errors import noting, require
 from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import SERVER_CALLBACKS
+from lightning_fl.internals import AutomaticOptimization, ManualOptimization, StockEpochLoop, data_fetcher_for
 from lightning_fl.slots import Gradients, LocalTraining, Personal, Result, Rule, State
 
 LOG_OPTIONS = [*signature(LightningModule.log).parameters][3:]
@@ -132,7 +129,7 @@ class ClientLoader:
             yield batch.content
 
 
-class RoundEpochLoop(_TrainingEpochLoop):
+class RoundEpochLoop(StockEpochLoop):
     """Lightning's loop of an epoch: a client's local training within a round, after which the server's model is validated."""
 
     trainer: Any
@@ -153,7 +150,7 @@ class RoundEpochLoop(_TrainingEpochLoop):
             local: its local training, whose optimiser steps are counted.
         """
         self.loader, self.local, self.starts_step = loader, local, True
-        fetcher = _select_data_fetcher(self.trainer, RunningStage.TRAINING)
+        fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
         fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
         iter(fetcher)
         self.run(fetcher)
@@ -200,7 +197,7 @@ class RoundEpochLoop(_TrainingEpochLoop):
         return False  # the server's model is validated, after the round
 
 
-class _ClientOptimization(_AutomaticOptimization):
+class _ClientOptimization(AutomaticOptimization):
     """Lightning's automatic optimisation, which counts a client's steps and keeps its losses."""
 
     trainer: Any
@@ -234,7 +231,7 @@ class _ClientOptimization(_AutomaticOptimization):
         local.learning_rate = flat_module.optimizer.learning_rate
 
 
-class _ClientsOwnOptimization(_ManualOptimization):
+class _ClientsOwnOptimization(ManualOptimization):
     """Lightning's manual optimisation, which keeps a client's losses; the optimisers count the steps."""
 
     trainer: Any

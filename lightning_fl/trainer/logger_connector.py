@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
+from lightning_fl.internals import LoggerConnector
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 
-class RoundLoggerConnector(_LoggerConnector):
+class RoundLoggerConnector(LoggerConnector):
     """Send what is logged in single steps to the user's loggers; in a fit, what is logged in an epoch is in the round's row."""
 
     trainer: Any

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
-from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -30,6 +28,7 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks, changes_steps, check_module
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
+from lightning_fl.internals import DataHookSelector, call
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.loggers import tell
@@ -261,7 +260,7 @@ def _attach(
     return model, datamodule
 
 
-class _BatchHooks(_DataHookSelector):
+class _BatchHooks(DataHookSelector):
     """Selector of the owner of a batch hook: the data module if it has one, of either name of Lightning, else the module."""
 
     def get_instance(self, hook_name: str) -> Any:

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import LightningOptimizer, _configure_optimizers
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.optimizers.schedules import Schedules
+from lightning_fl.internals import configured_optimizers
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Gradients, Personal, Rule
 from lightning_fl.vectors.layout import Layout
@@ -86,7 +87,7 @@ class ManualOptimizers:
         """
         module = flat_module.module
         configured: Any = module.configure_optimizers()
-        optimizers, schedulers, _ = _configure_optimizers(configured) if configured is not None else ([], [], None)
+        optimizers, schedulers, _ = configured_optimizers(configured) if configured is not None else ([], [], None)
         name = type(module).__name__
         require(bool(optimizers), f"{name}.configure_optimizers returns no optimizer, so no client would train.")
         require(

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
@@ -18,6 +17,7 @@ from lightning_fl.checks import needs_closure
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.optimizers.plain_sgd import plain_sgd
 from lightning_fl.flat_module.optimizers.schedules import Schedules
+from lightning_fl.internals import configured_optimizers, configured_schedulers
 from lightning_fl.pruning import Plan
 from lightning_fl.vectors.layout import Layout
 
@@ -68,14 +68,14 @@ class ModuleOptimizer:
         """
         configured: Any = module.configure_optimizers()
         optimizers, schedulers, monitor = (
-            _configure_optimizers(configured) if configured is not None else ([], [], None)
+            configured_optimizers(configured) if configured is not None else ([], [], None)
         )
         if len(optimizers) != 1:
             raise UserError(
                 f"{type(module).__name__}.configure_optimizers must return one optimizer for federated training, "
                 f"got {len(optimizers)}{SEVERAL if len(optimizers) > 1 else ''}."
             )
-        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        configs = configured_schedulers(schedulers, monitor)
         if by_plain_sgd:
             optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
