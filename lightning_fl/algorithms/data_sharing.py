@@ -42,7 +42,7 @@ class DataSharing(Method):
             num_server > 0,
             "DataSharing has no server data to share: set --data.server_fraction, for example 0.05.",
         )
-        return data.share(min(num_server, whole_share(self.cap, int(data.client_sizes.sum()))))
+        return data.share(min(num_server, whole_share(self.cap, int(data.client_indices.sizes.sum()))))
 
     def prepare(self, turn: SetupTurn) -> None:
         """Send the samples, as bytes if they are stored as bytes, warm up the model, and prepare further steps."""

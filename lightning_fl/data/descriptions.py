@@ -28,7 +28,6 @@ class SplitData(Protocol):
     shift: Any
     train: Samples
     test: Samples | None
-    client_sizes: np.ndarray
     client_indices: ClientIndices
     client_val_indices: ClientIndices
     groups_of_clients: GroupsOfClients | None
@@ -81,7 +80,8 @@ def part_in_short(part: Any) -> str:
 def describe_split(data: SplitData) -> str:
     """Describe the split of a data module that is set up."""
     unit = _unit(data)
-    each = "-".join(f"{size:,}" for size in sorted({data.client_sizes.min(), data.client_sizes.max()}))
+    sizes = data.client_indices.sizes  # not `client_sizes`, which leaves out clients that drop all of their samples
+    each = "-".join(f"{size:,}" for size in sorted({sizes.min(), sizes.max()}))
     clients = f"{data.num_clients:,} clients by {part_in_short(data.partition)}, {each} each"
     clients += f" of {data.groups_of_clients.describe()}" if data.groups_of_clients is not None else ""
     server = f"{len(data.server_indices):,} server {unit}" if len(data.server_indices) else "no server data"
@@ -89,7 +89,7 @@ def describe_split(data: SplitData) -> str:
     if labels is not None and num_classes is not None and data.server_histogram is not None:
         pooled = np.bincount(labels[data.client_indices.joined], minlength=num_classes)
         held, degree = _classes_and_degree(data.client_indices, labels, pooled)
-        by_chance = degree_of_random_draws(pooled, data.client_sizes[data.client_sizes > 0])
+        by_chance = degree_of_random_draws(pooled, sizes[sizes > 0])
         clients += (
             f" ({held:.1f} of {num_classes} classes per client; non-IID degree {degree:.2f}, where 0 "
             f"means the same shares of classes everywhere, and random draws of these sizes give {by_chance:.2f})"
@@ -100,7 +100,7 @@ def describe_split(data: SplitData) -> str:
     num_held_out = len(data.client_val_indices.joined)
     clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""
     test = "test data as given" if data.test is None else f"{len(data.test):,} test {unit}"
-    return f"{type(data).__name__}: {data.client_sizes.sum():,} training {unit} over {clients}; {server}; {test}."
+    return f"{type(data).__name__}: {sizes.sum():,} training {unit} over {clients}; {server}; {test}."
 
 
 def _classes_and_degree(parts: ClientIndices, labels: np.ndarray, pooled: np.ndarray) -> tuple[float, float]:

@@ -132,7 +132,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.server_indices: np.ndarray = np.zeros(0, dtype=np.int64)
         """Indices into `train` (int64) of the server's samples."""
         self.client_sizes: np.ndarray = np.zeros(0, dtype=np.int64)
-        """Training samples per client, (N,) int64."""
+        """Training samples per client, (N,) int64; 0 if `drop_last` leaves the client no batch, so that it is never selected."""
         self._label_histograms: np.ndarray | None = None
         self._read: Callable[[int, Selection], Selection] | None = None
         self.server_histogram: np.ndarray | None = None
@@ -335,5 +335,6 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self._count_clients()
 
     def _count_clients(self) -> None:
-        self.client_sizes = self.client_indices.sizes
+        sizes = self.client_indices.sizes
+        self.client_sizes = np.where(sizes < self.batch_size, 0, sizes) if self.drop_last else sizes
         self._label_histograms = None

@@ -8,6 +8,7 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import LARGEST_SEED, check_between, check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.data.shift import Shift
@@ -45,7 +46,7 @@ class ReadInBatches(Protocol):
 
     drop_last: bool
     batch_size: int
-    client_sizes: np.ndarray
+    client_indices: ClientIndices
 
 
 def check_settings(data: SplitSettings) -> None:
@@ -149,14 +150,15 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
 
 
 def check_dropped(data: ReadInBatches) -> None:
-    """Say how many samples clients leave out in a pass if they drop a last batch that is not full.
+    """Say how many samples, and clients, are left out in a pass if clients drop a last batch that is not full.
 
     Raises:
         UserError: they would leave out all.
     """
     if not data.drop_last:
         return
-    size, sizes = data.batch_size, data.client_sizes[data.client_sizes > 0]
+    size, sizes = data.batch_size, data.client_indices.sizes
+    sizes = sizes[sizes > 0]
     dropped, idle = int((sizes % size).sum()), int((sizes < size).sum())
     remedy = "set drop_last=False of Federated to read all, or a smaller batch_size"
     require(
@@ -165,7 +167,7 @@ def check_dropped(data: ReadInBatches) -> None:
         f"{remedy}.",
     )
     if dropped:
-        none = f"; {idle:,} of {len(sizes):,} clients have no full batch and train nothing" if idle else ""
+        none = f"; {idle:,} of {len(sizes):,} clients have no full batch and are never selected" if idle else ""
         say = rank_zero_warn if idle else rank_zero_info
         say(
             f"drop_last=True leaves out {dropped:,} of the clients' {sizes.sum():,} samples in each pass{none}: {remedy}."

@@ -67,9 +67,10 @@ def assemble(trainer: TrainerInterface) -> Federation:
     flat_module, algorithm = trainer.active_module, trainer.algorithm
     agree_on_model(flat_module)
     data = algorithm.arrange_data(trainer.data)
-    divided = trainer.data if algorithm.pools_clients else data
-    num_eligible = int((divided.client_sizes > 0).sum())
-    num_clients = cohort_size(trainer.clients_per_round, divided.num_clients, num_eligible)
+    check_dropped(data)
+    sizes = trainer.data.client_indices.sizes if algorithm.pools_clients else data.client_sizes
+    num_eligible = int((sizes > 0).sum())
+    num_clients = cohort_size(trainer.clients_per_round, len(sizes), num_eligible)
     own_schedule = _local_schedule(trainer, trainer.data)
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
@@ -138,7 +139,6 @@ def assemble(trainer: TrainerInterface) -> Federation:
         rank_zero_info(
             f"privacy.side_channels drop leaves out what clients of {algorithm.name} measure with what they own."
         )
-    check_dropped(data)
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")

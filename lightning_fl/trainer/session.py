@@ -99,7 +99,7 @@ def session(
             _check_images(model, datamodule)
         check_labels(model, datamodule)
         if trainer.fitting:
-            num_eligible = int((datamodule.client_sizes > 0).sum())
+            num_eligible = int((datamodule.client_indices.sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             _reserve_folder(trainer)
         trainer.weights_only = weights_only is not False

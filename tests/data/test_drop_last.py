@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 from toys import Perceptron, Sizes, samples
 
-from lightning_fl.algorithms import FedAvg, HybridFL
+from lightning_fl.aggregators import CoordinateMedian
+from lightning_fl.algorithms import Centralised, DataSharing, FedAvg, HybridFL
 from lightning_fl.data import Federated
 from lightning_fl.errors import UserError
 
@@ -42,6 +43,31 @@ class Dropping(L.LightningDataModule):
         return DataLoader(TensorDataset(*samples(self.num)), batch_size=SIZE, shuffle=True, drop_last=True)
 
 
+class Ones(L.LightningDataModule):
+    """Samples that are all one, so that all batches have one gradient."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.num = num
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(torch.ones(self.num, 1)), batch_size=SIZE, shuffle=True, drop_last=True)
+
+
+class Mean(L.LightningModule):
+    """Module whose gradient is the mean input, whatever the weight is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.weight * batch[0]).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
 class Seen(Perceptron):
     """Perceptron that keeps the sizes of its batches, unless several clients train at once."""
 
@@ -65,9 +91,46 @@ def federated(source: Any = None, sizes: tuple[int, ...] = CLIENTS, **options: A
 def test_each_client_drops_what_a_stock_trainer_would(
     drop_last: bool | None, expected: list[int], in_batches: bool, make_trainer: MakeTrainer
 ) -> None:
-    module, trainer = Seen(), make_trainer(max_rounds=1, clients_per_round=4)
+    module, trainer = Seen(), make_trainer(max_rounds=1, clients_per_round=1.0)
     trainer.fit(module, federated(Dropping(in_batches=in_batches), drop_last=drop_last))
     assert sorted(module.sizes) == expected
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("method", [FedAvg(), FedAvg(aggregator=CoordinateMedian())], ids=["mean", "median"])
+def test_a_client_without_a_full_batch_does_not_count_in_the_mean(
+    method: FedAvg, runner: str, make_trainer: MakeTrainer
+) -> None:
+    """Each client with a batch moves the weight by -0.1, also beside three clients that would not move it."""
+    module, trainer = Mean(), make_trainer(max_rounds=1, clients_per_round=1.0, runner=runner)
+    with pytest.warns(
+        UserWarning, match="3 of 5 clients have no full batch and are never selected: set drop_last=False"
+    ):
+        trainer.fit(module, federated(Ones(17), sizes=(4, 3, 4, 3, 3)), method)
+    torch.testing.assert_close(module.weight.detach(), torch.tensor([-0.1]))
+
+
+def test_clients_without_a_full_batch_are_clients_without_samples(make_trainer: MakeTrainer) -> None:
+    data = federated()
+    data.setup("fit")
+    assert data.client_sizes.tolist() == [0, 5, 4, 9]
+    assert data.description().startswith("Federated: 21 training samples over 4 clients")
+    assert "3-9 each" in data.description()
+    with (
+        pytest.warns(UserWarning, match="1 of 4 clients have no full batch"),
+        pytest.raises(UserError, match="clients_per_round is 4, but the federation has 3 clients with samples"),
+    ):
+        make_trainer(max_rounds=1, clients_per_round=4).fit(Perceptron(), data)
+    module = Seen()
+    make_trainer(max_rounds=1, clients_per_round=4).fit(module, federated(), Centralised())
+    assert sum(module.sizes) == 20  # the pooled samples have full batches
+
+
+def test_samples_of_the_server_can_fill_a_batch(make_trainer: MakeTrainer) -> None:
+    data = federated(Dropping(8), sizes=(3, 3), client_fraction=6 / 8, server_fraction=1 / 3)
+    module = Seen()
+    make_trainer(max_rounds=1, clients_per_round=2).fit(module, data, DataSharing(cap=1.0))
+    assert module.sizes == [4, 4]
 
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
@@ -93,7 +156,9 @@ def test_what_is_dropped_is_counted_and_said(
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         trainer.fit(Perceptron(), federated(sizes=(6, 13)))
     assert "drop_last=True leaves out 3 of the clients' 19 samples in each pass: set drop_last=False" in caplog.text
-    with pytest.warns(UserWarning, match=r"leaves out 5 of the clients' 21 .*; 1 of 4 clients have no full batch and"):
+    with pytest.warns(
+        UserWarning, match=r"leaves out 5 of the clients' 21 .*; 1 of 4 clients have no full batch and are"
+    ):
         trainer.fit(Perceptron(), federated())
     with pytest.raises(
         UserError, match=r"leaves no client a batch: each has at most 3 samples, and a batch has 4: set"
