@@ -24,6 +24,7 @@ from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning.apply_plan import prune
 from lightning_fl.pruning.obstacles import BEHIND, Examined, examine
 from lightning_fl.pruning.plan import Plan
+from lightning_fl.pruning.recurrent import as_one_operation
 from lightning_fl.pruning.trial import (
     are_alike,
     arguments_of,
@@ -262,9 +263,10 @@ class Network:
         pruning = _torch_pruning()
         graph = pruning.DependencyGraph()
         try:
-            graph.build_dependency(
-                self._twin, self._example, forward_fn=self._calls[0], output_transform=traced_outputs, verbose=False
-            )
+            with as_one_operation(self._twin):
+                graph.build_dependency(
+                    self._twin, self._example, forward_fn=self._calls[0], output_transform=traced_outputs, verbose=False
+                )
         except Exception as error:
             name = type(self._twin).__name__
             raise UserError(

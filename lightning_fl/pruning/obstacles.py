@@ -60,7 +60,7 @@ def examine(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> Exami
                 filters_of = normalised.setdefault(other, {})
                 for channel in channels:
                     filters_of.setdefault(channel.idx, set()).add(channel.root_idx)
-    except OverflowError:
+    except (OverflowError, IndexError):  # torch-pruning reads a circle or a wrong shape
         return Examined(BEHIND, single)
     blocks, kind = single.tolist(), tuple(sorted(kinds))
     for norm, filters_of in normalised.items():
@@ -107,13 +107,24 @@ def _tie(graph: Any, layer: _ConvNd, other: Any, cut: Any, names: Mapping[nn.Mod
         return f"{names[other]!r} ({type(other).__name__}) normalises its outputs over all channels"
     if isinstance(other, nn.GroupNorm) and not other.affine:
         return f"{names[other]!r} ({type(other).__name__}) normalises its outputs without weights, which would tell its size"
+    if isinstance(other, nn.RNNBase):
+        return f"{names[other]!r} ({type(other).__name__}), a recurrent layer, reads its outputs"
     if other is layer or not graph.is_out_channel_pruning_fn(cut):
         return ""
     if isinstance(other, nn.Parameter):
-        return "its outputs are combined with a parameter that belongs to no layer"
+        return f"its outputs are combined with {_described(other, names)}, which torch-pruning cannot cut"
     if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
         return f"its outputs are tied to those of {names[other]!r}"
     return ""
+
+
+def _described(parameter: nn.Parameter, names: Mapping[nn.Module, str]) -> str:
+    """Return the name of a parameter and the class that has it."""
+    for owner, path in names.items():
+        for leaf, one in owner._parameters.items():
+            if one is parameter:
+                return f"{'.'.join(filter(None, (path, leaf)))!r} of {type(owner).__name__}"
+    return "a parameter that the module does not have"
 
 
 class _Channel(NamedTuple):
