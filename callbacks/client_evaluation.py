@@ -39,7 +39,8 @@ class ClientEvaluation(Callback):
     of the clients and of the best (`worst10`, `best10`), and the fairness indices of Jain and Gini (`jain`, `gini`), which are
     left out if a value is below 0. After fine-tuning, `…_clients_tuned_…` has the same, and `…_clients_gain_mean` the mean
     change. `clients/evaluated`, `clients/failed` (with a value that is not finite, which is left out), `clients/newcomers` (that
-    own parameters, but have not taken part yet) and `clients/without_samples` count clients. `clients.csv` has the values.
+    own parameters, but have not taken part yet) and `clients/without_samples` count clients. `clients.csv` has the values. The
+    value of a torchmetrics object that is undefined for a client, such as AUROC of samples of one class, is NaN, and not 0.
 
     Args:
         every_n_rounds: rounds between two evaluations, at least 1.

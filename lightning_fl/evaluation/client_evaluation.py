@@ -169,6 +169,7 @@ def _leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
     with isolate_rng(), keeping_attributes(list(module.modules())), flat_module.hooks.without_callbacks():
         flat_module.logs = LogCollector(lambda: flat_module.progress is not None, module)
         flat_module.logs.gather, flat_module.logs.gather_tensors = logs.gather, logs.gather_tensors
+        flat_module.logs.marks_undefined = True
         module.log = flat_module.logs.log  # type: ignore[method-assign]
         try:
             yield

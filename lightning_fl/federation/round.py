@@ -158,7 +158,11 @@ class Federation:
             proposal = self.privacy.finish(
                 take_steps(method, guard, turn, run.server, self.flat_module.newly_frozen), context
             )
-        notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own)
+        clips = {
+            "gradient_clip_val": self.schedule.clip_value,
+            "privacy.clip": None if run.spent is None else run.spent.clip,
+        }
+        notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own, clips)
         spent = self.privacy.spend(run, [k for k in cohort.answering if k not in outcome.silent], intake.metrics)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)

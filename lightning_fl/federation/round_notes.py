@@ -87,7 +87,13 @@ class RoundNotes:
             )
 
     def nothing_changes(
-        self, number: int, proposal: Proposal | None, params: Tensor, outcome: Outcome, trains_own: bool
+        self,
+        number: int,
+        proposal: Proposal | None,
+        params: Tensor,
+        outcome: Outcome,
+        trains_own: bool,
+        clips: Mapping[str, float | None],
     ) -> None:
         """Warn in the first round if the clients' steps leave the server's model as it was.
 
@@ -97,12 +103,12 @@ class RoundNotes:
             params: model (d,) before it.
             outcome: outcome of the round.
             trains_own: True if clients train something of their own, which may be all.
+            clips: largest lengths of gradients and uploads, by the names of the settings; None for no limit.
         """
         if number > 1 or proposal is None or proposal.is_undone or not outcome.num_steps or trains_own:
             return
         if torch.equal(proposal.params, params):
-            rate = self.flat_module.optimizer.largest_rate
-            why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
+            why = _why_nothing_changes(self.flat_module.optimizer.largest_rate, clips, params.dtype)
             rank_zero_warn(
                 f"Round 1: {outcome.num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
             )
@@ -124,3 +130,14 @@ class RoundNotes:
         is_first = what not in self._said
         self._said.add(what)
         return is_first
+
+
+def _why_nothing_changes(rate: float, clips: Mapping[str, float | None], dtype: torch.dtype) -> str:
+    """Return the most likely reason why steps change no parameter of a dtype."""
+    if not rate:
+        return "the learning rate is 0"
+    limits = {"the learning rate": rate} | {name: clip for name, clip in clips.items() if clip is not None}
+    tiny = [f"{name} is {limit:g}" for name, limit in limits.items() if limit < torch.finfo(dtype).eps]
+    if tiny:
+        return f"{' and '.join(tiny)}, so that steps are too small for {str(dtype).removeprefix('torch.')}"
+    return "most likely the loss does not depend on what is trained"

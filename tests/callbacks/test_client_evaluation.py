@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
+from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision
 from toys import SIZES, Normalised, Perceptron, Sizes, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -816,3 +817,41 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], sentence:
 def test_clients_are_evaluated_only_in_a_session(make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match="call it in a callback"):
         make_trainer().evaluate_clients()
+
+
+class Ranked(Perceptron):
+    """Logs metrics that are undefined if the samples lack a class, and one that never is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auroc, self.precision, self.error = BinaryAUROC(), BinaryAveragePrecision(), MeanSquaredError()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        output, target = self(batch[0])[:, 0], batch[1][:, 0]
+        for metric in (self.auroc, self.precision):
+            metric.update(output.sigmoid(), (target > 0).long())
+        self.error.update(output, target)
+        self.log_dict({"val/auroc": self.auroc, "val/precision": self.precision, "val/error": self.error})
+
+
+def test_a_metric_that_is_undefined_for_a_client_is_left_out(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    """A client with samples of one class fails, although torchmetrics returns 0."""
+    x, y = samples(60)
+    data = Arrays(train=(x, y), test=(x[:9], y[:9]), num_clients=4, batch_size=4, eval_batch_size=2, val_fraction=0.4)
+    data.setup("fit")
+    for client, held_out in enumerate(data.client_val_indices):
+        y[held_out, 0] = -1.0
+        if client:
+            y[held_out[::2], 0] = 1.0
+    trainer = make_trainer(max_rounds=1, callbacks=ClientEvaluation(1), **keeps_files)
+    trainer.fit(Ranked(), data)
+    values = [(float(row["val/auroc"]), float(row["val/precision"])) for row in rows_of(tmp_path)]
+    assert np.isnan(values[0]).all()
+    assert np.isfinite(values[1:]).all()
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert (logged["clients/failed"], logged["clients/evaluated"]) == (1, 4)
+    assert logged["val/auroc_clients_mean"] == pytest.approx(np.mean(values[1:], axis=0)[0], abs=1e-6)
+    assert logged["val/precision_clients_mean"] == pytest.approx(np.mean(values[1:], axis=0)[1], abs=1e-6)
+    assert all(np.isfinite(float(row["val/error"])) for row in rows_of(tmp_path))

@@ -27,24 +27,27 @@ PLAIN = {
 }
 
 
-class Counting(Perceptron):
-    """Perceptron that counts the samples of which it has computed the loss, of clients that train one after the other."""
-
-    counted = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.counted += len(batch[0])
-        return super().training_step(batch, batch_idx)
-
-
 class Watch(Callback):
-    """Callback that keeps the samples that a `Counting` module has counted up to each round."""
+    """Callback that counts the samples of a `Counting` module up to each round, also those of models of the clients' own."""
 
     def __init__(self) -> None:
         self.samples: list[int] = []
+        self.counted = 0
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.samples.append(pl_module.counted)
+        self.samples.append(self.counted)
+
+
+class Counting(Perceptron):
+    """Perceptron that tells a callback the samples of which it computes the loss, of clients one after the other."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.watch.counted += len(batch[0])
+        return super().training_step(batch, batch_idx)
 
 
 class Unlike(Perceptron):
@@ -117,7 +120,7 @@ def test_samples_are_those_of_all_gradients(
 ) -> None:
     watch = Watch()
     flags = {"max_rounds": 5, "clients_per_round": 5, "runner": "serial", **flags}
-    make_trainer(callbacks=[watch], **flags, **keeps_files).fit(Counting(), federation(), method)
+    make_trainer(callbacks=[watch], **flags, **keeps_files).fit(Counting(watch), federation(), method)
     assert list(accumulate(int(row["clients/samples"]) for row in read_rows(tmp_path))) == watch.samples
 
 

@@ -11,6 +11,7 @@ from toys import Perceptron, Served, federation
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedDU
+from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.rules import CorrectedMomentum
 from lightning_fl.steps import Apply, GradientMomentum
 
@@ -81,6 +82,26 @@ def test_a_round_that_changes_nothing_is_said(make: Loss, rate: float, why: str,
     module.configure = lambda m: torch.optim.SGD(m.parameters(), lr=rate)
     with pytest.warns(UserWarning, match=f"Round 1: .* changed no parameter of the model; .*{why}"):
         make_trainer().fit(module, federation())
+
+
+@pytest.mark.parametrize(
+    ("rate", "flags", "why"),
+    [
+        (1e-12, {}, "the learning rate is 1e-12, so that steps are too small for float32"),
+        (1e-300, {"precision": "64-true"}, "the learning rate is 1e-300, so that steps are too small for float64"),
+        (0.1, {"gradient_clip_val": 1e-12}, "gradient_clip_val is 1e-12, so that"),
+        (1e-9, {"gradient_clip_val": 1e-9}, "the learning rate is 1e-09 and gradient_clip_val is 1e-09, so that"),
+        (0.1, {"privacy": ClientPrivacy(clip=1e-12, noise_multiplier=0.0)}, "privacy.clip is 1e-12, so that"),
+        (0.1, {"privacy": LocalPrivacy(clip=1e-12, noise_multiplier=0.0)}, "privacy.clip is 1e-12, so that"),
+    ],
+)
+def test_steps_that_are_too_small_are_said(
+    rate: float, flags: dict[str, Any], why: str, make_trainer: MakeTrainer
+) -> None:
+    module = Returning(lambda m, b: m.loss(b))
+    module.configure = lambda m: torch.optim.SGD(m.parameters(), lr=rate)
+    with pytest.warns(UserWarning, match=f"Round 1: .* changed no parameter of the model; {why}"):
+        make_trainer(**flags).fit(module, federation())
 
 
 def test_a_validation_that_logs_nothing_is_said_once(make_trainer: MakeTrainer) -> None:
