@@ -169,15 +169,6 @@ def test_the_step_that_is_timed_changes_the_model(kind: str, clients: int, runne
 
 
 @pytest.mark.trains
-def test_the_cpu_rounds_the_same_numbers_at_random_as_the_device(methods: ModuleType) -> None:
-    """Check it with QSGD's draws, which fall on other numbers where a CPU stores the channels of convolutions innermost."""
-    own = methods.two_rounds("FedPAQ", "serial", "cpu")
-    with methods.in_order_of("cuda"):
-        as_on_gpu, again = (methods.two_rounds("FedPAQ", runner, "cpu") for runner in ("serial", "stacked"))
-    assert methods.differences(own, as_on_gpu)[0] > 0.1
-    assert methods.differences(again, as_on_gpu)[0] < methods.TOLERANCE
-
-
 def test_a_difference_ends_in_exit_code_1(
     methods: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,7 @@ def test_the_choice_of_auto_is_named_and_memory_that_runs_out_is_a_failure(
     def fails(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(importlib.import_module("lightning_fl.clients.serial"), "train_locally", fails)
+    monkeypatch.setattr(importlib.import_module("lightning_fl.clients.serial"), "_train", fails)
     (row,) = rows_of(first_day, "choice")
     assert "memory does not suffice" in row.failed
 

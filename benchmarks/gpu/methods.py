@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -19,7 +17,6 @@ from gpu import Plan, Row, allow_tf32, quiet_trainer
 from lightning_fl import algorithms
 from lightning_fl.data import Arrays, Dirichlet
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.trainer import session
 
 RUNNERS = ("serial", "stacked")
 NEED_TORCH_PRUNING = ("FedAP", "FedDUAP", "FedDUMAP", "HRank")
@@ -88,8 +85,7 @@ def compare(label: Row, plan: Plan, on_cpu: list[Outcome]) -> None:
     """Add the comparison of a method and a runner; the first call for a method stores its outcome on the CPU in `on_cpu`."""
     name, runner = label.case, label.way
     if not on_cpu:
-        with in_order_of(plan.device):
-            on_cpu.append(two_rounds(name, "serial", "cpu"))
+        on_cpu.append(two_rounds(name, "serial", "cpu"))
     deviation, differing = differences(two_rounds(name, runner, plan.device), on_cpu[0])
     text = f"distance of the models {deviation:.1e}" + (f"; differing: {', '.join(differing)}" if differing else "")
     verdict = "failed" if differing or not deviation <= TOLERANCE else "result"
@@ -115,17 +111,6 @@ def differences(found: Outcome, expected: Outcome) -> tuple[float, list[str]]:
     distance, length = (found.end - expected.end).norm(), update.norm()
     shown = distance / length if distance > 0 else distance  # some methods leave the model as it is
     return float(shown), sorted(differing)
-
-
-@contextmanager
-def in_order_of(device: str) -> Iterator[None]:
-    """Store the numbers of a model on the CPU in the device's order, so that the same numbers are rounded at random alike."""
-    prefers = session.prefers_channels_last
-    session.prefers_channels_last = lambda module, _: prefers(module, torch.device(device))
-    try:
-        yield
-    finally:
-        session.prefers_channels_last = prefers
 
 
 def made(name: str) -> algorithms.Algorithm:
