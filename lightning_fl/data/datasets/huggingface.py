@@ -21,6 +21,7 @@ from lightning_fl.data.datasets.image_folder import check_depth
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.data.split_checks import needing_classes
 from lightning_fl.errors import UserError, nearest, require
 
 READERS = {".arrow": "arrow", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -49,7 +50,8 @@ class HuggingFace(FederatedDataModule):
             one into the folder, else there are no test data.
         input: column of the inputs.
         target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
-            found by name), other numbers are not, nor whole ones beyond 10,000 and the number of samples; null: no targets.
+            found by name), other numbers are not, nor whole ones if some are negative, beyond 10,000 and the number of samples,
+            or mostly different or above that number; null: no targets.
         transform: function of each training input as `datasets` decodes it (an image as PIL image), in every pass.
         test_transform: the same for test inputs, and for training inputs where held-out ones and the server's are evaluated.
         tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.
@@ -180,7 +182,7 @@ class HuggingFace(FederatedDataModule):
             for part, place in zip(self._parts, self._places, strict=True)
         )
         assert train is not None
-        return number_classes(train, test, self.target)
+        return number_classes(train, test, self.target, needing_classes(self))
 
     @cached_property
     def _image_shape(self) -> tuple[int | None, int | None, int | None]:
