@@ -274,12 +274,12 @@ def _read(path: str, name: str | None, split: str) -> Any:
         reader = READERS.get(place.suffix)
         if place.is_file():
             require(reader is not None, f"{path} has the suffix {place.suffix!r}; allowed: {', '.join(READERS)}.")
-            return datasets.load_dataset(reader, data_files=str(place.resolve()), split="train")
+            return _loaded(reader, data_files=str(place.resolve()), split="train")
         require(
             place.is_dir() or (reader is None and not place.is_absolute() and path.count("/") < 2 and path[:1] != "."),
             f"There is no folder or file {place.resolve()}.",
         )
-        return datasets.load_dataset(path, name, split=split)
+        return _loaded(path, name, split=split)
     except UserError:
         raise
     except Exception as error:  # of any reader, and of the network
@@ -291,6 +291,28 @@ def _read(path: str, name: str | None, split: str) -> Any:
             " ".join(str(failure).split())[:300] or type(failure).__name__ for failure in (error, cause)
         )
         raise UserError(f"datasets cannot read {path!r} ({': '.join(reasons).rstrip('.')}).") from error
+
+
+def _loaded(*source: Any, **options: Any) -> Any:
+    """Return what `datasets.load_dataset` reads; NA, None and the like are texts in CSV files, where only empty ones are missing."""
+    import datasets
+
+    part = datasets.load_dataset(*source, **options)
+    if part.info.builder_name != "csv":
+        return part
+    num_missing = {name: part.data.column(name).null_count for name in part.column_names}
+    texts = [
+        name
+        for name, count in num_missing.items()
+        if count == len(part) or (count and getattr(part.features[name], "dtype", "").endswith("string"))
+    ]
+    if not texts:
+        return part
+    # In a column of numbers, NA stands for a missing one.
+    exact = datasets.load_dataset(*source, **options, keep_default_na=False, na_values=[""]).select_columns(texts)
+    others = [name for name in part.column_names if name not in texts]
+    joined = datasets.concatenate_datasets([part.select_columns(others), exact], axis=1) if others else exact
+    return joined.select_columns(part.column_names)
 
 
 def _holds_images(part: Any, column: str) -> bool:
