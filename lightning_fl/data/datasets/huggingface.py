@@ -294,7 +294,7 @@ def _read(path: str, name: str | None, split: str) -> Any:
 
 
 def _loaded(*source: Any, **options: Any) -> Any:
-    """Return what `datasets.load_dataset` reads; NA, None and the like are texts in CSV files, where only empty ones are missing."""
+    """Return what `datasets.load_dataset` reads; NA, None and the like are texts in CSV files, where only empty ones miss."""
     import datasets
 
     part = datasets.load_dataset(*source, **options)
