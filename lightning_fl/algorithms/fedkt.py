@@ -104,6 +104,12 @@ class FedKT(Method):
 
     def prepare(self, turn: SetupTurn) -> None:
         """Run the whole method except FedAvg's rounds, and then prepare further steps."""
+        names = turn.data.train.class_names
+        require(
+            names is None,
+            "FedKT trains on the classes of the samples, but theirs are text, which only the data set numbers: give Federated "
+            "class_of with these numbers.",
+        )
         data, smallest = turn.data, int(turn.data.client_sizes[turn.data.client_sizes > 0].min())
         if smallest < self.t:
             rank_zero_warn(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_fl.checks import parameters_of
-from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
+from lightning_fl.data.non_iid_degree import held_classes_and_degrees, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Samples
@@ -43,12 +43,10 @@ class SplitData(Protocol):
         """Number of channels of an image."""
 
 
-CLIENTS_AT_ONCE = 4096
-"""Clients whose classes are counted at a time, so that memory does not grow with the clients."""
 NUM_DRAWS = 1000
 """Random draws that estimate the degree which comes from the clients' sizes alone."""
 MOST_COUNTS = 2**21
-"""Counts of classes, of the clients at a time or of all draws, that limit both where classes are many, such as words."""
+"""Counts of classes of all draws, which limit these where classes are many, such as words."""
 
 
 def settings_in_one_line(data: SplitData) -> str:
@@ -88,10 +86,10 @@ def describe_split(data: SplitData) -> str:
     labels, num_classes = data.train.labels, data.num_classes
     if labels is not None and num_classes is not None and data.server_histogram is not None:
         pooled = np.bincount(labels[data.client_indices.joined], minlength=num_classes)
-        held, degree = _classes_and_degree(data.client_indices, labels, pooled)
+        held, degrees = held_classes_and_degrees(labels, data.client_indices, pooled)
         by_chance = degree_of_random_draws(pooled, sizes[sizes > 0])
         clients += (
-            f" ({held:.1f} of {num_classes} classes per client; non-IID degree {degree:.2f}, where 0 "
+            f" ({held.mean():.1f} of {num_classes} classes per client; non-IID degree {degrees.mean():.2f}, where 0 "
             f"means the same shares of classes everywhere, and random draws of these sizes give {by_chance:.2f})"
         )
         if len(data.server_indices):
@@ -103,24 +101,6 @@ def describe_split(data: SplitData) -> str:
     return f"{type(data).__name__}: {sizes.sum():,} training {unit} over {clients}; {server}; {test}."
 
 
-def _classes_and_degree(parts: ClientIndices, labels: np.ndarray, pooled: np.ndarray) -> tuple[float, float]:
-    """Return the mean number of classes and the mean non-IID degree of the clients that have samples."""
-    num_held, degrees, num_clients = 0, 0.0, 0
-    at_once = _limited(CLIENTS_AT_ONCE, len(pooled))
-    for first in range(0, len(parts), at_once):
-        counts = label_histograms(labels, parts[first : first + at_once], len(pooled))
-        counts = counts[counts.any(1)]
-        num_held += int((counts > 0).sum())
-        degrees += float(non_iid_degree(counts, pooled).sum())
-        num_clients += len(counts)
-    return num_held / num_clients, degrees / num_clients
-
-
-def _limited(most: int, num_classes: int) -> int:
-    """Return how many histograms to make at a time, at most `most`."""
-    return max(1, min(most, MOST_COUNTS // num_classes))
-
-
 def degree_of_random_draws(pooled: np.ndarray, sizes: np.ndarray) -> float:
     """Return the mean non-IID degree of as many samples drawn at random, which is above 0 because the draws are small.
 
@@ -129,7 +109,7 @@ def degree_of_random_draws(pooled: np.ndarray, sizes: np.ndarray) -> float:
         sizes: (N,) samples of each client, at least 1.
     """
     sizes, rng = np.sort(sizes), np.random.default_rng(0)
-    some = np.linspace(0, len(sizes) - 1, _limited(NUM_DRAWS, len(pooled))).astype(np.int64)
+    some = np.linspace(0, len(sizes) - 1, max(1, min(NUM_DRAWS, MOST_COUNTS // len(pooled)))).astype(np.int64)
     drawn = [
         rng.multivariate_hypergeometric(pooled, size, count, method="marginals")
         for size, count in zip(*np.unique(sizes[some], return_counts=True), strict=True)

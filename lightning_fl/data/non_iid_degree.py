@@ -67,6 +67,33 @@ def non_iid_degree(histogram: np.ndarray, reference_histogram: np.ndarray) -> np
     return divergence(_normalised(histogram), _normalised(reference_histogram))
 
 
+def held_classes_and_degrees(
+    labels: np.ndarray, parts: ClientIndices, reference: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of classes and the non-IID degree of each part that has samples, in the memory of the labels.
+
+    Of a class that a part lacks, P = 0 and M = ½ P̄, so it adds ½ P̄(y): only the classes that a part has are counted.
+
+    Args:
+        labels: (n,) integers in 0..C-1.
+        parts: indices into `labels` of N parts; M of them have samples.
+        reference: (C,) counts against which the degrees are; each class of the parts has some.
+
+    Returns:
+        (M,) int64, and (M,) float64 in [0, 1].
+    """
+    owners = np.repeat(np.arange(len(parts)), parts.sizes)
+    cells, counts = np.unique(owners * len(reference) + labels[parts.joined], return_counts=True)
+    owners, classes = np.divmod(cells, len(reference))
+    p = counts / parts.sizes[owners]
+    q = reference[classes] / reference.sum()
+    middle = (p + q) / 2
+    terms = p * np.log2(p / middle) + q * np.log2(q / middle) - q
+    held, degrees = np.bincount(owners, minlength=len(parts)), np.bincount(owners, terms, minlength=len(parts))
+    filled = parts.sizes > 0
+    return held[filled], np.clip((1 + degrees[filled]) / 2, 0.0, 1.0)
+
+
 def _kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     ratio = np.divide(a, b, out=np.ones_like(a), where=a > 0)
     return (a * np.log2(ratio)).sum(-1)

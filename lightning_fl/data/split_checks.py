@@ -22,6 +22,9 @@ NO_CLASSES = (
 MOST_CLASSES = 10_000
 """Most classes that are found in data without being named, unless there are more samples."""
 
+FEWEST_SAMPLES = 20
+"""Samples from which on targets that differ from each other are quantities."""
+
 
 class SplitSettings(Protocol):
     """Settings of a `FederatedDataModule`."""
@@ -109,6 +112,14 @@ def _check_groups(data: SplitSettings) -> None:
     )
 
 
+def needing_classes(data: SplitSettings) -> str:
+    """Return the setting that needs the class of each sample, or an empty text."""
+    if data.partition.needs_labels:
+        return str(data.partition)
+    names = ("server_classes", "server_degree")
+    return next((f"{name}={getattr(data, name)}" for name in names if getattr(data, name) is not None), "")
+
+
 def check_labels(train: Samples, test: Samples | None, num_classes: int | None, data: SplitSettings) -> None:
     """Raise `UserError` if settings need classes that the training samples lack, or some labels are not 0..num_classes-1.
 
@@ -130,7 +141,7 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
             continue
         lowest, highest = part_labels.min(), part_labels.max()
         allowed = (
-            "classes are numbered from 0: renumber them, or give Federated other classes as class_of"
+            "classes are numbered from 0: renumber them, or give Federated class_of"
             if lowest < 0
             else f"num_classes={num_classes} allows 0 to {num_classes - 1}"
         )
@@ -138,7 +149,7 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
             bool(lowest >= 0 and highest < num_classes),
             f"The labels{part} go from {lowest} to {highest}, but {allowed}.",
         )
-    if labels is not None and test is not None and test.labels is not None:
+    if labels is not None and num_classes is not None and test is not None and test.labels is not None:
         unseen = ~np.isin(test.labels, labels)
         if unseen.any():
             classes = np.unique(test.labels[unseen]).tolist()
@@ -179,20 +190,39 @@ def describe_largest(labels: np.ndarray, num_classes: int) -> str:
     return f"the largest label is {num_classes - 1:,}, but only {len(np.unique(labels)):,} different labels occur"
 
 
-def are_quantities(labels: np.ndarray | None, remedy: str) -> bool:
-    """True, and said, if whole numbers (n,) found in a data set are too large for classes, of which each would need a count.
+def are_quantities(labels: np.ndarray | None, remedy: str, needed_by: str = "") -> bool:
+    """True, and said, if whole numbers (n,) found in a data set are no classes, of which each would need a count.
+
+    Below 0, or with one above the number of samples and either one beyond 10,000 or most of them large or different, they are
+    quantities.
 
     Args:
         labels: the numbers, or None.
         remedy: what to do if they are classes.
+        needed_by: setting that needs classes; empty if none does.
+
+    Raises:
+        UserError: they are quantities, and a setting needs classes.
     """
-    if labels is None or not len(labels) or labels.max() < max(MOST_CLASSES, len(labels)):
+    if labels is None or not len(labels):
         return False
-    rank_zero_info(
-        f"The targets of the {len(labels):,} training samples are whole numbers up to {labels.max():,}, so they are taken for "
-        f"quantities; {remedy} if they are classes."
+    lowest, highest, count = int(labels.min()), int(labels.max()), len(labels)
+    too_many = highest >= count and (highest >= MOST_CLASSES or (count >= FEWEST_SAMPLES and most_differ(labels)))
+    if lowest >= 0 and not too_many:
+        return False
+    found = f"the targets of {count:,} samples are whole numbers from {lowest:,} to {highest:,}"
+    remedy = f"{remedy} if they are classes"
+    require(
+        not needed_by, f"{needed_by} needs the class of each sample, but {found}, so they are quantities; {remedy}."
     )
+    rank_zero_info(f"{found[0].upper()}{found[1:]}, so they are taken for quantities; {remedy}.")
     return True
+
+
+def most_differ(labels: np.ndarray) -> bool:
+    """True if labels (n,) are mostly different from each other or at least n, so that few samples could have one class."""
+    count = len(labels)
+    return 2 * max(len(np.unique(labels)), int((labels >= count).sum())) > count
 
 
 def warn_of_gaps(labels: np.ndarray, num_classes: int, remedy: str) -> None:

@@ -13,11 +13,11 @@ from lightning_fl.checks import check_choice, check_whole, is_a, overrides
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
-from lightning_fl.data.samples.dataset_samples import DatasetSamples
+from lightning_fl.data.samples.dataset_samples import DatasetSamples, dataset_labels, named_labels
 from lightning_fl.data.samples.evaluation_pipeline import EvaluationPipeline, loaders_in
 from lightning_fl.data.samples.given_classes import given_classes
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
-from lightning_fl.data.split_checks import are_quantities, warn_of_gaps
+from lightning_fl.data.split_checks import are_quantities, needing_classes, warn_of_gaps
 from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import require
 
@@ -30,7 +30,9 @@ class Federated(FederatedDataModule):
     The clients read the dataset of `datamodule.train_dataloader()` with that loader's collate function and workers. All
     hooks of a LightningDataModule are called as `lightning.Trainer` calls them, and its attributes are found here, too.
     Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`, unless
-    `class_of` says where they are; whole numbers beyond 10,000 and the number of samples are taken for quantities.
+    `class_of` says where they are: whole numbers (n,) or (n, 1), true and false; where a setting needs classes, also whole floats
+    and text, in sorted order. Whole numbers are quantities if some are negative, beyond 10,000 and the number of samples, or
+    mostly different or above that number.
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
@@ -42,8 +44,8 @@ class Federated(FederatedDataModule):
         num_classes: number of classes, at least 1; None: the largest label plus one.
         drop_last: True if clients leave out the last batch of a pass when it is not full, False if they read all samples; None:
             as the datamodule's training loader. The server reads all of its samples.
-        class_of: class of each training sample: an array (n,) of whole numbers, a function from a sample to its class, or the
-            name of an attribute or column of the dataset, or else of each sample; None: as above.
+        class_of: class of each training sample: an array (n,) of whole numbers or text, a function from a sample to its class, or
+            the name of an attribute or column of the dataset, or else of each sample; None: as above.
         eval_transform: function of each input, in place of the dataset's `transform`, where held-out samples (of `val_fraction`)
             and the server's are evaluated; None: the transforms of the dataset of the datamodule's validation loader, or without
             one of its test loader, if it is of the same class, else those of training, which is said.
@@ -187,16 +189,26 @@ class Federated(FederatedDataModule):
             self.batch_size = batch_size
         if not self._drop_last_given:
             self.drop_last = drop_last
-        if self.class_of is not None:
-            train.labels = given_classes(self.class_of, train.source)
-        elif not self._num_classes_given and are_quantities(train.labels, "give Federated class_of or num_classes"):
-            train.labels = None
+        self._find_classes(train)
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
             warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
         if self.val_fraction > 0 or self.server_fraction > 0 or self.server_groups:
             train.in_evaluation = self._in_evaluation(train, loader)
         return train, None
+
+    def _find_classes(self, train: Samples) -> None:
+        """Set the class of each training sample: the given ones, else those that the data set names, if they are classes."""
+        needed_by = needing_classes(self)
+        if self.class_of is not None:
+            train.labels, train.class_names = given_classes(self.class_of, train.source)
+            return
+        if train.labels is None:
+            found = named_labels(train.source) if needed_by else (dataset_labels(train.source), None)
+            train.labels, train.class_names = found or (None, None)
+        remedy = "give Federated class_of or num_classes"
+        if not self._num_classes_given and are_quantities(train.labels, remedy, needed_by):
+            train.labels = None
 
     def _in_evaluation(self, train: Samples, loader: DataLoader) -> Samples | None:
         """Return the training samples as the datamodule's validation reads its own, None if as in training.

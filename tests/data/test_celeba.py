@@ -123,3 +123,13 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
         os.mkfifo(folder / name)
         with pytest.raises(UserError, match=message):
             CelebA(str(folder), image_size=5).setup()
+
+
+def test_files_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    marked = write(tmp_path / "marked")
+    for file in marked.glob("*.txt"):
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+    read = [CelebA(str(root), image_size=5) for root in (marked, write(tmp_path / "plain"))]
+    for data in read:
+        data.setup()
+    assert contents(read[0]) == contents(read[1])

@@ -5,6 +5,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from lightning_fl.data import CIFAR10, CIFAR100, SVHN, Arrays, Digits, FashionMNIST, FederatedDataModule, ImageFolder
+from lightning_fl.data.datasets import arrays
 from lightning_fl.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -364,7 +366,7 @@ def test_mistakes_from_python() -> None:
             Arrays(**arguments)
     with pytest.raises(UserError, match=r"train must be \(x, y\) or x alone"):
         Arrays(train=(x, y, y), test=x).setup()
-    with pytest.raises(UserError, match="as tensors or arrays, not str"):
+    with pytest.raises(UserError, match="x of train is a str: pass a tensor, an array"):
         Arrays(train="x", test=x).setup()
     with pytest.raises(UserError, match="augment=True needs images"):
         Arrays(train=(x, y), test=(x, y), augment=True).setup()
@@ -422,3 +424,65 @@ def test_a_stray_label_does_not_make_a_million_classes() -> None:
     with pytest.warns(UserWarning, match=r"the largest label is 30, but only 5 .* so the model gets 31 classes"):
         assert Arrays(train=(x, stray), test=(x, y), num_clients=2).num_classes == 31
     assert Arrays(train=(x, stray), test=(x, y), num_clients=2, num_classes=40).num_classes == 40
+
+
+def test_tables_lists_and_sparse_matrices_are_arrays() -> None:
+    pd = pytest.importorskip("pandas")
+    from scipy.sparse import csr_array, csr_matrix
+
+    x = np.eye(12, 5, dtype=np.float32)
+    y = np.arange(12) % 3
+    frame = pd.DataFrame(x)
+    forms: dict[str, Any] = {
+        "arrays": (x, y),
+        "tables": (frame, pd.Series(y)),
+        "a table of targets": (frame, pd.DataFrame(y)),
+        "a list of tables": [frame, pd.Series(y)],
+        "numbers that may be missing": (frame, pd.Series(y, dtype="Int64")),
+        "lists": (x.tolist(), y.tolist()),
+        "a list of arrays": (list(x), y),
+        "a list of tensors": (list(torch.from_numpy(x)), list(torch.from_numpy(y))),
+        "sparse": (csr_matrix(x), y),
+        "a sparse array": (csr_array(x), y),
+        "a sparse tensor": (torch.from_numpy(x).to_sparse(), y),
+    }
+    for name, form in forms.items():
+        data = Arrays(train=form, test=form, num_clients=2)
+        data.setup()
+        (read,) = data.train.batches(12)
+        assert torch.equal(read[0], torch.from_numpy(x)), name
+        assert torch.equal(read[1], torch.from_numpy(y)), name
+        assert data.num_classes == 3, name
+    for alone in (x.tolist(), list(torch.from_numpy(x)), csr_matrix(x), frame, [[1.0, 2.0], [3.0, 4.0]]):
+        data = Arrays(train=alone, test=alone, num_clients=2)
+        data.setup()
+        (read,) = data.train.batches(12)
+        assert torch.equal(read, torch.from_numpy(x) if len(read) == 12 else torch.tensor(alone))
+
+
+def test_what_is_no_array_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pd = pytest.importorskip("pandas")
+    from scipy.sparse import csr_matrix
+
+    x, y = torch.zeros(6, 2), torch.arange(6)
+    for given, sentence in (
+        (({"a": 1}, y), "x of train is a dict: pass a tensor, an array, a list, a table or a sparse matrix"),
+        (([[1.0], [1.0, 2.0]], y), r"x of train is no list of equally long rows of numbers \(expected sequence"),
+        ((x, list("abcdef")), "y of train is no list of equally long rows of numbers"),
+        (
+            (x, pd.Series(list("abcdef"))),
+            "y of train has the type (object|str)[a-z]*: pass an array or a tensor of numbers",
+        ),
+        ((x, y, y), r"train must be \(x, y\) or x alone, not a tuple of 3 parts"),
+        ((), r"train must be \(x, y\) or x alone, not a tuple of 0 parts"),
+        ([x, y, y], "x of train is no list of equally long rows of numbers"),
+        ([], "no train samples"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            Arrays(train=given, test=given, num_clients=2).setup()
+    monkeypatch.setattr(arrays, "MOST_DENSE_BYTES", 6 * 2 * 8 - 1)
+    sparse = csr_matrix(np.eye(6, 2))
+    with pytest.raises(
+        UserError, match=r"x of train is a sparse matrix \(6, 2\), which would take 0 GiB with its zeros: wrap"
+    ):
+        Arrays(train=(sparse, y), test=(sparse, y), num_clients=2).setup()

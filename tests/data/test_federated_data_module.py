@@ -324,7 +324,7 @@ def test_labels_outside_the_classes() -> None:
     with pytest.raises(UserError, match="The labels go from 0 to 4, but num_classes=3 allows 0 to 2"):
         toy(num_classes=3)
     x, y = torch.zeros(8, 2), torch.arange(8) % 4
-    numbered = "classes are numbered from 0: renumber them, or give Federated other classes as class_of"
+    numbered = "classes are numbered from 0: renumber them, or give Federated class_of"
     for test, found in (
         (torch.arange(8), "0 to 7, but num_classes=4 allows 0 to 3"),
         (y - 1, f"-1 to 2, but {numbered}"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fl.data import HuggingFace
+from lightning_fl.data import ByGroup, HuggingFace
 from lightning_fl.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="needs the extra hf: pip install -e '.[hf]'")
@@ -256,3 +256,20 @@ def test_a_stray_whole_number_is_said(tmp_path: Path) -> None:
     column_set([0, 1, 0, 77], WHOLE).save_to_disk(tmp_path / "train")
     with pytest.warns(UserWarning, match="the largest label is 77, but only 3 different .*: correct the column 'y' if"):
         assert set_up(tmp_path / "train").num_classes == 78
+
+
+def test_names_that_pandas_takes_for_missing_are_texts_in_csv(tmp_path: Path) -> None:
+    """`NA` is the country Namibia, and missing only in a column of numbers; an empty text is missing in both."""
+    (tmp_path / "a.csv").write_text("g,x,y\nNA,1.5,NA\nNone,2.5,None\nnull,3.5,b\nNA,4.5,nan\n")
+    data = set_up(tmp_path / "a.csv", groups="g", partition=ByGroup(), num_clients=None)
+    assert data.client_names.tolist() == ["NA", "None", "null"]
+    assert data.client_sizes.tolist() == [2, 1, 1]
+    assert data.train.labels.tolist() == [0, 1, 2, 3]  # NA, None, b, nan
+    ((x, _),) = data.train.batches(9)
+    assert x.tolist() == [1.5, 2.5, 3.5, 4.5]
+    (tmp_path / "b.csv").write_text("x,y\n1.5,NA\nNA,b\n")
+    with pytest.raises(UserError, match=r"column 'x' of .* lacks a value in 1 of 2 rows, the first of which is row 1"):
+        set_up(tmp_path / "b.csv")
+    (tmp_path / "c.csv").write_text("x,y\n1.5,NA\n2.5,\n")
+    with pytest.raises(UserError, match=r"column 'y' of .* lacks a value in 1 of 2 rows, the first of which is row 1"):
+        set_up(tmp_path / "c.csv")

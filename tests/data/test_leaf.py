@@ -167,3 +167,12 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(UserError, match=r"pipe\.json is no file"):
         Leaf(str(tmp_path), str(tmp_path)).setup()
+
+
+def test_files_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    marked = write(tmp_path / "a.json", {"a": writer(2), "b": writer(1)}) / "a.json"
+    marked.write_text(marked.read_text(), encoding="utf-8-sig")
+    assert marked.read_bytes().startswith(b"\xef\xbb\xbf")
+    data = Leaf(str(marked), str(marked))
+    data.setup()
+    assert data.client_names.tolist() == ["a", "b"]

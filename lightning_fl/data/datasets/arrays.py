@@ -14,13 +14,15 @@ from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
-from lightning_fl.data.split_checks import describe_largest, warn_of_gaps
+from lightning_fl.data.split_checks import are_quantities, describe_largest, most_differ, needing_classes, warn_of_gaps
 from lightning_fl.data.users import Groups
 from lightning_fl.errors import UserError, nearest, require
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 GROUPS = ("train_groups", "test_groups")
 ARRAYS = (Tensor, np.ndarray)
+MOST_DENSE_BYTES = 2**33
+"""Size up to which a sparse matrix is read with its zeros."""
 
 
 class Arrays(ImageDataModule):
@@ -29,9 +31,10 @@ class Arrays(ImageDataModule):
     Args:
         path: the `.npz` file: uint8 images n×H×W×C or n×H×W, integer labels (n,); it may also have `train_groups` and
             `test_groups` (n,), the user of each image.
-        train: (x, y) or x alone, as tensors or arrays, instead of a path. A uint8 x holds images n×H×W×C or n×H×W; any
-            other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the class of each sample, any
-            other y a target. A batch is the list [x, y]; of x alone the tensor x, and of (x,) the list [x], as of a
+        train: (x, y) or x alone, as tensors, arrays, lists, tables of pandas or sparse matrices, instead of a path. A uint8 x
+            holds images n×H×W×C or n×H×W; any other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the
+            class of each sample, or quantities if some are negative, or most are different or above the number of samples; any
+            other y holds targets. A batch is the list [x, y]; of x alone the tensor x, and of (x,) the list [x], as of a
             `TensorDataset`: in training, validation and test, and on the server.
         test: same format as train; both are given, or neither.
         num_classes: number of classes, at least 1; None: the largest label plus one.
@@ -80,14 +83,14 @@ class Arrays(ImageDataModule):
         # Cache the shape first: after this, only TensorSamples keeps the tensors.
         _ = self._shape
         del self._tensors
-        return (train[0], test[0]) if isinstance(self._given[0], ARRAYS) else (train, test)
+        return (train[0], test[0]) if self.path is None and _is_alone(self._given[0]) else (train, test)
 
     @cached_property
     def _tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         arrays = self._given if self.path is None else _read_file(self.path)
         train, test = _tensors_of("train", arrays[0]), _tensors_of("test", arrays[1])
         require(
-            isinstance(arrays[0], ARRAYS) == isinstance(arrays[1], ARRAYS),
+            _is_alone(arrays[0]) == _is_alone(arrays[1]),
             "train and test must have one form: (x, y), (x,) or x alone in both.",
         )
         shapes = [[tuple(tensor.shape[1:]) for tensor in part] for part in (train, test)]
@@ -109,13 +112,18 @@ class Arrays(ImageDataModule):
         train, test = (Groups.of(arrays[key]) if key in arrays else None for key in GROUPS)
         return train, test
 
-    def _counted(self, labels: Tensor) -> int:
-        """Return the number of classes of labels (n,); refuse more than samples, and warn if few of them occur."""
-        count, values = int(labels.max()) + 1, labels.numpy()
+    def _counted(self, train: Tensor, test: Tensor) -> int | None:
+        """Return the number of classes of labels (n,), None of quantities; refuse more than samples, warn if few occur."""
+        values, of_training = torch.cat([train, test]).numpy(), train.numpy()
+        count = int(values.max()) + 1
         if self._num_classes is None:
+            # A single very large label is a mistake.
+            can_be_quantities = values.min() < 0 or most_differ(of_training)
+            if can_be_quantities and are_quantities(of_training, "give num_classes", needing_classes(self)):
+                return None
             remedy = "correct the labels, or give num_classes"
             largest = describe_largest(values, count)
-            require(count <= len(labels), f"{largest} in {len(labels):,} samples: {remedy}.")
+            require(count <= len(values), f"{largest} in {len(values):,} samples: {remedy}.")
             warn_of_gaps(values, count, remedy)
         return count
 
@@ -125,7 +133,7 @@ class Arrays(ImageDataModule):
         train, test = self._tensors
         inputs, targets = train[0], [*train[1:], *test[1:]]
         are_classes = bool(targets) and all(part.ndim == 1 and len(part) and _are_whole(part) for part in targets)
-        num_classes = self._counted(torch.cat(targets)) if are_classes else None
+        num_classes = self._counted(train[1], test[1]) if are_classes else None
         _, channels, height, width = inputs.shape if inputs.ndim == 4 else (None,) * 4
         return num_classes, channels, height if height == width else None
 
@@ -181,13 +189,58 @@ def _load(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> d
         raise UserError(f"{path} is not a readable .npz file{reason}.") from error
 
 
-def _tensors_of(name: str, value: Any) -> tuple[Tensor, ...]:
-    parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    arrays = all(isinstance(part, ARRAYS) for part in parts)
+def _is_array(value: Any) -> bool:
+    """True for a tensor, an array, a table of pandas or another package, or a sparse matrix."""
+    return isinstance(value, ARRAYS) or hasattr(value, "to_numpy") or hasattr(value, "toarray")
+
+
+def _is_alone(value: Any) -> bool:
+    """True if data are x alone, and not (x, y) or (x,): also a list, unless it has one or two arrays, which are the parts."""
+    are_parts = isinstance(value, list) and len(value) in (1, 2) and all(map(_is_array, value))
+    return not isinstance(value, tuple) and not are_parts
+
+
+def _as_array(name: str, value: Any) -> Tensor | np.ndarray:
+    """Return samples as a tensor or an array, as torch or their own package converts them.
+
+    Raises:
+        UserError: they cannot be converted, or would take too much memory.
+    """
     require(
-        arrays and len(parts) in (1, 2),
-        f"{name} must be (x, y) or x alone, as tensors or arrays, not {type(value).__name__}.",
+        _is_array(value) or isinstance(value, (list, tuple)),
+        f"{name} is a {type(value).__name__}: pass a tensor, an array, a list, a table or a sparse matrix.",
     )
+    if hasattr(value, "toarray"):
+        size = int(np.prod(value.shape, dtype=np.float64)) * value.dtype.itemsize
+        require(
+            size <= MOST_DENSE_BYTES,
+            f"{name} is a sparse matrix {value.shape}, which would take {size / 2**30:,.0f} GiB with its zeros: wrap a data set "
+            "that reads its rows in Federated.",
+        )
+        return value.toarray()
+    if isinstance(value, Tensor):
+        return value.to_dense() if value.layout != torch.strided else value
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "to_numpy"):
+        return np.asarray(value.to_numpy())
+    try:
+        if value and isinstance(value[0], Tensor):
+            return torch.stack(list(value))
+        return np.asarray(value) if value and isinstance(value[0], np.ndarray) else torch.tensor(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{name} is no list of equally long rows of numbers ({' '.join(str(error).split())})."
+        ) from error
+
+
+def _tensors_of(name: str, value: Any) -> tuple[Tensor, ...]:
+    given = (value,) if _is_alone(value) else tuple(value)
+    require(
+        len(given) in (1, 2),
+        f"{name} must be (x, y) or x alone, not a {type(value).__name__} of {len(given)} parts.",
+    )
+    parts = [_as_array(f"{letter} of {name}", part) for letter, part in zip("xy", given, strict=False)]
     inputs = _tensor(f"x of {name}", parts[0])
     require(
         inputs.dtype not in (torch.uint16, torch.uint32, torch.uint64),

@@ -139,7 +139,7 @@ def _lines(file: Path) -> list[str]:
     """Return the lines of a text file."""
     require(file.is_file() or not file.exists(), f"{file} is no file: root must have CelebA's own files.")
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not readable ({error}): root must have CelebA's own files.") from error
 

@@ -56,9 +56,15 @@ class Targets:
 
 
 def number_classes(
-    train: Targets, test: Targets | None, column: str
+    train: Targets, test: Targets | None, column: str, needed_by: str = ""
 ) -> tuple[tuple[np.ndarray | None, np.ndarray | None], int | None]:
     """Return the class of each training and of each test sample, (n,) int64, and the number of classes; None without classes.
+
+    Args:
+        train: targets of the training samples.
+        test: targets of the test samples, or None.
+        column: name of their column.
+        needed_by: setting that needs classes; empty if none does.
 
     Raises:
         UserError: the kinds of the targets do not fit together, or a test label is no class of the training data.
@@ -71,7 +77,7 @@ def number_classes(
     if train.kind in (REAL, LISTS):
         return (None, None), None
     codes = [train.values.astype(np.int64)]
-    if train.names is None and are_quantities(codes[0], f"make the column {column!r} class labels or text"):
+    if train.names is None and are_quantities(codes[0], f"make the column {column!r} class labels or text", needed_by):
         return (None, None), None
     if test is not None:
         by_name = train.names is not None and test.names is not None

@@ -21,6 +21,7 @@ from lightning_fl.data.datasets.image_folder import check_depth
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.data.split_checks import needing_classes
 from lightning_fl.errors import UserError, nearest, require
 
 READERS = {".arrow": "arrow", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -49,7 +50,8 @@ class HuggingFace(FederatedDataModule):
             one into the folder, else there are no test data.
         input: column of the inputs.
         target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
-            found by name), other numbers are not, nor whole ones beyond 10,000 and the number of samples; null: no targets.
+            found by name), other numbers are not, nor whole ones if some are negative, beyond 10,000 and the number of samples,
+            or mostly different or above that number; null: no targets.
         transform: function of each training input as `datasets` decodes it (an image as PIL image), in every pass.
         test_transform: the same for test inputs, and for training inputs where held-out ones and the server's are evaluated.
         tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.
@@ -180,7 +182,7 @@ class HuggingFace(FederatedDataModule):
             for part, place in zip(self._parts, self._places, strict=True)
         )
         assert train is not None
-        return number_classes(train, test, self.target)
+        return number_classes(train, test, self.target, needing_classes(self))
 
     @cached_property
     def _image_shape(self) -> tuple[int | None, int | None, int | None]:
@@ -272,12 +274,12 @@ def _read(path: str, name: str | None, split: str) -> Any:
         reader = READERS.get(place.suffix)
         if place.is_file():
             require(reader is not None, f"{path} has the suffix {place.suffix!r}; allowed: {', '.join(READERS)}.")
-            return datasets.load_dataset(reader, data_files=str(place.resolve()), split="train")
+            return _loaded(reader, data_files=str(place.resolve()), split="train")
         require(
             place.is_dir() or (reader is None and not place.is_absolute() and path.count("/") < 2 and path[:1] != "."),
             f"There is no folder or file {place.resolve()}.",
         )
-        return datasets.load_dataset(path, name, split=split)
+        return _loaded(path, name, split=split)
     except UserError:
         raise
     except Exception as error:  # of any reader, and of the network
@@ -289,6 +291,28 @@ def _read(path: str, name: str | None, split: str) -> Any:
             " ".join(str(failure).split())[:300] or type(failure).__name__ for failure in (error, cause)
         )
         raise UserError(f"datasets cannot read {path!r} ({': '.join(reasons).rstrip('.')}).") from error
+
+
+def _loaded(*source: Any, **options: Any) -> Any:
+    """Return what `datasets.load_dataset` reads, but in CSV files only empty fields are missing; NA and None are texts."""
+    import datasets
+
+    part = datasets.load_dataset(*source, **options)
+    if part.info.builder_name != "csv":
+        return part
+    num_missing = {name: part.data.column(name).null_count for name in part.column_names}
+    texts = [
+        name
+        for name, count in num_missing.items()
+        if count == len(part) or (count and getattr(part.features[name], "dtype", "").endswith("string"))
+    ]
+    if not texts:
+        return part
+    # In a column of numbers, NA stands for a missing one.
+    exact = datasets.load_dataset(*source, **options, keep_default_na=False, na_values=[""]).select_columns(texts)
+    others = [name for name in part.column_names if name not in texts]
+    joined = datasets.concatenate_datasets([part.select_columns(others), exact], axis=1) if others else exact
+    return joined.select_columns(part.column_names)
 
 
 def _holds_images(part: Any, column: str) -> bool:

@@ -135,7 +135,7 @@ def _users(file: Path) -> Iterator[_User]:
     """Yield the users of a file; all lengths fit."""
     require(file.is_file(), f"{file} is no file.")  # a pipe would never end
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UserError(f"{file}, line {error.lineno}, is not JSON ({error.msg}).") from error
     except (OSError, UnicodeDecodeError) as error:

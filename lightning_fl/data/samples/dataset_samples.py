@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from lightning_fl.checks import check_whole
+from lightning_fl.data.samples.labels import NUMBERS, TEXT, label_values, numbered
 from lightning_fl.data.samples.tensor_samples import Samples, Selection, TensorSamples
 from lightning_fl.errors import require
 
@@ -281,25 +282,38 @@ def require_map_style(dataset: Any) -> None:
 
 
 def dataset_labels(dataset: Any) -> np.ndarray | None:
-    """Return (n,) int64 classes: a dataset's `targets`, `labels` or second tensor, also through `Subset`; else None."""
+    """Return (n,) int64 classes: a dataset's `targets`, `labels` or second tensor, also through `Subset`; else None.
+
+    Whole numbers of any shape (n,) or (n, 1), and true and false, are classes. See `named_labels` for others.
+    """
+    values = _found_values(dataset)
+    return values.astype(np.int64) if values is not None and values.dtype.kind in NUMBERS else None
+
+
+def named_labels(dataset: Any) -> tuple[np.ndarray, list[str] | None] | None:
+    """Return what `dataset_labels` does, or the numbers of text, in sorted order, and of whole floats; and the names of text.
+
+    Regressions and captions have such targets, too, so this is for settings that need classes.
+    """
+    values = _found_values(dataset)
+    return None if values is None else numbered(values)
+
+
+def _found_values(dataset: Any) -> np.ndarray | None:
+    """Return the numbers or texts, (n,), in which a data set names one target per sample; None without any."""
     tensors = getattr(dataset, "tensors", ())
     for candidate in (getattr(dataset, "targets", None), getattr(dataset, "labels", None), *tensors[1:2]):
-        if candidate is None:
-            continue
-        try:
-            labels = np.asarray(candidate)
-        except (RuntimeError, TypeError, ValueError):
-            # Ragged targets, such as boxes, and tensors on an accelerator or with a gradient, are not one class per sample.
-            continue
-        if labels.shape == (len(dataset),) and labels.dtype.kind in "iu":
-            return _as_read(dataset, labels.astype(np.int64))
+        values = None if candidate is None else label_values(candidate, len(dataset))
+        if values is not None:
+            return _as_read(dataset, values.astype(np.int64)) if values.dtype.kind in NUMBERS else values
     if isinstance(dataset, Subset):
-        whole = dataset_labels(dataset.dataset)
+        whole = _found_values(dataset.dataset)
         return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [dataset_labels(part) for part in dataset.datasets]
+        parts = [_found_values(part) for part in dataset.datasets]
         present_parts = [part for part in parts if part is not None]
-        return np.concatenate(present_parts) if len(present_parts) == len(parts) else None
+        kinds = {part.dtype.kind in TEXT for part in present_parts}
+        return np.concatenate(present_parts) if len(present_parts) == len(parts) and len(kinds) == 1 else None
     return None
 
 

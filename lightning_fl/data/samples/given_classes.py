@@ -11,11 +11,14 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from lightning_fl.data.samples.dataset_samples import seeded
+from lightning_fl.data.samples.labels import label_values, numbered
 from lightning_fl.errors import UserError, nearest, require
 
 
-def given_classes(class_of: Any, dataset: Any) -> np.ndarray:
-    """Return the class of each sample, (n,) int64, as a user gives it. A function or a sample's entry reads all samples once.
+def given_classes(class_of: Any, dataset: Any) -> tuple[np.ndarray, list[str] | None]:
+    """Return the class of each sample, (n,) int64, as a user gives it, and the names of classes that are text, in sorted order.
+
+    A function or a sample's entry reads all samples once.
 
     Args:
         class_of: class of each sample (n,), a function from a sample to its class, or the name of an attribute or column of the
@@ -23,7 +26,7 @@ def given_classes(class_of: Any, dataset: Any) -> np.ndarray:
         dataset: data set of the samples; its random draws leave the global generators as they are.
 
     Raises:
-        UserError: `given` does not give each sample a whole number.
+        UserError: `class_of` gives each sample neither a whole number nor text.
     """
     if isinstance(class_of, str):
         attribute = _named(dataset, class_of)
@@ -43,14 +46,17 @@ def given_classes(class_of: Any, dataset: Any) -> np.ndarray:
         classes.shape == (len(dataset),),
         f"class_of must give one class per sample, ({len(dataset)},), but gives an array of shape {classes.shape}.",
     )
-    if classes.dtype.kind in "fb":
+    if classes.dtype.kind == "f":
         whole = classes == np.round(classes)
         require(
             bool(whole.all()),
-            f"class_of must give whole numbers, but sample {int(whole.argmin()):,} has {classes[whole.argmin()]!s}.",
+            f"class_of must give whole numbers or text, but sample {int(whole.argmin()):,} has {classes[whole.argmin()]!s}.",
         )
-    require(classes.dtype.kind in "iufb", f"class_of must give whole numbers, but the classes are {classes.dtype}.")
-    return classes.astype(np.int64)
+    values = label_values(classes, len(dataset))
+    found = None if values is None else numbered(values)
+    if found is None:
+        raise UserError(f"class_of must give whole numbers or text, but the classes are {classes.dtype}.")
+    return found
 
 
 def _read(dataset: Any, class_of: Callable[[Any], Any]) -> list[Any]:

@@ -49,6 +49,8 @@ class Samples(ABC):
 
     labels: np.ndarray | None
     """Class of each sample, (n,) int64, or None if the samples have no classes."""
+    class_names: list[str] | None = None
+    """Names of the classes whose positions `labels` are, where targets are text; None: `labels` are the targets' own numbers."""
     groups: Groups | None = None
     """Group of each sample, such as its user; None: as `source` names it, if it does."""
     source: Any = None
