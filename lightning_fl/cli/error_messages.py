@@ -203,6 +203,8 @@ def _value_misfit(parser: ArgumentParser, key: str, value: Any) -> str | None:
         )
     if isinstance(value, str) and (choices := choices_of(hint)):
         return f"{shown_key} {value!r} is unknown; {nearest(value, choices)}."
+    if value is None and "null" in in_words(hint).split():  # then it is the text None that does not fit
+        return f"{shown_key} must be {in_words(hint)}, got the text None: write null."
     number = {"float", "int"} & set(in_words(hint).split())
     if number and re.fullmatch(r"[-+]?\.?(inf|infinity|nan)", str(value).lower()):
         return f"{shown_key} must be a finite number, got {value}."
@@ -214,6 +216,18 @@ def _no_group(parser: ArgumentParser, key: str, value: str) -> str:
     inner = [name for name in names if "." not in name and name != "help"]
     parameters = ", ".join(inner) if len(inner) <= 15 else f"the parameters of the {key}"
     return f"{key} must be a mapping with {parameters}, or a file with one, got {value}."
+
+
+def _no_value(parser: ArgumentParser, flag: str) -> str:
+    """Return the sentence for a flag without a value, which may be that of a parameter of the class that `flag` takes."""
+    words = list(getattr(parser, "words", ()))
+    of_flag = [
+        (word, after)
+        for word, after in zip(words, [*words, "--"][1:], strict=True)
+        if f"{word}.".startswith(f"{flag}.")
+    ]
+    bare = (word for word, after in of_flag if "=" not in word and after.startswith("--"))
+    return f"{next(bare, flag)} needs a value after it."
 
 
 def _no_class_to_explain(_: ArgumentParser, key: str, name: str) -> str:
@@ -228,7 +242,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     r"Group '([\w.]+)' does not accept option '([^']+)'": lambda parser, *keys: _unknown_name(parser, ".".join(keys)),
     r"[Oo]ption '([^']+)'": _unknown_name,
     r"arguments are required: (.*)": _missing,
-    r"argument (?:-\w/)?(--[\w.]+)\S*: expected one argument": "{0} needs a value after it.",
+    r"argument (?:-\w/)?(--[\w.]+)\S*: expected one argument": _no_value,
     r"key \"([\w.]+)\":\s+Expected an instantiatable class": _no_class,
     r"--([\w.]+)\.help: .*?([\w.]*)\W?$": _no_class_to_explain,
     r"(?s)key \"([\w.]+)\".*NestedArg\(key='([\w.]+)'": (

@@ -64,6 +64,8 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     _named: frozenset[str] = frozenset()
     """Parameters whose value is a class that the user names, so that nothing of the default part is left."""
+    words: Sequence[str] = ()
+    """Words that are parsed, for sentences: of a flag of a class, argparse names only the key of the class."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"description": DESCRIPTION, "formatter_class": PlainHelpFormatter, **options})
@@ -95,6 +97,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         if dropped := replaced_work(words, os.environ):
             words.append(dropped[0])
             rank_zero_info(dropped[1])
+        self.words = words
         if hasattr(self, "_inner_parser"):  # of a class, whose parameters come one by one
             options["namespace"] = with_default_parts(self, words, options.get("namespace"))
         return super().parse_args(words, *arguments, **options)

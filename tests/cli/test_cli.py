@@ -928,6 +928,27 @@ def test_what_is_to_be_printed_is_checked_too(lightning_fl: Command, small: str,
     assert f"did you mean {meant}" in outcome.sentence
 
 
+def test_a_flag_without_a_value_is_named_whole(lightning_fl: Command, small: str) -> None:
+    for words, flag in (
+        (["--data.augment"], "--data.augment"),
+        (["--data", "Digits", "--data.augment"], "--data.augment"),
+        (["--data.augment", "--data.seed", "3"], "--data.augment"),
+        (["--data.seed=3", "--data.augment", "--trainer.max_rounds", "1"], "--data.augment"),
+        (["--data"], "--data"),
+        (["--trainer.max_rounds"], "--trainer.max_rounds"),
+        (["--model.learning_rate"], "--model.learning_rate"),
+    ):
+        assert lightning_fl("fit", "--config", small, *words).sentence == f"{flag} needs a value after it."
+
+
+def test_the_text_none_is_no_null(lightning_fl: Command, small: str) -> None:
+    words = ["fit", "--config", small, "--data.server_groups"]
+    wanted = "server_groups of Digits must be float or null, got the text None: write null."
+    assert lightning_fl(*words, "None").sentence == wanted
+    Path("none.yaml").write_text("trainer:\n  deadline: None\n")
+    assert "got the text None: write null" in lightning_fl("fit", "--config", small, "--config", "none.yaml").sentence
+
+
 def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
     lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

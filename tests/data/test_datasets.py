@@ -197,6 +197,37 @@ def test_image_folder_of_square_images_knows_their_size(tmp_path: Path) -> None:
     assert ImageFolder(str(tmp_path)).image_size == 9
 
 
+def test_image_folder_says_which_files_it_leaves_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "train" / "a" / ".DS_Store").write_bytes(b"")
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+    assert "leaves out" not in caplog.text
+    for name in ("a/notes.txt", "b/README"):
+        (tmp_path / "train" / name).write_text("no image")
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+    assert f"leaves out 2 of the files in {tmp_path / 'train'}, because" in caplog.text
+    assert "suffixes: .txt (1), none (1). Convert" in caplog.text
+    assert not [one for one in recwarn if "leaves out" in str(one.message)]
+    for i in range(3):
+        Image.fromarray(random_images(6, 5, 3)).save(tmp_path / "test" / "b" / f"more{i}.JFIF", format="JPEG")
+    data, sentence = (
+        ImageFolder(str(tmp_path), num_clients=2),
+        r"leaves out 3 of the files in .*test, because .*: \.jfif \(3\)\.",
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        data.setup()
+    assert len(data.test) == 6  # type: ignore[arg-type]
+    for number in range(7):
+        (tmp_path / "train" / "a" / f"x.a{number}").write_text("")
+    with caplog.at_level("INFO", "lightning.pytorch"), pytest.warns(UserWarning, match="leaves out 3"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+    assert "and 4 more suffixes. Convert" in caplog.text
+
+
 def test_image_folder_mistakes(tmp_path: Path) -> None:
     layout = r"expected images in ROOT/train/CLASS/ and ROOT/test/CLASS/"
     with pytest.raises(UserError, match=f"train is missing or has no class folders: {layout}"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
@@ -49,7 +51,7 @@ class ImageFolder(ImageDataModule):
         """Given height and width in pixels, or those of the first image if it is square (reads it); else None."""
         if self._image_size is not None:
             return self._image_size
-        height, width, _ = read_pixels(self._files("train")[0][0], None).shape
+        height, width, _ = read_pixels(self._files("train")[0][0][0], None).shape
         return height if height == width else None
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -64,26 +66,51 @@ class ImageFolder(ImageDataModule):
         require(len(classes) > 0, f"{folder} is missing or has no class folders: {LAYOUT}.")
         return classes
 
-    def _files(self, part: str) -> list[tuple[str, int]]:
-        """Return the paths and classes of the images, in sorted order."""
+    def _files(self, part: str) -> tuple[list[tuple[str, int]], list[str]]:
+        """Return the paths and classes of the images, in sorted order, and the paths of files with other suffixes."""
         from torchvision.datasets.folder import IMG_EXTENSIONS
 
         labelled_files: list[tuple[str, int]] = []
+        left_out: list[str] = []
         folders: dict[str, str] = {}
         for label, name in enumerate(self._classes(part)):
             folder = os.path.join(self.root, part, name)
-            files = [path for path in _walk(folder, folders) if path.lower().endswith(IMG_EXTENSIONS)]
+            found = _walk(folder, folders)
+            files = [path for path in found if path.lower().endswith(IMG_EXTENSIONS)]
+            left_out += [path for path in found if not path.lower().endswith(IMG_EXTENSIONS)]
             require(
                 len(files) > 0,
                 f"The class folder {folder} has no images with the suffixes {', '.join(IMG_EXTENSIONS)}: {LAYOUT}.",
             )
             labelled_files += [(path, label) for path in files]
-        return labelled_files
+        return labelled_files, left_out
 
     def _decode(self, part: str) -> tuple[Tensor, Tensor]:
-        files = self._files(part)
+        files, left_out = self._files(part)
+        _say_left_out(left_out, str(Path(self.root) / part))
         images = decode_images([path for path, _ in files], self._image_size, part)
         return images, torch.tensor([label for _, label in files])
+
+
+def _say_left_out(paths: Sequence[str], folder: str) -> None:
+    """Say how many files of a folder are left out for their suffixes; hidden ones, such as .DS_Store, are meant to be.
+
+    A suffix that Pillow reads is a warning, because these are images.
+    """
+    from PIL import Image
+
+    names = [os.path.basename(path) for path in paths]
+    counts = Counter(os.path.splitext(name)[1].lower() or "none" for name in names if not name.startswith("."))
+    if not counts:
+        return
+    are_images = counts.keys() & Image.registered_extensions().keys()
+    suffixes = ", ".join(f"{suffix} ({count:,})" for suffix, count in counts.most_common(5))
+    more = f", and {len(counts) - 5} more suffixes" if len(counts) > 5 else ""
+    say = rank_zero_warn if are_images else rank_zero_info
+    say(
+        f"ImageFolder leaves out {counts.total():,} of the files in {folder}, because it does not read their suffixes: {suffixes}"
+        f"{more}. Convert them, for instance to .png, if they are images."
+    )
 
 
 def _walk(folder: str, seen: dict[str, str]) -> list[str]:
