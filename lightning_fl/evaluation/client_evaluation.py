@@ -144,7 +144,7 @@ class ClientEvaluator:
         def measured() -> dict[str, float]:
             flat_module.seed(seeds)
             loaders = as_loaders(SampleLoader(samples, rows, data.eval_batch_size))
-            return measure(flat_module, stage, loaders, num_batches(loaders, None), alone=True)
+            return measure(flat_module, stage, loaders, num_batches(loaders, None), alone=True, marks_undefined=True)
 
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
         with client_model(flat_module, self.personal, state):
@@ -169,7 +169,6 @@ def _leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
     with isolate_rng(), keeping_attributes(list(module.modules())), flat_module.hooks.without_callbacks():
         flat_module.logs = LogCollector(lambda: flat_module.progress is not None, module)
         flat_module.logs.gather, flat_module.logs.gather_tensors = logs.gather, logs.gather_tensors
-        flat_module.logs.marks_undefined = True
         module.log = flat_module.logs.log  # type: ignore[method-assign]
         try:
             yield

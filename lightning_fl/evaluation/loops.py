@@ -45,6 +45,11 @@ class EvaluationLoop(StockEvaluationLoop):
         self._when_averaged: Callable[[dict[str, float]], None] | None = None
 
     @property
+    def results(self) -> SharedResults:
+        """Values of the present evaluation."""
+        return self._results
+
+    @property
     def max_batches(self) -> list[int | float]:
         """Batches to run of each loader."""
         steps = self.trainer.num_sanity_val_steps
@@ -165,6 +170,7 @@ def measure(
     limits: Sequence[int | float],
     alone: bool = False,
     probes: Sequence[Callback] = (),
+    marks_undefined: bool = False,
 ) -> dict[str, float]:
     """Return the averages that a module logs in an evaluation with all its hooks, which leaves no trace.
 
@@ -178,6 +184,7 @@ def measure(
         limits: batches to run of each loader.
         alone: True if this process runs all batches, without the others.
         probes: callbacks that measure each batch, too.
+        marks_undefined: as in `SharedResults`.
 
     Returns:
         Averages over samples, the same in every process unless `alone`.
@@ -185,6 +192,7 @@ def measure(
     module = flat_module.module
     trainer: Any = module.trainer
     loop = EvaluationLoop(trainer, stage, inference_mode=False)
+    loop.results.marks_undefined = marks_undefined
     if not alone:
         loop.gather, loop.gather_tensors = flat_module.logs.gather, flat_module.logs.gather_tensors
     with measuring(module), without_callbacks(trainer, probes):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from math import nan
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torchmetrics import Metric
 
+from lightning_fl.flat_module.metric_values import computed, watched
 from lightning_fl.internals import Metrics, ResultCollection, ResultMetadata, ResultMetric, ResultSync
 
 Gather = Callable[[Any], list[Any]]
@@ -23,10 +23,13 @@ class SharedResults(ResultCollection):
     Attributes:
         replacing: values that the method has measured, by the logged names in whose place they stand.
         hidden: logged names to leave out.
+        marks_undefined: True if a torchmetrics object is NaN where it is undefined, such as AUROC of samples of one class, in
+            place of a number that means nothing.
     """
 
     def __init__(self) -> None:
         super().__init__(training=False)
+        self.marks_undefined = False
         self.replacing: Mapping[str, float] = {}
         self.hidden: set[str] = set()
         self._shared: set[str] = set()
@@ -57,6 +60,14 @@ class SharedResults(ResultCollection):
             for name in self.hidden & shown.keys():
                 del shown[name]
         return metrics
+
+    def _get_cache(self, result_metric: ResultMetric, on_step: bool) -> Tensor | None:
+        if not self.marks_undefined or result_metric.is_tensor or on_step or result_metric._computed is not None:
+            return super()._get_cache(result_metric, on_step)
+        value, undefined = watched(lambda: super(SharedResults, self)._get_cache(result_metric, on_step))
+        if undefined:
+            result_metric._computed = value = torch.tensor(nan)
+        return value
 
     def averages(self) -> dict[str, float]:
         """Return the value of each name over the whole evaluation, of all loaders; not under Lightning's names with suffix."""
@@ -102,7 +113,7 @@ class SharedResults(ResultCollection):
             item.has_reset = False
             if isinstance(states[0], str):
                 item.value = module.get_submodule(states[0])
-                item._computed = _computed(item.value, gather_tensors)
+                item._computed = computed(item.value, gather_tensors)
             else:
                 _set_state(item, states)
             self._shared.add(key)
@@ -143,24 +154,3 @@ def _set_state(item: ResultMetric, states: list[tuple[float, float]]) -> None:
         item._computed = item.value / item.cumulated_batch_size if item.cumulated_batch_size else None
     else:
         item.value = item._computed = item.meta.reduce_fx(values)
-
-
-def _computed(metric: Metric, gather_tensors: Callable[[Tensor], list[Tensor]]) -> Any:
-    """Compute a metric over all processes, of which some may have no values."""
-
-    def from_all(state: Tensor, group: Any = None) -> list[Tensor]:
-        # torchmetrics itself waits forever if an empty list of labels, whose dtype it cannot know, meets a list of integers.
-        states = [other.to(state.device) for other in gather_tensors(state)]
-        return [other for other in states if other.numel()] or [state]
-
-    parts = [part for part in metric.modules() if isinstance(part, Metric)]
-    before = [part.dist_sync_fn for part in parts]
-    for part in parts:
-        part.dist_sync_fn = part.dist_sync_fn or from_all
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
-            return metric.compute()
-    finally:
-        for part, function in zip(parts, before, strict=True):
-            part.dist_sync_fn = function

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from math import nan
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -15,13 +12,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.metric_values import computed
 
 LOSS = "train/loss"
 REDUCTIONS = ("mean", "avg", "sum", "min", "max")
 OWN_LOSS = "train/loss of steps"
 """Name of the losses that `add_loss` logs until `averages`, in which what the module logs as `train/loss` replaces them all."""
-UNDEFINED = re.compile(r"^No (positive|negative) samples (found )?in targets?")
-"""What torchmetrics says as it returns a number for AUROC, average precision and their like of samples that lack a class."""
 Sums = dict[str | tuple[str, str], tuple[Any, float]]
 """For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0). A pair is a name and
 Lightning's name with suffix for the same value. The first is a tensor, or after `on_host` a float or a list of numbers."""
@@ -40,7 +36,6 @@ class LogCollector:
     Attributes:
         gather: returns the objects of all processes, given that of this one; None if there is only one.
         gather_tensors: the same for a tensor, on the host.
-        marks_undefined: True if a torchmetrics object is NaN where it is undefined, in place of a number that means nothing.
         suffixed: for each name, the values of its names with suffix, which callbacks may monitor and loggers do not get.
     """
 
@@ -53,7 +48,6 @@ class LogCollector:
         """
         self.gather: Callable[[Any], list[Any]] | None = None
         self.gather_tensors: Callable[[Tensor], list[Tensor]] = _alone
-        self.marks_undefined = False
         self._module = module
         self.batch_size: int | Callable[[], int] = 1
         self._is_training = is_training
@@ -231,35 +225,7 @@ class LogCollector:
         self._computed_metrics.clear()
 
     def _compute(self, metric: Metric) -> float:
-        """Compute a metric; where `marks_undefined`, return NaN if it is undefined, such as AUROC of one class."""
-        if not self.marks_undefined:
-            return self._computed(metric)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            value = self._computed(metric)
-        return nan if any(UNDEFINED.search(str(one.message)) for one in said) else value
-
-    def _computed(self, metric: Metric) -> float:
-        """Compute a metric over all processes, of which some may have no values."""
-        if self.gather is None:
-            return float(metric.compute())
-
-        def from_all(state: Tensor, group: Any = None) -> list[Tensor]:
-            # torchmetrics itself waits forever if an empty list of labels, whose dtype it cannot know, meets a list of integers.
-            states = [other.to(state.device) for other in self.gather_tensors(state)]
-            return [other for other in states if other.numel()] or [state]
-
-        parts = [part for part in metric.modules() if isinstance(part, Metric)]
-        before = [part.dist_sync_fn for part in parts]
-        for part in parts:
-            part.dist_sync_fn = part.dist_sync_fn or from_all
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
-                return float(metric.compute())
-        finally:
-            for part, function in zip(parts, before, strict=True):
-                part.dist_sync_fn = function
+        return float(metric.compute() if self.gather is None else computed(metric, self.gather_tensors))
 
     def knowledge(self) -> Known:
         """Return what other processes, whose clients or batches log other names, have to know of this one's."""
