@@ -61,12 +61,14 @@ class SharedResults(ResultCollection):
                 del shown[name]
         return metrics
 
-    def _get_cache(self, result_metric: ResultMetric, on_step: bool) -> Tensor | None:
+    # Static in Lightning, which calls it of the collection.
+    def _get_cache(self, result_metric: ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]
         if not self.marks_undefined or result_metric.is_tensor or on_step or result_metric._computed is not None:
             return super()._get_cache(result_metric, on_step)
         value, undefined = watched(lambda: super(SharedResults, self)._get_cache(result_metric, on_step))
         if undefined:
-            result_metric._computed = value = torch.tensor(nan)
+            value = torch.tensor(nan)
+            result_metric._computed = value  # type: ignore[assignment]
         return value
 
     def averages(self) -> dict[str, float]:
