@@ -272,11 +272,11 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         say_unknown(self.train)
         return self.train.in_evaluation or self.train
 
-    def place(self, device: torch.device, channels_last: bool = False) -> None:
+    def place(self, device: torch.device) -> None:
         """Move the samples to `device` once, if they can be moved: see `Samples.place`."""
         for samples in (self.train, self.train.in_evaluation, self.test):
             if samples is not None:
-                samples.place(device, channels_last)
+                samples.place(device)
 
     def train_dataloader(self) -> Any:
         """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline."""

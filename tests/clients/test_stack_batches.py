@@ -112,7 +112,6 @@ def of_kind(some: Sequence[Member], schedule: LocalSchedule, gathered: bool, mos
     st.sampled_from([{}, {"accumulate": 2}, {"full_batch": True}, {"limit_batches": 1}]),
     st.sampled_from([1, 10**3, 2**30]),
     st.sampled_from([None, NORMALIZE, lambda images: images.exp()]),
-    st.booleans(),
 )
 def test_a_stack_reads_what_its_clients_read_alone(
     clients: list[tuple[int, int]],
@@ -120,13 +119,12 @@ def test_a_stack_reads_what_its_clients_read_alone(
     options: dict[str, Any],
     most_bytes: int,
     transform: Any,
-    channels_last: bool,
 ) -> None:
     """Compare bit for bit, whatever the clients' sizes and steps, the schedule, the bound of memory and the data."""
     sizes, steps = zip(*clients, strict=True)
     schedule = LocalSchedule(batch_size, None, 7, **options)
     data = TensorSamples(IMAGES, LABELS, transform=transform)
-    data.place(torch.device("cpu"), channels_last)
+    data.place(torch.device("cpu"))
     some = members(sizes, steps, schedule, data)
     alone, together = of_kind(some, schedule, False), of_kind(some, schedule, True, most_bytes)
     for step in range(max(steps)):

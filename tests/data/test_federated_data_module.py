@@ -338,7 +338,7 @@ def test_normalisation_sees_the_clients_training_images_only() -> None:
     y = np.arange(40) % 4
     module = Arrays(train=(x, y), test=(x, y), num_clients=4, client_fraction=0.5, val_fraction=0.2, normalize=True)
     module.setup()
-    module.place(torch.device("cpu"), channels_last=True)
+    module.place(torch.device("cpu"))
     images = torch.cat([x for k in range(4) for x, _ in module.client(k).batches(5)])
     assert torch.allclose(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(images.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-4)

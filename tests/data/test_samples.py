@@ -114,32 +114,14 @@ def test_batches_of_a_pass_are_views_of_one_gather() -> None:
     assert len({x.untyped_storage().data_ptr() for x, _ in batches}) == 1
 
 
-@pytest.mark.parametrize("augment", [None, crop_and_flip])
-@pytest.mark.parametrize("transform", [None, Normalize(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 0.0]))])
-def test_channels_last_changes_the_memory_and_nothing_else(augment, transform) -> None:
-    plain, nhwc = (TensorSamples(IMAGES, LABELS, augment=augment, transform=transform) for _ in range(2))
-    nhwc.place(CPU, channels_last=True)
-    assert nhwc.sample_shape == (3, 8, 8)
-    for read in (lambda s: s.select(INDICES).batches(3, generator()), lambda s: s.batches(3)):
-        for (x, y), (x_last, y_last) in zip(read(plain), read(nhwc), strict=True):
-            assert x.is_contiguous()
-            assert x_last.is_contiguous(memory_format=torch.channels_last)
-            assert not x_last.is_contiguous()
-            assert torch.equal(x, x_last)
-            assert torch.equal(y, y_last)
-    nhwc.place(CPU, channels_last=False)
-    assert next(iter(nhwc.batches(3)))[0].is_contiguous()
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_same_batches_lie_there() -> None:
     transform = Normalize(torch.full((3,), 0.5), torch.full((3,), 0.25))
     host, gpu = (TensorSamples(IMAGES, LABELS, augment=crop_and_flip, transform=transform) for _ in range(2))
     expected = list(host.select(INDICES).batches(3, generator()))
-    gpu.place(torch.device("cuda"), channels_last=True)
+    gpu.place(torch.device("cuda"))
     for (x, y), (x_gpu, y_gpu) in zip(expected, gpu.select(INDICES).batches(3, generator()), strict=True):
         assert x_gpu.is_cuda
-        assert x_gpu.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(x_gpu.cpu(), x)
         assert torch.equal(y_gpu.cpu(), y)
 

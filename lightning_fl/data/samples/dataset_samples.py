@@ -83,8 +83,8 @@ class DatasetSamples(Samples):
         changed._options = self._options | {"collate_fn": collate_fn}
         return changed
 
-    def place(self, device: torch.device, channels_last: bool = False) -> None:
-        """Pin batches for a CUDA device. The reader of a batch moves it and sets its memory format."""
+    def place(self, device: torch.device) -> None:
+        """Pin batches for a CUDA device. The reader of a batch moves it."""
         self._options["pin_memory"] = device.type == "cuda"
         self._loader = None
 

@@ -58,7 +58,7 @@ class Samples(ABC):
     in_evaluation: Samples | None = None
     """The same samples as evaluation reads them, if that is not how `batches` does: other transforms, another collate_fn."""
     unknown_in_evaluation: Mapping[str, str] = MappingProxyType({})
-    """What may change samples in training and is not known of evaluation, in words, and what a user can give for it."""
+    """Parts of the training pipeline that may change samples, where none is known for evaluation; each with its remedy."""
 
     @property
     @abstractmethod
@@ -70,13 +70,8 @@ class Samples(ABC):
         """Number of samples."""
 
     @abstractmethod
-    def place(self, device: torch.device, channels_last: bool = False) -> None:
-        """Prepare to feed `device`; called once, before training.
-
-        Args:
-            device: accelerator of the training.
-            channels_last: True if (B, C, H, W) batches should have the memory format `torch.channels_last`.
-        """
+    def place(self, device: torch.device) -> None:
+        """Prepare to feed `device`, the accelerator of the training; called once, before it."""
 
     @abstractmethod
     def select(self, indices: np.ndarray) -> Selection:
@@ -142,7 +137,6 @@ class TensorSamples(Samples):
         self.augment = augment
         self._lists = lists or len(tensors) > 1
         self._stored = [tensor.contiguous() for tensor in tensors]
-        self._channels_last = False
 
     @property
     def inputs(self) -> Tensor:
@@ -156,18 +150,14 @@ class TensorSamples(Samples):
     @property
     def sample_shape(self) -> torch.Size:
         """Shape of one sample of the first tensor, such as (C, H, W)."""
-        return self._shown(self._stored[0]).shape[1:]
+        return self._stored[0].shape[1:]
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self._stored[0])
 
-    def place(self, device: torch.device, channels_last: bool = False) -> None:
-        """Move the tensors to `device`; with `channels_last` store (n, C, H, W) ones with C innermost."""
-        if channels_last != self._channels_last:
-            order = (0, 2, 3, 1) if channels_last else (0, 3, 1, 2)
-            self._stored = [t.permute(order).contiguous() if t.ndim == 4 else t for t in self._stored]
-            self._channels_last = channels_last
+    def place(self, device: torch.device) -> None:
+        """Move the tensors to `device`."""
         self._stored = [tensor.to(device) for tensor in self._stored]
         if isinstance(self.transform, nn.Module):
             self.transform.to(device)
@@ -185,10 +175,10 @@ class TensorSamples(Samples):
                 ]  # not the data set itself
             else:
                 stored = self.gather(indices[start : start + batch_size])
-            first = self._shown(self._as_float(stored[0]))
+            first = self._as_float(stored[0])
             if self.transform is not None:
                 first = self.transform(first)
-            yield [first, *map(self._shown, stored[1:])] if self._lists else first
+            yield [first, *stored[1:]] if self._lists else first
 
     def stored(self, indices: np.ndarray) -> list[Tensor]:
         """Return the tensors' rows: see `Samples.stored`."""
@@ -207,7 +197,7 @@ class TensorSamples(Samples):
         total = torch.zeros(2, self.sample_shape[0], dtype=torch.float64)
         num_values = len(indices) * self.sample_shape[1:].numel()
         for start in range(0, len(indices), rows):
-            part = self._shown(self._as_float(self.gather(indices[start : start + rows])[0])).double()
+            part = self._as_float(self.gather(indices[start : start + rows])[0]).double()
             channels = part.transpose(0, 1).flatten(1)
             total += torch.stack([channels.sum(1), channels.square().sum(1)]).cpu()
         mean, square = total / num_values
@@ -239,14 +229,11 @@ class TensorSamples(Samples):
         # A user's function may round a number in another way beside other samples, so it sees each client by itself.
         whole = len(parts) == 1 or isinstance(self.transform, Normalize)
         split = [first] if whole else first.split([len(part) for part in parts])
-        read = [self.transform(self._shown(part)) for part in split]
-        read = [x.permute(0, 2, 3, 1) if self._channels_last and x.ndim == 4 else x for x in read]
+        read = [self.transform(part) for part in split]
         return [read[0] if len(read) == 1 else torch.cat(read), *others]
 
     def read(self, tensors: list[Tensor], generator: torch.Generator | None = None) -> list[Tensor]:
         """Return gathered samples in the shape in which a module reads them; with a generator, augmented."""
-        if self._channels_last:
-            tensors = [self._shown(tensor) for tensor in tensors]
         if self.augment is not None:
             first, *others = tensors
             if generator is not None and len(first):
@@ -260,9 +247,6 @@ class TensorSamples(Samples):
     def lists(self) -> bool:
         """True if a batch is a list, False if it is the only tensor."""
         return self._lists
-
-    def _shown(self, tensor: Tensor) -> Tensor:
-        return tensor.permute(0, 3, 1, 2) if self._channels_last and tensor.ndim == 4 else tensor
 
     @staticmethod
     def _as_float(tensor: Tensor) -> Tensor:
