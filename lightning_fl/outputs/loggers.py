@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from lightning.pytorch.loggers import Logger
 
+from lightning_fl.checks import is_a
 from lightning_fl.outputs.losses import say_lost
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
@@ -19,14 +20,20 @@ class HasLoggers(Protocol):
 
 def log_row(trainer: HasLoggers, row: dict[str, float], step: int) -> None:
     """Send one row to every logger."""
-    tell(trainer, lambda logger: logger.log_metrics(row, step=step))
+    tell(trainer, lambda logger: logger.log_metrics(metrics=row, step=step))
     tell(trainer, lambda logger: logger.save())
 
 
-def tell(trainer: HasLoggers, message: Callable[[Any], Any], kind: type[Logger] = Logger) -> None:
-    """Call `message` with every logger of a kind; a logger that fails is removed, unless it writes `metrics.csv`."""
+def tell(trainer: HasLoggers, message: Callable[[Any], Any], kind: type[Any] = object) -> None:
+    """Call `message` with every logger, or with those of a class; one that fails is removed, unless it writes `metrics.csv`.
+
+    Args:
+        trainer: has the loggers.
+        message: calls a logger.
+        kind: class of Lightning, of either name.
+    """
     for logger in list(trainer.loggers):
-        if not isinstance(logger, kind):
+        if not is_a(logger, kind):
             continue
         try:
             message(logger)

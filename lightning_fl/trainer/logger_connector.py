@@ -35,7 +35,7 @@ class RoundLoggerConnector(LoggerConnector):
 
         def send(logger: Any) -> None:
             if not isinstance(logger, RoundCSVLogger):
-                logger.log_metrics(row, step=step)
+                logger.log_metrics(metrics=row, step=step)
                 logger.save()
 
         tell(trainer, send)

@@ -1,6 +1,7 @@
 """Test that the classes of `pytorch_lightning`, which are those of `lightning.pytorch` under another name, are accepted alike."""
 
 import copy
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,36 @@ def test_the_command_line_says_what_to_do(tmp_path: Path, lightning_fl: Any, mon
     outcome = lightning_fl("fit", "--model", "of_other_name.Own", "--data", "Digits")
     assert outcome.code == 2
     assert "of pytorch_lightning, which FederatedTrainer takes in Python, but the command line does not" in outcome.err
+
+
+class Recorder:
+    """Logger of no class of Lightning, which takes any object with these methods."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, Any]]] = []
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        self.rows.append((step, metrics))
+
+    def log_hyperparams(self, params: Any) -> None: ...
+
+    def log_graph(self, model: Any) -> None: ...
+
+    def save(self) -> None: ...
+
+    def finalize(self, status: str) -> None: ...
+
+
+def test_loggers_of_any_class_get_the_rounds(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Loggers of `pytorch_lightning`, and of no class of Lightning's, get what those of `lightning.pytorch` get."""
+    module, data, _ = classes(pl)
+    recorder = Recorder()
+    files = [lightning.loggers.CSVLogger(tmp_path / name) for lightning, name in ((L.pytorch, "one"), (pl, "other"))]
+    make_trainer(max_rounds=2, clients_per_round=2, logger=[*files, recorder]).fit(
+        module(), Federated(data(), num_clients=2)
+    )
+    one, other = (list(csv.DictReader(Path(each.log_dir, "metrics.csv").read_text().splitlines())) for each in files)
+    assert one == other
+    assert [row["step"] for row in one] == [str(step) for step, _ in recorder.rows]
+    assert len(one) == 2
+    assert [float(row["val/loss"]) for row in one] == [metrics["val/loss"] for _, metrics in recorder.rows]
