@@ -34,9 +34,7 @@ def own_objects(named: Iterable[tuple[str, Any]], known: Iterable[Any] = ()) -> 
         named: values by name, as attributes of a module.
         known: objects to leave out.
 
-    >>> class Meter:
-    ...     def __init__(self): self.count = 0
-    >>> list(own_objects([("meters", {"loss": Meter()}), ("name", "text")]))
+    >>> list(own_objects([("meters", {"loss": Namespace(count=0)}), ("name", "text")]))
     ["meters['loss']"]
     """
     found: dict[str, Any] = {}
