@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -145,3 +146,23 @@ def test_ends_are_told_apart(
         return
     with pytest.raises(commands.FindingError, match=f"exit code {code}"):
         command.end()
+
+
+@pytest.mark.process
+def test_a_run_that_leaves_something_else_is_named(tmp_path: Path) -> None:
+    def same_runs(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(BENCHMARKS / "same_runs.py"), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    kept = tmp_path / "kept.json"
+    assert "1 completed" in same_runs("record", str(kept), "--runs", "1").stdout
+    (run,) = json.loads(kept.read_text())
+    model, run["left"]["model"] = run["left"]["model"], "0"
+    run["left"]["rows"][-1]["comm/uplink_bits"] = "1"
+    kept.write_text(json.dumps([run]))
+    other = same_runs("compare", str(kept))
+    assert other.returncode == 1
+    differences, flags, total = other.stdout.splitlines()
+    assert differences == f"run 0: model 0 -> {model}; columns comm/uplink_bits"
+    assert shlex.split(flags) == run["flags"]
+    assert total == "1 of 1 runs differ"
