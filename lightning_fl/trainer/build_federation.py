@@ -414,7 +414,7 @@ def _local_schedule(
         limit_batches=1.0 if limit is None else limit,
         accumulate=trainer.accumulate_grad_batches,
         clip_value=trainer.gradient_clip_val,
-        clip_algorithm=trainer.gradient_clip_algorithm,
+        clip_algorithm=trainer.gradient_clip_algorithm or "norm",
         reports_last_loss=trainer.loss_guard.clients is not None,
         straggler_rate=trainer.straggler_rate,
         drop_last=data.drop_last,

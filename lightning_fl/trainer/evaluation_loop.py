@@ -275,8 +275,8 @@ class RoundEvaluation:
         if sum(to_test):
             with _as_between_rounds(trainer, "test"), without_callbacks(trainer, trainer.callbacks):
                 trainer.test_loop.evaluate(self.loaders["test"], to_test, when_averaged=check_tested)
-        trainer._logger_connector.reset_metrics()
         trainer.hooks.call("on_sanity_check_end")
+        trainer._logger_connector.reset_metrics()
         trainer.state.stage = RunningStage.TRAINING
 
     def validate(self, federation: Federation) -> dict[str, float]:

@@ -13,6 +13,7 @@ from lightning.fabric.strategies import Strategy
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lightning_fl.attacks import Adversary
 from lightning_fl.checks import (
@@ -140,7 +141,7 @@ class TrainerFlags(Trainer, ABC):
         num_sanity_val_steps: int = 2,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         enable_model_summary: bool = True,
@@ -220,7 +221,7 @@ class TrainerFlags(Trainer, ABC):
             num_sanity_val_steps: Validation batches to try before the first round; -1 for all.
             accumulate_grad_batches: Batches whose gradients make one optimiser step.
             gradient_clip_val: Clip each step's gradient to this norm or value.
-            gradient_clip_algorithm: norm or value.
+            gradient_clip_algorithm: norm or value; norm if not given.
             enable_progress_bar: Show a progress bar.
             enable_checkpointing: Save checkpoints and the final model.
             enable_model_summary: Print a summary of the module before training.
@@ -295,6 +296,10 @@ class TrainerFlags(Trainer, ABC):
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
         self._check()
+        if gradient_clip_algorithm is not None:
+            self.gradient_clip_algorithm = GradClipAlgorithmType(
+                gradient_clip_algorithm
+            )  # as modules find it in Lightning
         self.max_rounds = int(fast_dev_run or max_rounds)
         if local_epochs is None and local_steps is None:
             self.local_epochs = 1
@@ -404,7 +409,7 @@ class TrainerFlags(Trainer, ABC):
             f"adversary must be an Adversary, such as Adversary(SignFlip()), got {self.adversary!r}.",
         )
         check_choice("runner", self.runner, ("auto", "serial", "stacked", "lightning"))
-        check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
+        check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, (None, "norm", "value"))
         check_choice("float32_precision", self.float32_precision, (None, *PRECISIONS))
         check_choice("deterministic", self.deterministic, (True, False, "warn"))
         check_choice("channels_last", self.channels_last, (None, True, False))
