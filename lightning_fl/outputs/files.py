@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from lightning_fl.errors import FileError
 
-LEFTOVERS = (".*.writing", ".*.linking")
-"""Patterns of temporary files that a killed process leaves behind."""
+LEFTOVER = re.compile(r"\..+\.[0-9]+\.(writing|linking)")
+"""Names of temporary files, with the number of the process, that a killed process leaves behind."""
 
 
 @contextmanager
@@ -80,9 +82,49 @@ def _keep(path: Path, name: str) -> None:
     os.replace(linked, path.with_name(name))
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of processes that died; only for the one process that writes to the folder."""
-    for pattern in LEFTOVERS:
-        for path in folder.glob(pattern):
+Stamp = tuple[int, int, int] | None
+"""What changes if another program writes or replaces a file: its inode, size, and time of change in nanoseconds."""
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return the stamp of a file; None if it cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def copy(source: Path, path: Path) -> None:
+    """Copy a file; a link at `path` is replaced, and what it leads to stays as it is."""
+    with source.open("rb") as content, replacing(path, sync=False) as file:
+        shutil.copyfileobj(content, file)
+
+
+def is_own_folder(path: Path) -> bool:
+    """True for a folder that stands at `path` itself, and not for a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def is_own_file(path: Path) -> bool:
+    """True for a file that stands at `path` itself, and not for a link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def link_on_the_way(path: Path) -> Path | None:
+    """Return the path, or the folder that it is in, if it is a link; None if neither is one."""
+    return next(filter(Path.is_symlink, (path.parent, path)), None)
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove those of these that are files; links, folders and what cannot be removed stay."""
+    for path in paths:
+        if is_own_file(path):
             with suppress(OSError):
                 path.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes that died; only for the one process that writes to the folder."""
+    if is_own_folder(folder):
+        remove_files([path for path in folder.iterdir() if LEFTOVER.fullmatch(path.name)])

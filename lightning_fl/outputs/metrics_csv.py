@@ -124,7 +124,9 @@ class RoundCSVLogger(CSVLogger):
         self._logged_by_callbacks |= metrics
         if "round" in metrics:
             for params in self._hyperparameters:
-                with writing(Path(self.log_dir, ExperimentWriter.NAME_HPARAMS_FILE)):
+                with writing(path := Path(self.log_dir, ExperimentWriter.NAME_HPARAMS_FILE)):
+                    if path.is_symlink():
+                        path.unlink()  # Lightning would write to what the link leads to
                     super().log_hyperparams(params)
             super().log_metrics({**metrics, **self._logged_by_callbacks}, step)
             self._hyperparameters, self._logged_by_callbacks = [], {}

@@ -36,6 +36,8 @@ except ImportError:  # Windows
 LOCK = ".run.lock"
 CANNOT_LOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Errors of file systems without locks."""
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""Flag that refuses a link in the place of the file: the run would write its text to what the link leads to."""
 _RESERVATIONS: WeakSet[Reservation] = WeakSet()
 
 
@@ -55,6 +57,8 @@ class Reservation:
             UserError: the folder cannot be written to, or another run uses it.
         """
         self._made = require_writable(str(self._root))
+        lock = self._root / LOCK
+        require(not lock.is_symlink(), f"{lock} is a link, but the run locks a file of this name: move it away.")
         try:
             holder = self._lock()
         except OSError as error:
@@ -68,7 +72,7 @@ class Reservation:
         )
         bring_earlier_run_back(str(self._root))
         checkpoints = self._root / LAST.parent
-        for folder in (self._root, checkpoints):
+        for folder in (self._root.resolve(), checkpoints):
             remove_leftovers(folder)
         if os.path.lexists(checkpoints):
             require_writable(str(checkpoints))
@@ -117,7 +121,7 @@ class Reservation:
         _close_in_forked_processes()
         path = self._root / LOCK
         while self._descriptor is None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
             try:
                 if fcntl is None:
                     raise OSError(errno.ENOSYS, "no file locks")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -18,7 +18,7 @@ import yaml
 
 from lightning_fl.checks import as_number
 from lightning_fl.errors import UserError
-from lightning_fl.outputs.files import replacing, writing
+from lightning_fl.outputs.files import copy, is_own_folder, replacing, writing
 from lightning_fl.outputs.losses import say_lost
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ class RunFolder:
             if not self.goes_on_here:
                 set_earlier_run_aside(self._root)
                 for config in () if self._home is None else configs_of_fits(self._home):
-                    shutil.copy(config, self._root)
+                    copy(config, Path(self._root, config.name))
             elif self._lacks_rows and Path(self._root, METRICS).is_file():
-                shutil.copyfile(Path(self._root, METRICS), Path(self._root, DAMAGED))
+                copy(Path(self._root, METRICS), Path(self._root, DAMAGED))
                 say_lost(f"The damaged {METRICS} was copied to {DAMAGED}.")
         if self._home is not None:
             from lightning_fl.outputs.clients.rows import keep_rows_before
@@ -249,12 +249,15 @@ def set_earlier_run_aside(root: str) -> None:
     They are collected in `earlier-1.moving`, and its renaming completes the move; `bring_earlier_run_back` undoes a partial one.
     """
     folder = Path(root)
-    present = [folder / name for name in FILES if (folder / name).exists()]
+    present = [folder / name for name in FILES if os.path.lexists(folder / name)]
     present += [path for path in configs_of_fits(root) if path not in present]
     if all(path.name in (CONFIG, HPARAMS) for path in present):
         return
-    number = next(number for number in count(1) if not (folder / f"earlier-{number}").exists())
-    aside, moving = folder / f"earlier-{number}", folder / f"earlier-{number}.moving"
+    aside, moving = next(
+        paths
+        for number in count(1)
+        if not any(map(os.path.lexists, paths := (folder / f"earlier-{number}", folder / f"earlier-{number}.moving")))
+    )
     moving.mkdir()
     for path in present:
         os.replace(path, moving / path.name)
@@ -265,8 +268,14 @@ def set_earlier_run_aside(root: str) -> None:
 
 
 def bring_earlier_run_back(root: str) -> None:
-    """Undo a move of an earlier run that a kill cut short; the new run had written nothing yet."""
+    """Undo a move of an earlier run that a kill cut short; the new run had written nothing yet.
+
+    Only what `set_earlier_run_aside` moves comes back, and nothing that stands in its place is overwritten.
+    """
     for moving in Path(root).glob("earlier-*.moving"):
-        for path in moving.iterdir():
-            os.replace(path, Path(root) / path.name)
-        moving.rmdir()
+        if not (re.fullmatch(r"earlier-[0-9]+\.moving", moving.name) and is_own_folder(moving)):
+            continue
+        for path in {*(moving / name for name in FILES), *configs_of_fits(moving)}:
+            if os.path.lexists(path) and not os.path.lexists(Path(root, path.name)):
+                os.replace(path, Path(root, path.name))
+        remove_empty([moving])

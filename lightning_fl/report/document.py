@@ -19,6 +19,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.outputs.figures import Look
+from lightning_fl.outputs.files import is_own_file
 
 try:
     import fcntl
@@ -276,9 +277,9 @@ def remove_earlier(folder: Path) -> None:
         OSError, ValueError, AttributeError, RecursionError
     ):  # no earlier report, or a record that was edited
         record = folder / WRITTEN
-        for name, digest in (json.loads(record.read_text()) if record.is_file() else {}).items():
+        for name, digest in (json.loads(record.read_text()) if is_own_file(record) else {}).items():
             path = folder / Path(name).name
-            if path.is_file() and _digest(path) == digest:
+            if is_own_file(path) and _digest(path) == digest:
                 path.unlink()
 
 
@@ -294,7 +295,7 @@ def set_others_aside(folder: Path, names: Iterable[str]) -> Path | None:
     """
     present = [folder / name for name in names if os.path.lexists(folder / name)]
     record = folder / WRITTEN
-    if os.path.lexists(record) and (record.is_symlink() or not record.is_file()):
+    if os.path.lexists(record) and not is_own_file(record):
         present.append(record)
     if not present:
         return None

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.outputs.files import replacing
+from lightning_fl.outputs.files import Stamp, link_on_the_way, remove_files, replacing, stamp_of
 from lightning_fl.outputs.frozen_weights import FOLDER, KEY, file_of, read, reference_to
-from lightning_fl.outputs.run_folder import LAST
+from lightning_fl.outputs.run_folder import LAST, PREVIOUS
+
+WRITTEN = re.compile(rf"{FOLDER}/[0-9a-f]{{16}}\.pt")
+"""Files that `reference_to` names, relative to the folder of the checkpoints."""
 
 
 class SavedFrozen:
     """Files of frozen weights, for the checkpoints that one fit writes to one place.
 
-    A file stays as long as `last.ckpt` or `previous.ckpt` refers to it.
+    A file stays as long as `last.ckpt` or `previous.ckpt` refers to it. Then it is deleted if this fit has written it, or if one
+    of them has referred to it; nothing is deleted through a link.
     """
 
     def __init__(self, parent: Path, weights_only: bool = True) -> None:
@@ -32,6 +38,9 @@ class SavedFrozen:
         self._parent = parent
         self._weights_only = weights_only
         self._referred: list[str | None] = []
+        self._written: set[str] = set()
+        self._stamp: Stamp = None
+        self._says_it_stays = True
 
     def moved_out(self, checkpoint: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
         """Return a checkpoint that refers to its frozen weights, which are written unless a file has them already.
@@ -44,15 +53,18 @@ class SavedFrozen:
             FileError: the file cannot be written.
         """
         own = self._referred[-1] if self._referred else None
-        earlier = own if self._referred else self._file_of_last()
+        earlier = own if self._referred else self._find_written()
         self._referred = [earlier, None]
         state = checkpoint["state_dict"]
         frozen = {name: entry for name, entry in state.items() if name in names and isinstance(entry, Tensor)}
         if not frozen:
             return checkpoint
         reference = reference_to(frozen, list(state))
-        if reference["file"] != own or not (self._parent / reference["file"]).is_file():
+        path = self._parent / reference["file"]
+        if reference["file"] != own or stamp_of(path) is None or stamp_of(path) != self._stamp:
             self._write(frozen, reference)
+            self._written.add(reference["file"])
+            self._stamp = stamp_of(path)
         self._referred = [earlier, reference["file"]]
         rest = {name: entry for name, entry in state.items() if name not in frozen}
         federation = {**checkpoint["federation"], "format": checkpoint_file.FORMAT, KEY: reference}
@@ -60,9 +72,18 @@ class SavedFrozen:
 
     def release(self) -> None:
         """Delete the files that neither `last.ckpt` nor `previous.ckpt` needs, after a checkpoint has been written completely."""
-        for path in (self._parent / FOLDER).glob("*.pt"):
-            if f"{FOLDER}/{path.name}" not in self._referred:
-                path.unlink(missing_ok=True)
+        unneeded = sorted(self._written.difference(self._referred))
+        self._written.difference_update(unneeded)
+        if link := link_on_the_way(self._parent / FOLDER):
+            if unneeded and self._says_it_stays:
+                self._says_it_stays = False
+                rank_zero_warn(
+                    f"{link} is a link, through which nothing is deleted: {', '.join(unneeded)} in {self._parent} "
+                    f"stay{'s' * (len(unneeded) == 1)}, which neither last.ckpt nor previous.ckpt needs any more, and so will "
+                    "later ones."
+                )
+        else:
+            remove_files(self._parent / file for file in unneeded)
 
     def _write(self, frozen: dict[str, Tensor], reference: dict[str, Any]) -> None:
         """Write the file, unless an earlier fit has written it to its end."""
@@ -72,9 +93,13 @@ class SavedFrozen:
             with replacing(self._parent / reference["file"]) as file:
                 torch.save(frozen, file)
 
-    def _file_of_last(self) -> str | None:
-        """Return the file to which the `last.ckpt` of an earlier fit refers, which the next checkpoint replaces."""
-        if (self._parent / FOLDER).is_dir():
+    def _find_written(self) -> str | None:
+        """Note the files of an earlier fit; return that of its `last.ckpt`, which the next checkpoint replaces."""
+        files = list[str | None]()
+        for checkpoint in (LAST, PREVIOUS) if (self._parent / FOLDER).is_dir() else ():
+            file = None
             with suppress(UserError):
-                return file_of(checkpoint_file.load(self._parent / LAST.name, self._weights_only, whole=False))
-        return None
+                file = file_of(checkpoint_file.load(self._parent / checkpoint.name, self._weights_only, whole=False))
+            files.append(file)
+        self._written.update(file for file in files if file is not None and WRITTEN.fullmatch(file))
+        return files[0] if files else None

@@ -3,11 +3,15 @@
 A run that begins or resumes has a folder of files of its own, `client_states/1` (2, 3 …) beside `last.ckpt`. A row that a
 checkpoint does not need any more is written to again only after the next checkpoint, because the checkpoint before it, now
 `previous.ckpt`, still refers to it. The checkpoint contains a checksum of each row, so that damaged rows are noticed.
+
+A folder that neither checkpoint needs is deleted if one of them has referred to it, or if a run has made it at its place, which a
+file in it tells, as after a kill. Of such a folder only the files of rows are deleted, and nothing is deleted through a link.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +19,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.outputs.files import writing
-from lightning_fl.outputs.run_folder import LAST
+from lightning_fl.outputs.files import (
+    Stamp,
+    is_own_file,
+    is_own_folder,
+    link_on_the_way,
+    remove_files,
+    stamp_of,
+    writing,
+)
+from lightning_fl.outputs.run_folder import LAST, PREVIOUS, remove_empty
 from lightning_fl.outputs.tensor_bytes import checksum
 from lightning_fl.slots import State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, Column
@@ -31,6 +44,10 @@ KINDS = ("clients", "client_memory")
 """Entries of a run's state that are clients' states."""
 GENERATIONS = 2
 """Checkpoints to which a row that was replaced belongs before it is written to again."""
+ROWS = re.compile(r"[0-9]+\.rows")
+"""Names of files of rows."""
+PLACE = ".place"
+"""File in a folder that a run has made, whose text is the path of the folder."""
 EARLIER_OWN = "companion/"
 """`OWN` in checkpoints of version 0.2."""
 
@@ -63,7 +80,9 @@ class SavedStates:
         self._weights_only = weights_only
         self._own: Path | None = None
         self._previous: Path | None = None
+        self._referred: set[Path | None] = set()
         self._files: dict[str, _StateFiles] = {}
+        self._says_it_stays = True
 
     def write(self, run_state: dict[str, Any]) -> dict[str, Any]:
         """Write the clients' states that have changed since the last checkpoint.
@@ -84,9 +103,9 @@ class SavedStates:
         if not self._files and not any(run_state[kind] for kind in KINDS):
             return {**run_state, **{kind: {} for kind in KINDS}}
         if self._own is None:
-            earlier = [int(path.name) for path in self._parent.glob(f"{FOLDER}/*") if path.name.isdecimal()]
-            self._own = self._parent / FOLDER / str(max(earlier, default=0) + 1)
+            self._own = _new_folder(self._parent / FOLDER)
             self._previous = _files_of(self._parent / LAST.name, self._weights_only)
+            self._referred = {self._previous, _files_of(self._parent / PREVIOUS.name, self._weights_only)}
             self._files = {kind: _StateFiles(self._own / kind) for kind in KINDS}
         folder = self._own.relative_to(self._parent).as_posix()
         references = {kind: files.write(run_state[kind]) for kind, files in self._files.items()}
@@ -98,10 +117,48 @@ class SavedStates:
             return
         for files in self._files.values():
             files.release()
-        for path in (self._parent / FOLDER).iterdir():
-            if path not in (self._own, self._previous):
-                shutil.rmtree(path, ignore_errors=True)
+        unneeded = [path for path in (self._parent / FOLDER).iterdir() if path not in (self._own, self._previous)]
+        written = [path for path in unneeded if path in self._referred or _is_written_here(path)]
         self._previous = self._own
+        link = link_on_the_way(self._parent / FOLDER)
+        if link is None:
+            for path in written:
+                _remove(path)
+        elif written and self._says_it_stays:
+            self._says_it_stays = False
+            rank_zero_warn(
+                f"{link} is a link, through which nothing is deleted: the clients' states in "
+                f"{', '.join(sorted(path.name for path in written))} of {self._parent / FOLDER} stay, which neither "
+                "last.ckpt nor previous.ckpt needs any more."
+            )
+
+
+def _new_folder(parent: Path) -> Path:
+    """Make the folder of a fit, with the next number, and note its place in it."""
+    earlier = [int(path.name) for path in parent.glob("*") if path.name.isdecimal()]
+    folder = parent / str(max(earlier, default=0) + 1)
+    folder.mkdir(parents=True)
+    (folder / PLACE).write_bytes(os.fsencode(os.path.abspath(folder)))
+    return folder
+
+
+def _is_written_here(folder: Path) -> bool:
+    """True if a run has made this folder at this place; a copy, or a folder of another run's, names another one."""
+    place = folder / PLACE
+    if not (is_own_folder(folder) and is_own_file(place)):
+        return False
+    return place.read_bytes() == os.fsencode(os.path.abspath(folder))
+
+
+def _remove(folder: Path) -> None:
+    """Delete the files of rows in a folder, and the folder if it has no others."""
+    if not is_own_folder(folder):
+        return
+    for kind in filter(is_own_folder, (folder / kind for kind in KINDS)):
+        remove_files([path for path in kind.iterdir() if ROWS.fullmatch(path.name)])
+        remove_empty([kind])
+    remove_files([folder / PLACE])
+    remove_empty([folder])
 
 
 class _StateFiles:
@@ -111,9 +168,15 @@ class _StateFiles:
         self._rows = ClientStatesOnDisk(folder, generations=GENERATIONS)
         self._versions: dict[int, int] = {}
         self._checksums: dict[int, dict[str, int]] = {}
+        self._stamps: dict[Path, Stamp] = {}
 
     def write(self, states: ClientStates | ClientStatesOnDisk) -> dict[str, Any]:
-        """Write the states that have changed, and return references to all."""
+        """Write the states that have changed, and return references to all.
+
+        All are written if another program has changed a file, so that no checkpoint refers to damaged rows.
+        """
+        if any(stamp_of(path) != stamp for path, stamp in self._stamps.items()):
+            self._versions = dict.fromkeys(self._versions, -1)
         for client in self._versions.keys() - states.keys():
             del self._rows[client], self._versions[client], self._checksums[client]
         for client in states:
@@ -123,6 +186,8 @@ class _StateFiles:
                 self._checksums[client] = {name: checksum(entry) for name, entry in state.items()}
                 self._versions[client] = states.versions[client]
         self._rows.sync()
+        used = {column.path for places in self._rows.positions.values() for column, _ in places.values()}
+        self._stamps = {path: stamp_of(path) for path in used}
         return self._references(list(states))
 
     def release(self) -> None:

@@ -477,16 +477,21 @@ def _work_of_a_step(network: Network, data: FederatedDataModule) -> int | None:
     return None if network.macs is None else network.macs * min(data.batch_size, int(data.client_sizes.max()))
 
 
-def keep_client_states(trainer: TrainerInterface) -> None:
-    """Make the folder of client states on each machine, if the trainer stores them on disk; it is deleted with the run."""
+def keep_client_states(trainer: TrainerInterface) -> Callable[[], Any] | None:
+    """Make the folder of client states on each machine, if the trainer stores them on disk; it is deleted with the run.
+
+    Returns:
+        What deletes it earlier; None in a process that has made none.
+    """
     if trainer.client_states == "memory":
-        return
+        return None
     run = trainer.run
     parent = trainer.default_root_dir if trainer.client_states == "disk" else trainer.client_states
-    made = None
+    made, delete = None, None
     if trainer.local_rank == 0:
         require_writable(parent, flag="client_states" if trainer.client_states != "disk" else "default_root_dir")
         made = tempfile.mkdtemp(prefix="client-states-", dir=parent)
-        finalize(run, shutil.rmtree, made, ignore_errors=True)
+        delete = finalize(run, shutil.rmtree, made, ignore_errors=True)
     folder = gather_objects(trainer.fabric, made)[trainer.global_rank - trainer.local_rank]
     run.keep_clients_on_disk(Path(folder), writes=trainer.local_rank == 0)
+    return delete

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -80,6 +80,7 @@ class FitLoop(StockFitLoop):
         self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
+        self._delete_states: Callable[[], Any] | None = None
 
     @property
     def val_loop(self) -> EvaluationLoop:
@@ -98,11 +99,17 @@ class FitLoop(StockFitLoop):
         progress: Any = self.epoch_progress.current
         progress.processed = progress.completed = round_index
 
+    def delete_unused_states(self) -> None:
+        """Delete the folder of clients' states after an error before any client has one, as of a fit that was refused."""
+        run = getattr(self.trainer, "run", None)
+        if self._delete_states is not None and run is not None and not run.clients and not run.client_memory:
+            self._delete_states()
+
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
         trainer = self.trainer
         self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
-        self.before_round = None
+        self.before_round = self._delete_states = None
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
             trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
@@ -110,7 +117,7 @@ class FitLoop(StockFitLoop):
         self.federation = assemble(trainer)
         data = self.federation.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
-        keep_client_states(trainer)
+        self._delete_states = keep_client_states(trainer)
         self.saved_states, self.saved_frozen = self._new_files()
         rank_zero_info(data.description())
         self.evaluation = RoundEvaluation(trainer, data)

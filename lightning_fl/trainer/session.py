@@ -121,6 +121,7 @@ def session(
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         trainer.hooks.call("on_exception", error)
         datamodule.on_exception(error)
+        trainer.fit_loop.delete_unused_states()
         end_children(trainer.fabric)
         if isinstance(error, torch.OutOfMemoryError):
             raise UserError(_memory_sentence(error)) from error

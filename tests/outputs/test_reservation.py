@@ -69,8 +69,8 @@ def test_a_process_that_dies_holds_nothing_even_if_it_has_forked(root: str) -> N
 
 
 def test_temporary_files_of_dead_processes_are_removed(root: str) -> None:
-    left = [".metrics.csv.1.writing", "checkpoints/.last.ckpt.writing", "checkpoints/.previous.linking"]
-    kept = ["metrics.csv", "checkpoints/last.ckpt", "notes.writing"]
+    left = [".metrics.csv.1.writing", "checkpoints/.last.ckpt.23.writing", "checkpoints/.previous.ckpt.23.linking"]
+    kept = ["metrics.csv", "checkpoints/last.ckpt", "notes.writing", ".notes.writing", ".draft.v2.linking"]
     Path(root, "checkpoints").mkdir(parents=True)
     for name in left + kept:
         Path(root, name).touch()
