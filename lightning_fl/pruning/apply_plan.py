@@ -59,12 +59,27 @@ def replace_data(parameter: nn.Parameter, tensor: Tensor) -> None:
     parameter.data = tensor
 
 
+def reads_along(module: nn.Module, name: str, axis: int) -> bool:
+    """True if an axis of the tensor `name` of a module stands for what its layer reads.
+
+    Weights are (outputs, inputs, …), but those of a transposed convolution (inputs, outputs, …); the channels of a depthwise one
+    are both.
+    """
+    owner, _, leaf = name.rpartition(".")
+    layer = module.get_submodule(owner)
+    if isinstance(layer, nn.modules.conv._ConvTransposeNd) and leaf == "weight":
+        return axis == 0 and layer.groups == 1
+    return axis > 0
+
+
 def tell_shape(layer: nn.Module) -> None:
     """Set a layer's size attributes, such as `out_channels`, from the shape of its weight."""
     if isinstance(layer, nn.modules.conv._ConvNd):
         if layer.groups == layer.in_channels > 1:  # depthwise
             layer.groups = layer.weight.shape[0]
-        layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
+        sizes = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
+        is_transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
+        layer.in_channels, layer.out_channels = sizes if is_transposed else reversed(sizes)
     elif isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, nn.modules.batchnorm._NormBase):

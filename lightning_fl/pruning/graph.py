@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.pruning.apply_plan import prune
+from lightning_fl.pruning.apply_plan import prune, reads_along
 from lightning_fl.pruning.obstacles import BEHIND, Examined, examine
 from lightning_fl.pruning.plan import Plan
 from lightning_fl.pruning.recurrent import as_one_operation
@@ -137,16 +138,22 @@ class Network:
     def require_prunable(self, name: str) -> None:
         """Raise `UserError` with the reason unless the layer can lose filters."""
         if name in self._obstacles:
-            raise UserError(f"pruning: {name!r} cannot lose filters: {self._obstacles[name]}.")
+            raise UserError(f"pruning: {name!r} cannot lose filters: {self._reason(name)}.")
         hint = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
         require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {hint}.")
 
     @property
     def first_obstacles(self) -> str:
         """Why the first convolutions have to stay whole."""
-        said = [f"{name!r} cannot because {reason}" for name, reason in [*self._obstacles.items()][:SAID]]
+        said = [f"{name!r} cannot because {self._reason(name)}" for name in [*self._obstacles][:SAID]]
         more = len(self._obstacles) - len(said)
         return "; ".join(said) + (f"; and so on for {more:,} more" if more else "") if said else "it has no convolution"
+
+    def _reason(self, name: str) -> str:
+        """Return why a layer has to stay whole; that it is an output is tried only when it is said, because it takes time."""
+        reason, blocks = self._obstacles[name], self._examined[name].blocks
+        is_output = reason.startswith(BEHIND) and self._shortens_outputs({name: _without_first_block(blocks)})
+        return "its filters are channels of the network's output" if is_output else reason
 
     # -- prunable layers -----------------------------------------------------------------------------------------------
 
@@ -177,7 +184,7 @@ class Network:
             self._examined[name] = examined = examine(graph, layer, names) if layer in self._evaluated else unused
             reasons[name] = examined.reason
             if not examined.reason:
-                first[name] = (examined.blocks != examined.blocks[0]).nonzero().flatten()  # lose only the first block
+                first[name] = _without_first_block(examined.blocks)
         for name in self._culprits(first):
             odd = " and ".join(self._examined[name].own_forwards[:2])
             reasons[name] = f"{BEHIND}{f'; perhaps {odd} with a forward of its own' if odd else ''}"
@@ -224,6 +231,21 @@ class Network:
         except Exception:  # shapes that do not fit together, or a network that torch-pruning does not support
             return None
 
+    @_graphs()
+    @torch.no_grad()
+    def _shortens_outputs(self, filters: Mapping[str, Tensor]) -> bool:
+        """True if the network runs when it is cut to these filters, but its outputs have other shapes."""
+        try:
+            whole = [way(self._twin, self._inputs) for way in self._calls]
+            with torch.enable_grad():
+                plan = Plan(axes=self._axes(filters))
+            with restored(self._twin):
+                prune(self._twin, plan)
+                cut = [way(self._twin, self._inputs) for way in self._calls]
+        except Exception:  # as in `_tried`
+            return False
+        return [leaf.shape for leaf in _tensors(whole)] != [leaf.shape for leaf in _tensors(cut)]
+
     def _axes(self, filters: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
         """Return the kept indices of every axis of a parameter or buffer that these filters shorten."""
         twin, axes = self._twin, {}
@@ -253,7 +275,7 @@ class Network:
         with restored(twin):
             for name, tensor in tensors_of(twin).items():
                 for axis, indices in plan.axes.get(name, {}).items():
-                    if axis > 0:  # input channels
+                    if reads_along(twin, name, axis):
                         lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, indices, False)
                         tensor.data = tensor.data.index_fill(axis, lost.nonzero().flatten(), 0.0)
             whole = [way(twin, self._inputs) for way in self._calls]
@@ -284,6 +306,15 @@ def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:
             line = tensor.detach().movedim(axis, 0).flatten(1)[:, 0] if tensor.dim() > 1 else tensor.detach()
             axes[axis] = torch.unravel_index(line.long(), shape)[axis]
     return axes
+
+
+def _without_first_block(blocks: Tensor) -> Tensor:
+    """Return the indices of the filters of all blocks but the first."""
+    return (blocks != blocks[0]).nonzero().flatten()
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
 def _checked(name: str, filter_indices: Sequence[int] | Tensor, blocks: Tensor) -> Tensor:

@@ -358,3 +358,54 @@ def test_an_attention_does_not_lead_round_in_circles(monkeypatch: pytest.MonkeyP
     assert found.layers == ("first",)
     with pytest.raises(UserError, match="'qkv' cannot lose filters"):
         found.require_prunable("qkv")
+
+
+class Upsampling(nn.Module):
+    """Convolution, a transposed convolution (depthwise if `groups` is 6) that reads it, and a convolution as the output."""
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        width = 12 if groups == 1 else groups
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.up = nn.ConvTranspose2d(6, width, 2, 2, groups=groups)
+        self.behind = nn.Conv2d(width, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(self.up(self.norm(self.first(x)).relu()).tanh())
+
+
+@pytest.mark.parametrize("groups", [1, 6])
+def test_a_convolution_that_a_transposed_one_reads_can_lose_filters(groups: int) -> None:
+    """A lost filter is one whose outputs are 0, because its scale and shift in the norm are."""
+    torch.manual_seed(0)
+    net, x = Upsampling(groups).double().eval(), torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    kept = [0, 2, 5]
+    assert prunable_layers(net, x) == ("first",)
+    plan = plan_for(net, {"first": kept}, x)
+    whole = copy.deepcopy(net)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            getattr(whole.norm, name)[[1, 3, 4]] = 0.0
+        if groups > 1:  # what the lost channels' own bias adds is lost with them
+            whole.up.bias[[1, 3, 4]] = 0.0
+        net.load_state_dict(whole.state_dict())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0, momentum=0.9)
+    net(x).sum().backward()
+    optimizer.step()
+    prune(net, plan, [optimizer])
+    torch.testing.assert_close(net(x), whole(x), rtol=0, atol=1e-12)
+    up = net.up
+    assert (up.in_channels, up.out_channels, up.groups) == ((3, 12, 1) if groups == 1 else (3, 3, 3))
+    assert optimizer.state[up.weight]["momentum_buffer"].shape == up.weight.shape
+    net(x).sum().backward()
+    optimizer.step()
+
+
+def test_a_convolution_that_is_the_output_is_named_as_one() -> None:
+    with pytest.raises(
+        UserError, match="'behind' cannot lose filters: its filters are channels of the network's output"
+    ):
+        prunable_layers(Upsampling(), torch.randn(1, 3, 6, 6), required=["behind"])
+    with pytest.raises(UserError, match="'up' cannot lose filters: it is a transposed convolution"):
+        prunable_layers(Upsampling(), torch.randn(1, 3, 6, 6), required=["up"])
