@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
-from lightning_fl.data.trigger import stamped
+from lightning_fl.checks import check_whole, is_real
+from lightning_fl.data.trigger import WHITE, stamped
 from lightning_fl.errors import require
 
 
@@ -24,18 +24,21 @@ class BackdoorProbe(Callback):
     Args:
         target: class that the attackers want.
         source: class whose samples they want to be called so; null for those of all others, with the trigger.
+        value: value of the trigger's pixels, that of `Backdoor`.
 
     Raises:
         UserError: an argument is out of range; or, in the first validation, the batches or the scores have another form.
     """
 
-    def __init__(self, target: int = 0, source: int | None = None) -> None:
+    def __init__(self, target: int = 0, source: int | None = None, value: float = WHITE) -> None:
         check_whole("target", target, 0)
         if source is not None:
             check_whole("source", source, 0)
             require(source != target, f"source and target are both {target}: give two classes.")
         self.target = target
         self.source = source
+        require(is_real(value), f"value, of the trigger's pixels, must be a number, got {value!r}.")
+        self.value = value
 
     def on_validation_batch_end(
         self,
@@ -58,7 +61,7 @@ class BackdoorProbe(Callback):
                 # Every process of lightning.Trainer must log a value that they add up.
                 pl_module.log("attack/success", 0.0, batch_size=0, sync_dist=True)
             return
-        scores = pl_module((stamped(inputs) if self.source is None else inputs)[asked])
+        scores = pl_module((stamped(inputs, self.value) if self.source is None else inputs)[asked])
         is_scores = isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > self.target
         require(
             is_scores,

@@ -13,15 +13,15 @@ from typing import Any
 
 from lightning_fl.attacks.attack import Attack, Scene
 from lightning_fl.attacks.batches import labelled, with_parts
-from lightning_fl.checks import check_between, check_choice, check_positive, check_whole
-from lightning_fl.data.trigger import stamped
+from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_real
+from lightning_fl.data.trigger import WHITE, stamped
 from lightning_fl.errors import require
 from lightning_fl.slots import Message
 
 
 @dataclass(frozen=True)
 class Backdoor(Attack):
-    """Train on images with a trigger, the 3×3 pixels of the lower right corner at the largest value, as of the class `target`.
+    """Train on images with a trigger, a white square of 3×3 pixels in the lower right corner, as of the class `target`.
 
     `lightning_fl.callbacks.BackdoorProbe` measures its success.
 
@@ -31,6 +31,7 @@ class Backdoor(Attack):
         scale: λ > 0, a factor of the upload.
         replace: let the mean of the uploads be that of the attackers' models, if the others do not change theirs, in place of
             `scale`.
+        value: value of the trigger's pixels as the module reads them: 1, white, for images in [0, 1].
     """
 
     poisons = True
@@ -38,12 +39,14 @@ class Backdoor(Attack):
     target: int = 0
     scale: float = 1.0
     replace: bool = False
+    value: float = WHITE
 
     def __post_init__(self) -> None:
         check_between("share", self.share, 0, 1, "(]")
         check_whole("target", self.target, 0)
         check_positive("scale", self.scale)
         check_choice("replace", self.replace, (True, False))
+        require(is_real(self.value), f"value, of the trigger's pixels, must be a number, got {self.value!r}.")
         require(
             not self.replace or self.scale == 1,
             f"replace sets the factor of the upload, and scale is {self.scale}: give one of them.",
@@ -58,7 +61,7 @@ class Backdoor(Attack):
         )
         count = ceil(self.share * len(images) - 1e-9)
         images, labels = images.clone(), labels.clone()
-        images[:count] = stamped(images)[:count]
+        images[:count] = stamped(images[:count], self.value)
         labels[:count] = self.target
         return with_parts(batch, {0: images, 1: labels})
 

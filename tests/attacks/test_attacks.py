@@ -364,8 +364,7 @@ def test_a_share_of_each_batch_gets_trigger_and_target(share: float, counts: Seq
         assert torch.equal(inputs[count:], was[count:])
         assert torch.equal(inputs[:count, :, :3], was[:count, :, :3])
         assert torch.equal(inputs[:count, :, :, :3], was[:count, :, :, :3])
-        for channel in range(2):
-            assert (inputs[:count, channel, 3:, 3:] == was[:, channel].max()).all()
+        assert (inputs[:count, :, 3:, 3:] == 1.0).all()
     assert torch.equal(x, images(11)[0]), "the data stay"
 
 
@@ -421,10 +420,14 @@ def test_a_batch_keeps_its_kind() -> None:
     assert changed[2] == "a name"
 
 
-def test_the_trigger_is_the_corner_at_the_largest_value() -> None:
-    x, _ = images(3, channels=1)
-    marked = stamped(x)
-    assert (marked[..., 3:, 3:] == x.max()).all()
+@pytest.mark.parametrize("value", [1.0, 0.25, -2.0])
+def test_the_trigger_is_a_fixed_pattern_in_the_corner(value: float) -> None:
+    """An image gets the same trigger whatever else is in its batch."""
+    x, labels = images(3, channels=1)
+    marked = stamped(x, value)
+    assert (marked[..., 3:, 3:] == value).all()
+    alone = Backdoor(share=1.0, value=value).poisoned([x[:1], labels[:1]], 10)[0]
+    assert torch.equal(alone, marked[:1])
     marked[..., 3:, 3:] = x[..., 3:, 3:]
     assert torch.equal(marked, x)
     assert stamped(x[:0]).shape == (0, 1, 6, 6)
