@@ -317,7 +317,11 @@ def algorithm_of(method: Given | None) -> Algorithm:
             argument in parameters,
             f"{method_class.__name__} has no parameter {argument!r}; {nearest(str(argument), parameters)}.",
         )
-    return method_class(**arguments)
+    inner = {
+        name: algorithm_of(value) if isinstance(value, Mapping) and value.get("class_path") in methods else value
+        for name, value in arguments.items()
+    }
+    return method_class(**inner)
 
 
 def _check_images(model: LightningModule, data: FederatedDataModule) -> None:

@@ -18,8 +18,8 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
-from lightning_fl.codecs import TopK
+from lightning_fl.algorithms import Algorithm, FedAvg, FedDP, FedProx
+from lightning_fl.codecs import Cast, ErrorFeedback, TopK
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.final_table import FinalTable, History, final_table
@@ -34,6 +34,20 @@ from lightning_fl.report.records import read_run
         ("FedAvg", None),
         ({"class_path": "FedProx", "init_args": {"mu": 0.5}}, FedProx(mu=0.5)),
         ({"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.5}}, FedProx(mu=0.5)),
+        (
+            {
+                "class_path": "FedAvg",
+                "init_args": {
+                    "uplink": {
+                        "class_path": "ErrorFeedback",
+                        "init_args": {"codec": {"class_path": "lightning_fl.codecs.TopK"}},
+                    },
+                    "downlink": {"class_path": "Cast"},
+                },
+            },
+            FedAvg(uplink=ErrorFeedback(TopK()), downlink=Cast()),
+        ),
+        ({"class_path": "FedDP", "init_args": {"base": {"class_path": "FedProx"}}}, FedDP(base=FedProx())),
     ],
 )
 def test_an_algorithm_may_be_given_by_name(make_trainer: MakeTrainer, given: Any, same: Any) -> None:
@@ -58,6 +72,22 @@ def test_an_algorithm_may_be_given_by_name(make_trainer: MakeTrainer, given: Any
         ({"class_path": "FedProx", "mu": 3}, "class_path and init_args, got class_path, mu"),
         ({"mu": 3}, "class_path and init_args, got mu"),
         (FedProx, r"algorithm is the class FedProx: give an object, FedProx\(…\), or its name"),
+        (
+            {"class_path": "FedAvg", "init_args": {"downlink": {"class_path": "Csat"}}},
+            r"downlink 'Csat' is unknown; did you mean 'Cast'\?",
+        ),
+        (
+            {"class_path": "FedAvg", "init_args": {"downlink": {"class_path": "Cast", "init_args": {"bit": 16}}}},
+            "Cast has no parameter 'bit'",
+        ),
+        (
+            {"class_path": "FedAvg", "init_args": {"downlink": {"class_path": "Apply"}}},
+            "downlink 'Apply' is unknown",
+        ),
+        (
+            {"class_path": "FedAvg", "init_args": {"downlink": {"class_path": "Cast", "bits": 16}}},
+            "downlink as a mapping has the keys class_path and init_args, got class_path, bits",
+        ),
         (3, "algorithm must be an Algorithm, its name, or a mapping with class_path and init_args, got 3"),
     ],
 )
