@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from lightning_fl import __version__
 from lightning_fl.cli import catalogue, kept_help, method_source, shipped_configs
-from lightning_fl.cli.config_checks import check_given
+from lightning_fl.cli.config_checks import check_depth, check_given
 from lightning_fl.cli.failures import fail, file_error_of, sentence_of
 from lightning_fl.cli.first_config import init
 from lightning_fl.errors import nearest, require
@@ -125,7 +125,8 @@ def _answer_at_once(words: list[str]) -> str | None:
 
 
 def _check_configurations(words: list[str]) -> None:
-    """Check that what is given by --config can be configurations."""
+    """Check that what is given by --config can be configurations, and that no flag is nested too deeply."""
+    check_depth(words)
     for value in shipped_configs.given_paths(words):
         check_given(value)
 

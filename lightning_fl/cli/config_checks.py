@@ -22,7 +22,7 @@ from lightning_fl.cli.failures import causes_of
 from lightning_fl.cli.shipped_configs import is_yaml
 from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, members_of, shown
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs.yaml_files import is_misread, parse_strictly, read_strictly
+from lightning_fl.outputs.yaml_files import MAX_DEPTH, is_misread, is_too_deep, parse_strictly, read_strictly
 
 KEYS = "seed_everything, trainer, model, data, algorithm, optimizer, lr_scheduler and ckpt_path"
 
@@ -74,6 +74,17 @@ def check_inner_files(config: Any) -> None:
     inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
     for one in inner:
         check_inner_files(one)
+
+
+def check_depth(words: Sequence[str]) -> None:
+    """Check that no value of a command line is nested so deeply that the parser would take seconds to refuse it.
+
+    Raises:
+        UserError: there is such a value.
+    """
+    for flag, value in _flags(words):
+        if flag not in CONFIG and value.count("[") + value.count("{") > MAX_DEPTH and is_too_deep(value):
+            raise UserError(f"the value of {flag} is nested more than {MAX_DEPTH} levels deep.")
 
 
 def check_numbers(words: Sequence[str], config: Any) -> None:

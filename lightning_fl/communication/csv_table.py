@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from lightning_fl.checks import LARGEST, SMALLEST
 from lightning_fl.errors import UserError, nearest, require
 
 CLIENT = "client"
@@ -57,10 +58,14 @@ class CsvTable:
         return column.astype(np.int64)
 
     def check_positive(self, *names: str) -> None:
-        """Raise `UserError` if a number of these columns is not above 0."""
+        """Raise `UserError` if a number of these columns is not above 0, or so small or large that its quotients overflow."""
         for name in names:
             values = self.columns[name]
             self.refuse_first(values <= 0, lambda row: f"{name} must be positive, got {values[row]:g}.")  # noqa: B023
+            self.refuse_first(
+                (values < SMALLEST) | (values > LARGEST),
+                lambda row: f"{name} must be from {SMALLEST} to {LARGEST}, got {values[row]:g}.",  # noqa: B023
+            )
 
 
 def read_csv(what: str, path: str | os.PathLike[str], allowed: Sequence[Collection[str]]) -> CsvTable:

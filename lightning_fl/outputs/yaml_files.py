@@ -103,7 +103,19 @@ def _check_extent(root: yaml.Node, name: str, most: int) -> None:
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """Loader that refuses texts with characters that no file or command can hold."""
+    """Loader that refuses texts with characters that no file or command can hold, and what is nested too deeply, at once."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node: to find the end of thousands of open brackets would take seconds."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            line = self.peek_event().start_mark.line + 1
+            raise UserError(f"the value in line {line} of {self.name} is nested more than {MAX_DEPTH} levels deep.")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_scalar(self, node: Any) -> Any:
         """Return the text of a node."""
@@ -145,6 +157,17 @@ class _StrictLoader(_BoundedLoader):
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
 _StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_number)
+
+
+def is_too_deep(text: str) -> bool:
+    """True if a text is YAML that is nested more than `MAX_DEPTH` levels deep."""
+    try:
+        _BoundedLoader(text).get_single_node()
+    except UserError:
+        return True
+    except yaml.YAMLError:
+        pass
+    return False
 
 
 def is_misread(node: yaml.Node) -> bool:

@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_fl.outputs.csv_cells import as_cell
 from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
 from lightning_fl.outputs.units import BYTES, JOULES, SECONDS, decimals, magnitude, significant, unit_of
@@ -291,9 +292,10 @@ def _curves(groups: Sequence[Group]) -> list[tuple[str, Curve]]:
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows to a CSV file; cells are empty where a row has no value."""
     with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
-        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
-        writer.writeheader()
-        writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+        names = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.writer(file)
+        writer.writerow(map(as_cell, names))
+        writer.writerows([as_cell(_plain(row.get(name, ""))) for name in names] for row in rows)
 
 
 def _plain(value: Any) -> Any:

@@ -130,6 +130,11 @@ def test_fedscales_trace_has_milliseconds_and_kilobits(trace: Callable[..., Clie
         ([SPEEDS, "1,1,1", "0,1,1"], "line 3: macs_per_second must be positive, got 0"),
         (["computation,communication", "1,-3"], "line 2: communication must be positive, got -3"),
         (
+            [SPEEDS, "1,1,1", "1,1e-320,1"],
+            "line 3: uplink_mebibytes_per_second must be from 1.2e-38 to 3.4e.38, got 9.99989e-321",
+        ),
+        ([SPEEDS, "1e300,1,1"], "line 2: macs_per_second must be from 1.2e-38 to 3.4e.38, got 1e.300"),
+        (
             [f"client,{SPEEDS}", "0,1,1,1", "2,1,1,1"],
             "line 3: client 2 is unknown: the federation has the clients 0 to 1",
         ),

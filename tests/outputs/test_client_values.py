@@ -64,6 +64,14 @@ def test_a_clients_own_values_share_the_row_of_its_evaluation(tmp_path: Path) ->
     assert (found.round, found.values.tolist()) == (0, [0.5, 1.5]), "the report reads evaluations alone"
 
 
+def test_a_clients_name_is_no_formula_of_a_spreadsheet(tmp_path: Path) -> None:
+    """The file is written anew with each round, and names stay as they are."""
+    path = tmp_path / "clients.csv"
+    for round_index in range(3):
+        add_rows(path, [{"round": round_index, "client": 0, "name": "=1+1", "own": -1.0}])
+    assert [(row["name"], row["own"]) for row in read_rows(path)[1]] == [("'=1+1", "-1.0")] * 3
+
+
 @pytest.mark.parametrize(
     ("client", "values", "said"),
     [

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lightning_fl.errors import UserError
-from lightning_fl.outputs.yaml_files import read_strictly, read_written
+from lightning_fl.outputs.yaml_files import MAX_DEPTH, is_too_deep, parse_strictly, read_strictly, read_written
 
 
 @pytest.mark.parametrize("read", [partial(read_strictly, allowed="a study is YAML"), read_written])
@@ -28,3 +29,20 @@ def test_a_text_that_is_read_first_as_written_is_still_read_strictly(tmp_path: P
     for _ in range(2):
         with pytest.raises(UserError, match="010 in line 1"):
             read_strictly(path, "a study is YAML")
+
+
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ("{a: ", "}"), ("[1, ", "]")])
+def test_what_is_nested_too_deeply_is_refused_without_reading_all_of_it(
+    opened: str, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader composes no more levels than are allowed, however many follow."""
+    levels = MAX_DEPTH - 1  # and a number in the innermost
+    assert parse_strictly(opened * levels + "1" + closed * levels, "the text") is not None
+    composed, compose = [], yaml.SafeLoader.compose_node
+    monkeypatch.setattr(yaml.SafeLoader, "compose_node", lambda *a: composed.append(1) or compose(*a))
+    text = opened * 5000 + closed * 5000
+    with pytest.raises(UserError, match="the value in line 1 of the text is nested more than 100 levels deep"):
+        parse_strictly(text, "the text")
+    assert len(composed) < 6 * MAX_DEPTH
+    assert is_too_deep(text)
+    assert not is_too_deep("[" + "[1], " * 500 + "]"), "many brackets are not deep"

@@ -437,6 +437,19 @@ def test_the_same_seed_twice_is_remarked_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_cells_are_no_formulas_of_a_spreadsheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("=1+1", "@SUM(1)"):
+        write_run(tmp_path / name, rising(50))
+    report(["=1+1", "@SUM(1)", "--out", "out"])
+    for file in ("runs.csv", "curves.csv"):
+        with (tmp_path / "out" / file).open(newline="") as opened:
+            rows = list(csv.DictReader(opened))
+        assert {row["folder"] for row in rows} == {"'=1+1", "'@SUM(1)"}
+        assert not [cell for row in rows for cell in (*row, *row.values()) if cell.startswith(("=", "+", "@"))]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_same_folder_twice_is_one_run(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", rising(50))
     printed = report([str(a), f"{a}/", str(a / "metrics.csv"), "--out", str(tmp_path / "out")])

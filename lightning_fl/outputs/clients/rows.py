@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_fl.checks import is_whole
 from lightning_fl.errors import UserError, require
+from lightning_fl.outputs.csv_cells import as_cell
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.metrics_csv import read_rows
 
@@ -68,4 +69,6 @@ def _write(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]
     with replacing(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {column: as_cell(value) if column == "name" else value for column, value in row.items()} for row in rows
+        )
