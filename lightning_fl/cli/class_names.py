@@ -79,7 +79,7 @@ def classes_under(key: str) -> dict[str, type]:
     """Return by name the classes of lightning_fl and Lightning that `key` may name; empty if it names no class.
 
     >>> sorted(classes_under("data.partition"))
-    ['ByGroup', 'ClassPriors', 'Classes', 'Dirichlet', 'IID', 'LogNormalSizes', 'QuantitySkew', 'Shards']
+    ['ByGroup', 'ClassPriors', 'Classes', 'Dirichlet', 'GivenIndices', 'IID', 'LogNormalSizes', 'QuantitySkew', 'Shards']
     """
     folders, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], object))
     named = {name: getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])}

@@ -15,6 +15,7 @@ from lightning_fl.data.partitions.by_group import ByGroup
 from lightning_fl.data.partitions.classes import Classes, ClassPriors
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.dirichlet import Dirichlet
+from lightning_fl.data.partitions.given_indices import GivenIndices
 from lightning_fl.data.partitions.partition import Partition, Pool
 from lightning_fl.data.partitions.shards import Shards
 from lightning_fl.data.partitions.sizes import IID, LogNormalSizes, QuantitySkew, Sizes
@@ -44,6 +45,7 @@ __all__ = [
     "FashionMNIST",
     "Federated",
     "FederatedDataModule",
+    "GivenIndices",
     "Groups",
     "HuggingFace",
     "ImageDataModule",

@@ -24,6 +24,7 @@ class SplitData(Protocol):
     """Attributes of a `FederatedDataModule` that its descriptions contain."""
 
     num_clients: int
+    num_left_out: int
     partition: Any
     shift: Any
     train: Samples
@@ -94,6 +95,7 @@ def describe_split(data: SplitData) -> str:
         )
         if len(data.server_indices):
             server += f" (non-IID degree {non_iid_degree(data.server_histogram, pooled):.2g})"
+    clients += f"; {data.num_left_out:,} others left out" if data.num_left_out else ""
     clients += f"; {unit} changed by {part_in_short(data.shift)}" if data.shift is not None else ""
     num_held_out = len(data.client_val_indices.joined)
     clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""

@@ -45,11 +45,11 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     """Training data divided over clients and a server. A subclass reads them in `load`.
 
     Args:
-        num_clients: clients in the federation, at least 1 and at most the number of training samples; null with ByGroup: a
-            client for each group.
+        num_clients: clients in the federation, at least 1 and at most the number of training samples; null with ByGroup, a
+            client for each group, and with GivenIndices, one for each list.
         batch_size: samples per training batch, at least 1.
         partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew, LogNormalSizes,
-            or ByGroup, which makes the users of the samples the clients.
+            ByGroup, which makes the users of the samples the clients, or GivenIndices, a split from index lists.
         client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's pool.
             1 gives them all that `server_fraction` leaves.
         server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its pool.
@@ -71,6 +71,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         UserError: a value is not allowed; or, in `setup`, there are too few samples for it.
     """
 
+    num_left_out = 0
+    """Training samples that the partition gives to no client, after `setup`; those of groups are not counted."""
     shuffled_files = False
     """True if the training files are already in random order, which is kept; otherwise samples are shuffled first."""
     changeable = frozenset({"batch_size", "eval_batch_size"})
@@ -315,12 +317,15 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     def _split_clients(self, pool: np.ndarray, groups: Groups | None) -> None:
         if self._num_clients is not None:
             require_enough(len(pool), self._num_clients)
+        if not self.partition.takes_shuffled:
+            pool = np.sort(pool)
         labels = self.train.labels
         pool_labels = np.zeros(len(pool), dtype=np.int64) if labels is None else labels[pool]
         view = Pool(pool_labels, None if groups is None else groups.take(pool))
         places = ClientIndices.of(self.partition.divide(view, self._num_clients, self._rng(PARTITION)))
         parts = ClientIndices(pool[places.joined], places.sizes)
         self.num_clients = len(parts)
+        self.num_left_out = 0 if self.partition.needs_groups else len(pool) - len(parts.joined)
         if groups is not None and self.partition.needs_groups:
             self.groups_of_clients = GroupsOfClients.of(groups, pool, parts)
             tested = None if self.test is None else groups_of_test(self.test, self.groups)

@@ -93,8 +93,9 @@ def _check_groups(data: SplitSettings) -> None:
     """Raise `UserError` if settings would cut groups, which a partition keeps whole, or give groups that nothing reads."""
     partition, share, server_groups = data.partition, data.client_fraction, data.server_groups or 0
     require(
-        data.num_clients is not None or partition.needs_groups,
-        f"num_clients is null, but only ByGroup finds it in the data: give the number of clients for {partition}.",
+        data.num_clients is not None or partition.needs_groups or partition.knows_num_clients,
+        "num_clients is null, but only ByGroup finds it in the data, and GivenIndices in its lists: give the number of clients "
+        f"for {partition}.",
     )
     require(
         data.groups is None or partition.needs_groups or server_groups > 0,
@@ -109,6 +110,11 @@ def _check_groups(data: SplitSettings) -> None:
         not partition.needs_groups or (share == 1 and (data.server_fraction == 0 or server_groups > 0)),
         f"{name}={value} would take samples away from the groups that {partition} makes clients: give the server whole groups "
         "with server_groups, such as 0.05.",
+    )
+    taken = f"server_groups={server_groups}" if server_groups else f"{name}={value}"
+    require(
+        not partition.divides_all or (share == 1 and data.server_fraction == 0 and not server_groups),
+        f"{taken} would take samples away from the clients, but {partition} says which client has which: leave it out.",
     )
 
 

@@ -36,10 +36,10 @@ class Federated(FederatedDataModule):
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
-        num_clients: clients in the federation, at least 1 and at most the number of training samples; null with ByGroup: a
-            client for each group.
+        num_clients: clients in the federation, at least 1 and at most the number of training samples; null with ByGroup, a
+            client for each group, and with GivenIndices, one for each list.
         partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew, LogNormalSizes,
-            or ByGroup, which makes the users of the samples the clients.
+            ByGroup, which makes the users of the samples the clients, or GivenIndices, a split from index lists.
         batch_size: samples per training batch, at least 1; None: as in the datamodule's training loader.
         num_classes: number of classes, at least 1; None: the largest label plus one.
         drop_last: True if clients leave out the last batch of a pass when it is not full, False if they read all samples; None:

@@ -204,6 +204,7 @@ def test_list_explains_one_name(lightning_fl: Command) -> None:
         "ClassPriors",
         "Classes",
         "Dirichlet",
+        "GivenIndices",
         "IID",
         "LogNormalSizes",
         "QuantitySkew",

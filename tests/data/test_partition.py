@@ -1,16 +1,24 @@
 """Test partitions: each sample exactly once, the stated sizes, termination in every case."""
 
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
 import jsonargparse
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl.data import (
     IID,
+    Arrays,
     Classes,
     ClassPriors,
     Dirichlet,
+    GivenIndices,
     LogNormalSizes,
     Partition,
     QuantitySkew,
@@ -387,3 +395,186 @@ def test_whole_sizes_add_up_and_lie_next_to_the_exact_ones(weights: list[float],
     sizes = whole_sizes(np.array(weights), total)
     assert sizes.sum() == total
     assert (np.abs(sizes - np.array(weights) / np.sum(weights) * total) < 1 + 1e-6).all()
+
+
+# ---------------------------------------------------------------------------------------------------- index lists
+
+SPLIT = [[0, 1, 2], [4, 3], [9, 5, 7, 8, 6]]
+
+
+@dataclass(frozen=True)
+class Own(Partition):
+    """Partition of a user's own, which knows the indices that it returns."""
+
+    needs_labels = False
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return [np.array(part) for part in SPLIT]
+
+
+@dataclass(frozen=True)
+class Seen(Partition):
+    """Partition that gives client k the samples of class k, in their order."""
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return [np.flatnonzero(labels == client) for client in range(num_clients)]
+
+
+def split(partition: Partition, num_clients: int | None = 3, **settings: Any) -> Arrays:
+    """Return ten samples, the i-th of which is i and has class i mod 3, divided over clients."""
+    x = torch.arange(10.0)[:, None]
+    data = Arrays(
+        train=(x, torch.arange(10) % 3),
+        test=(x, torch.arange(10) % 3),
+        num_clients=num_clients,
+        **settings,
+        partition=partition,
+    )
+    data.setup("fit")
+    return data
+
+
+def held(data: Arrays) -> list[list[int]]:
+    """Return the values of each client's samples, in the order of its indices."""
+    return [data.train.stored(part)[0].flatten().int().tolist() for part in data.client_indices]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_indices_are_places_in_the_data_set(seed: int) -> None:
+    assert held(split(Own(), seed=seed)) == SPLIT
+    assert held(split(Seen(), seed=seed)) == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+
+
+def test_a_partition_of_ones_own_sees_the_samples_that_the_server_leaves_in_their_order() -> None:
+    data = split(Seen(), server_fraction=0.25)
+    assert len(data.server_indices) == 2
+    for client, part in enumerate(held(data)):
+        assert part == [i for i in range(10) if i % 3 == client and i not in data.server_indices]
+
+
+def in_file(path: Path, lists: Any) -> Path:
+    """Write index lists as JSON, or as CSV with a row for each sample, and return the path."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(lists))
+    else:
+        named = lists if isinstance(lists, dict) else dict(enumerate(lists))
+        path.write_text("index,client\n" + "".join(f"{i},{name}\n" for name, part in named.items() for i in part))
+    return path
+
+
+@pytest.mark.parametrize("num_clients", [3, None])
+@pytest.mark.parametrize("kind", ["lists", "arrays", "json", "csv"])
+def test_given_indices_are_what_the_clients_hold(kind: str, num_clients: int | None, tmp_path: Path) -> None:
+    lists: Any = {"lists": SPLIT, "arrays": [np.array(part) for part in SPLIT]}.get(kind)
+    lists = in_file(tmp_path / f"split.{kind}", SPLIT) if lists is None else lists
+    data = split(GivenIndices(lists), num_clients)
+    assert held(data) == SPLIT
+    assert data.num_clients == 3
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv"])
+@pytest.mark.parametrize(("names", "order"), [(("10", "2", "1"), (2, 1, 0)), (("zoe", "al", "2"), (0, 1, 2))])
+def test_clients_with_numbers_come_in_their_order(
+    names: tuple[str, ...], order: tuple[int, ...], suffix: str, tmp_path: Path
+) -> None:
+    path = in_file(tmp_path / f"split.{suffix}", dict(zip(names, SPLIT, strict=True)))
+    assert held(split(GivenIndices(path))) == [SPLIT[place] for place in order]
+
+
+def test_given_indices_may_leave_samples_and_clients_out() -> None:
+    data = split(GivenIndices([[1], [], [9, 0]], leave_out=True))
+    assert held(data) == [[1], [], [9, 0]]
+    assert "; 7 others left out; " in data.description()
+    assert "left out" not in split(GivenIndices(SPLIT)).description()
+    assert repr(GivenIndices([[0] * 10**6])) == "GivenIndices(lists=<1,000,000 indices of 1 clients>, leave_out=False)"
+
+
+@pytest.mark.parametrize(
+    ("lists", "said"),
+    [
+        (
+            [[0, 1], [2], [3, 10]],
+            r"the index list of client 2 has the index 10 \(given as lists\), but the training set has 10 ",
+        ),
+        ([[0, -1], [2], [3]], "the index list of client 0 has the index -1"),
+        ([[0, 1], [1], [2]], "sample 1 is in the index lists of clients 0 and 1"),
+        ([[0, 1], [2, 2], [3]], "sample 2 is twice in the index list of client 1"),
+        (
+            [[0, 1, 2], [3, 4], [5, 7, 8, 9]],
+            "1 of the 10 training samples are in no index list, the first of which is 6",
+        ),
+        (SPLIT[:2], r"num_clients=3, but the number of index lists is 2"),
+        ([], "must have an index list for each client"),
+        ([0, 1, 2], "must have a list of whole numbers for client 0, got 0"),
+        ([[0], [1.5], [2]], r"must have a list of whole numbers for client 1, got \[1.5\]"),
+        ([[0], [True], [2]], "must have a list of whole numbers for client 1"),
+        ([[0], [[1], [2, 3]], [2]], "must have a list of whole numbers for client 1"),
+        ([[0], [10**30], [2]], "must have a list of whole numbers for client 1"),
+        ("split.pkl", "'split.pkl' is neither a .json nor a .csv file"),
+        ("none.json", r"the index lists none.json cannot be read \(No such file"),
+    ],
+)
+def test_index_lists_that_do_not_fit_are_refused(lists: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        split(GivenIndices(lists))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", "[[0]", "are no JSON"),
+        ("a.json", "[" * 100_000, "are no JSON"),
+        ("a.json", "3", "must have a list or an object of index lists, got 3"),
+        ("a.json", "{}", "must have an index list for each client"),
+        ("a.csv", "user,index\n", "need the columns client and index, and have .'user', 'index'."),
+        ("a.csv", "client,index\n0,1\n0,x\n", "line 3 of .*a.csv must have a client and an index, got '0' and 'x'"),
+        ("a.csv", "client,index\n0\n", "line 2 of .*a.csv must have a client and an index, got '0' and ''"),
+        ("a.csv", "client,index\n", "must have an index list for each client"),
+    ],
+)
+def test_files_of_index_lists_that_are_damaged_are_refused(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=said):
+        split(GivenIndices(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("server_fraction", 0.2), ("client_fraction", 0.5), ("server_groups", 0.5)]
+)
+def test_given_indices_leave_nothing_for_the_server(setting: str, value: float) -> None:
+    groups = {"groups": list("aabbccddee")} if setting == "server_groups" else {}
+    with pytest.raises(UserError, match=rf"{setting}={value} would take samples away from the clients"):
+        split(GivenIndices(SPLIT), **{setting: value}, **groups)
+
+
+# ----------------------------------------------------------------------------------- draws again, and classes of nobody
+
+
+@pytest.mark.parametrize("partition", [QuantitySkew(0.3, min_samples=5), LogNormalSizes(2.0, min_samples=5)])
+def test_sizes_are_drawn_as_often_as_max_tries_says(partition: Any) -> None:
+    """The draw that fits is the same with any limit that reaches it."""
+
+    def sizes(max_tries: int) -> list[int]:
+        parts = replace(partition, max_tries=max_tries)(np.zeros(200), 8, rng(1))
+        return [len(part) for part in parts]
+
+    with pytest.raises(UserError, match=r"In 1 draws some client had fewer than 5 .*max_tries"):
+        sizes(1)
+    assert sizes(1000) == sizes(100_000)
+    assert min(sizes(1000)) >= 5
+    with pytest.raises(UserError, match="max_tries must be"):
+        replace(partition, max_tries=0)
+
+
+def test_classes_of_nobody_are_left_out_if_that_is_wanted() -> None:
+    labels = np.repeat(np.arange(10), 30)
+    with pytest.raises(UserError, match=r"gives class .* to 0 of 3 clients: .*leave_out to True"):
+        Classes(2)(labels, 3, rng())
+    parts = Classes(2, leave_out=True)(labels, 3, rng())
+    taken = np.concatenate(parts)
+    assert len(set(taken.tolist())) == len(taken)
+    assert all(len(set(labels[part])) == 2 for part in parts)
+    for label in set(labels[taken].tolist()):
+        assert (labels[taken] == label).sum() == 30, "a class that somebody has is shared out as a whole"
+    whole, same = Classes(2)(labels, 20, rng(5)), Classes(2, leave_out=True)(labels, 20, rng(5))
+    assert all(np.array_equal(one, two) for one, two in zip(whole, same, strict=True))

@@ -53,6 +53,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "class_of": ["y", "z", len, [0, 1], [1, 0]],
     "groups": ["layer", "tensor", {"one": ["a"]}, {"one": ["b"]}, np.zeros(8), np.ones(8)],
     "head_epochs": [1, 2],
+    "lists": ["one.json", "two.json"],  # of lists in Python the digest of the samples tells
     "kind": ["femnist", "shakespeare"],
     "kinds": [("blur",), ("noise",)],
     "network": ["linear", "lenet5", nn.Linear(2, 2), nn.Bilinear(1, 1, 3)],

@@ -67,6 +67,7 @@ class Sizes(Partition):
     """Partition that gives client k exactly `sizes[k]` samples."""
 
     needs_labels = False
+    takes_shuffled = True
     sizes: tuple[int, ...] = SIZES
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:

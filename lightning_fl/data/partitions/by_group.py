@@ -33,6 +33,7 @@ class ByGroup(Partition):
 
     needs_labels = False
     needs_groups = True
+    takes_shuffled = True
 
     def __post_init__(self) -> None:
         check_whole("min_samples", self.min_samples, 1)

@@ -17,6 +17,9 @@ from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, r
 from lightning_fl.data.partitions.sizes import IID, Sizes
 from lightning_fl.errors import require
 
+LEFT_TO_NOBODY = "use more clients or a larger classes_per_client, or set leave_out to True"
+"""Remedies for a class that no client has."""
+
 
 @dataclass(frozen=True)
 class Classes(Partition):
@@ -26,9 +29,14 @@ class Classes(Partition):
 
     Args:
         classes_per_client: classes of a client, at least 1 and at most the number of classes; 1, 2 and 3 in NIID-Bench.
+        leave_out: True to leave out the samples of a class that no client has, as where 3 clients have 2 of 10 classes each;
+            otherwise such a split is refused.
     """
 
+    takes_shuffled = True
+
     classes_per_client: int = 2
+    leave_out: bool = False
 
     def __post_init__(self) -> None:
         check_whole("classes_per_client", self.classes_per_client, 1)
@@ -49,13 +57,16 @@ class Classes(Partition):
         owners = np.empty(len(labels), dtype=np.int64)
         for label, holders in zip(present, held.T, strict=True):
             members, clients = rng.permutation(np.flatnonzero(labels == label)), np.flatnonzero(holders)
+            if not len(clients) and self.leave_out:
+                owners[members] = -1
+                continue
             require(
                 0 < len(clients) <= len(members),
                 f"{self} gives class {label}, which has {len(members):,} samples, to {len(clients):,} of {num_clients:,} "
-                f"clients: {'use fewer clients' if len(clients) else 'use more clients or a larger classes_per_client'}.",
+                f"clients: {'use fewer clients' if len(clients) else LEFT_TO_NOBODY}.",
             )
             owners[members] = np.repeat(clients, even_sizes(len(members), len(clients)))
-        return cut(np.argsort(owners, kind="stable"), np.bincount(owners, minlength=num_clients))
+        return ClientIndices.by_owner(owners, num_clients)
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,8 @@ class ClassPriors(Partition):
         alpha: concentration, > 0: the smaller, the fewer classes per client. Hsu et al. use 0.05 to 100.
         sizes: the clients' sizes: IID() for even ones, LogNormalSizes() or QuantitySkew().
     """
+
+    takes_shuffled = True
 
     alpha: float = 0.5
     sizes: Sizes = IID()  # noqa: RUF009  (immutable)

@@ -49,6 +49,10 @@ class ClientIndices(Sequence[np.ndarray]):
         sizes = np.bincount(owners + 1, minlength=num_clients + 1)
         return cls(order[sizes[0] :], sizes[1:])
 
+    def __repr__(self) -> str:
+        """Return the numbers of clients and indices, of which there may be millions."""
+        return f"<{len(self.joined):,} indices of {len(self):,} clients>"
+
     @property
     def sizes(self) -> np.ndarray:
         """Number of indices of each client, (N,) int64."""

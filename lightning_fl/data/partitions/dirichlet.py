@@ -46,6 +46,8 @@ class Dirichlet(Partition):
         balanced: deprecated name of skip_full_clients.
     """
 
+    takes_shuffled = True
+
     alpha: float = 0.5
     skip_full_clients: bool = True
     min_samples: int = 10

@@ -32,18 +32,27 @@ class Pool:
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """A way to divide samples over clients, given their labels, or by their groups (`divide`)."""
+    """A way to divide samples over clients, given their labels, or by their groups (`divide`).
+
+    The samples come in the order of the data set: if the server has none of them, an index is the place in the training set.
+    """
 
     needs_labels = True
     needs_groups = False
     """True if the partition divides whole groups, never the samples of one; `num_clients` may then be None."""
+    knows_num_clients = False
+    """True if `num_clients` may be None."""
+    divides_all = False
+    """True if the partition divides the whole training set, so that the server can have none of it."""
+    takes_shuffled = False
+    """True if the samples come in random order, for a partition to which their order means nothing."""
 
     @abstractmethod
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Divide `labels` over the clients.
 
         Args:
-            labels: (n,) int64, the class of each sample.
+            labels: (n,) int64, the class of each sample, in the order of the data set unless `takes_shuffled`.
             num_clients: number of parts, at least 1.
             rng: the only source of randomness.
 

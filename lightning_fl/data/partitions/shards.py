@@ -29,6 +29,8 @@ class Shards(Partition):
             al. 2024).
     """
 
+    takes_shuffled = True
+
     shards_per_client: int = 2
 
     def __post_init__(self) -> None:

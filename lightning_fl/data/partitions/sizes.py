@@ -24,6 +24,7 @@ class Sizes(Partition):
     """Shuffle the samples and cut them into parts of the sizes that a subclass draws."""
 
     needs_labels = False
+    takes_shuffled = True
 
     @abstractmethod
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -52,14 +53,17 @@ class QuantitySkew(Sizes):
     Args:
         alpha: concentration, > 0: the smaller, the more the sizes differ. NIID-Bench uses 0.5.
         min_samples: smallest number of samples of a client, at least 1; 10 in NIID-Bench.
+        max_tries: number of draws before an error is raised, at least 1.
     """
 
     alpha: float = 0.5
     min_samples: int = 10
+    max_tries: int = 1000
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
         check_whole("min_samples", self.min_samples, 1)
+        check_whole("max_tries", self.max_tries, 1)
 
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to shares drawn from a Dirichlet distribution: see `Sizes`."""
@@ -68,7 +72,8 @@ class QuantitySkew(Sizes):
         def shares() -> np.ndarray:
             return rng.dirichlet(np.full(num_clients, self.alpha))
 
-        return drawn_sizes(shares, num_samples, self.min_samples, f"{self} for {num_clients:,} clients: raise alpha")
+        setting = f"{self} for {num_clients:,} clients: raise alpha or max_tries"
+        return drawn_sizes(shares, num_samples, self.min_samples, setting, self.max_tries)
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,17 @@ class LogNormalSizes(Sizes):
     Args:
         sigma: spread of the logarithms of the sizes, at least 0; 0 gives even sizes.
         min_samples: smallest number of samples of a client, at least 1.
+        max_tries: number of draws before an error is raised, at least 1.
     """
 
     sigma: float = 0.5
     min_samples: int = 1
+    max_tries: int = 1000
 
     def __post_init__(self) -> None:
         check_at_least("sigma", self.sigma, 0)
         check_whole("min_samples", self.min_samples, 1)
+        check_whole("max_tries", self.max_tries, 1)
 
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to log-normal numbers: see `Sizes`."""
@@ -95,11 +103,12 @@ class LogNormalSizes(Sizes):
             logarithms = self.sigma * rng.standard_normal(num_clients)
             return np.exp(logarithms - logarithms.max())  # or large ones overflow
 
-        return drawn_sizes(weights, num_samples, self.min_samples, f"{self} for {num_clients:,} clients: lower sigma")
+        setting = f"{self} for {num_clients:,} clients: lower sigma, raise max_tries"
+        return drawn_sizes(weights, num_samples, self.min_samples, setting, self.max_tries)
 
 
 def drawn_sizes(
-    draw: Callable[[], np.ndarray], num_samples: int, min_samples: int, setting: str, max_tries: int = 1000
+    draw: Callable[[], np.ndarray], num_samples: int, min_samples: int, setting: str, max_tries: int
 ) -> np.ndarray:
     """Return whole sizes in proportion to drawn weights, the first of which all are at least `min_samples`.
 
