@@ -1,7 +1,7 @@
 """Data sharing: Zhao et al., Federated Learning with Non-IID Data, 2018 (arXiv:1806.00582), as in FedDUMAP (Liu et al., ACM
 TIST 2024, doi:10.1145/3690648).
 
-before the first round: every client receives min(n_0, cap · Σ_k n_k) of the server's samples, drawn at random
+before the first round: every client that has samples receives min(n_0, cap · Σ_k n_k) of the server's samples, drawn at random
 client k:  trains on its own and these samples; n_k counts both
 the rest is FedAvg
 """
@@ -36,7 +36,7 @@ class DataSharing(Method):
         self.warmup_epochs = warmup_epochs
 
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
-        """Give every client its part of the server's samples."""
+        """Give every client that has samples its part of the server's."""
         num_server = len(data.server_indices)
         require(
             num_server > 0,

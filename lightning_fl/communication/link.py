@@ -197,7 +197,7 @@ class Link(FormerSetting):
     def charged(self, recipients: Sequence[int]) -> Sequence[int]:
         """Return the clients to which a broadcast to these recipients is charged."""
         goes_to_all = self.downlink.needs_every_client and not self.downlink.catches_up
-        return range(self.context.num_clients) if goes_to_all else recipients
+        return self.context.everyone if goes_to_all else recipients
 
     def _charge_missed(self, recipients: Sequence[int], payloads: Iterable[Payload]) -> None:
         """Count a broadcast for its recipients with the updates that they have missed; buffers are not updates."""
@@ -338,7 +338,7 @@ class Link(FormerSetting):
 
     def _draw(self, direction: Direction, client: int | None = None) -> Draw:
         """Return the source of the random draws of the next message."""
-        party = self.context.num_clients if client is None else client
+        party = self.context.everyone[-1] + 1 if client is None else client
         turn = self._num_sent[direction, party]
         self._num_sent[direction, party] += 1
         return Draw(self.context.draw.purpose, party, direction, turn)

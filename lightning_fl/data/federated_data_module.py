@@ -243,16 +243,21 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         return changed
 
     def share(self, count: int) -> FederatedDataModule:
-        """Return a copy in which every client also trains on `count` random samples of the server.
+        """Return a copy in which every client that has samples also trains on `count` random ones of the server.
 
         Args:
             count: at most the number of the server's samples; if equal, all clients get the same samples.
         """
         held = self.server_indices
-        if count == len(held):
-            return self.enlarged([held] * self.num_clients)
-        draws = (np.random.default_rng([self.seed, SHARED, client]) for client in range(self.num_clients))
-        return self.enlarged([rng.choice(held, count, replace=False) for rng in draws])
+
+        def received(client: int) -> np.ndarray:
+            if not len(self.client_indices[client]):
+                return held[:0]
+            if count == len(held):
+                return held
+            return np.random.default_rng([self.seed, SHARED, client]).choice(held, count, replace=False)
+
+        return self.enlarged([received(client) for client in range(self.num_clients)])
 
     def server_data(self) -> Selection | None:
         """Return the server's samples, or None if it has none."""

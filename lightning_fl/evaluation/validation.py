@@ -98,10 +98,10 @@ class ModelValidation(FormerSetting):
         return None if counter is None else int(counter.get_total_flops()) // 2
 
     def _clients(self) -> list[int]:
-        """Return the clients to measure, in ascending order."""
-        everyone, most = self.data.num_clients, self.most_clients
-        if most is None or most >= everyone:
-            return list(range(everyone))
+        """Return the clients to measure, in ascending order; those without samples never train, and count in no mean."""
+        everyone, most = self.data.client_sizes.nonzero()[0], self.most_clients
+        if most is None or most >= len(everyone):
+            return [int(client) for client in everyone]
         return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
 
     def _measure_own(self, client: int) -> dict[str, float]:

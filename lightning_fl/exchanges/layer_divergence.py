@@ -35,7 +35,7 @@ class LayerDivergence(GroupChoice):
 
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the cohort, or all clients."""
-        return cohort if self.broadcast == "selected" else range(context.num_clients)
+        return cohort if self.broadcast == "selected" else context.everyone
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
         """Return the divergences, which the client sends; with the sign turned where the least are chosen."""

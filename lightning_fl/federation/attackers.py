@@ -55,7 +55,15 @@ class Attackers:
             return frozenset()
         if self.adversary.per_round:
             return self.adversary.clients_of(cohort, run.random(ATTACK))
-        return self.adversary.clients(self.data.num_clients, run.as_of(0).random(ATTACK))
+        return self._listed_or_drawn(run.as_of(0).random(ATTACK))
+
+    def _listed_or_drawn(self, random: np.random.Generator) -> frozenset[int]:
+        """Return the clients that attack in all rounds; a share is drawn from those that have samples."""
+        if isinstance(self.adversary.attackers, list | tuple):
+            return self.adversary.clients(self.data.num_clients, random)
+        eligible = np.flatnonzero(self.data.client_sizes)
+        drawn = self.adversary.clients(len(eligible), random)
+        return frozenset(int(eligible[place]) for place in drawn)
 
     def poisoned_data(self, attackers: frozenset[int]) -> FederatedDataModule:
         """Return the clients' samples as they train on them."""
@@ -93,7 +101,7 @@ class Attackers:
             f"{algorithm.name} does not wait for the clients of a round, which "
             f"{'trainer.adversary.per_round' if adversary.per_round else name} needs: use a method that does, or another attack.",
         )
-        everyone = adversary.clients(self.data.num_clients, run.random(ATTACK, in_round=0))
+        everyone = self._listed_or_drawn(run.random(ATTACK, in_round=0))
         sizes, num_attackers = self.data.client_sizes, self.adversary.count(cohort_size)
         if not adversary.per_round:
             active = [client for client in everyone if sizes[client]]
@@ -102,7 +110,7 @@ class Attackers:
                 idle = _listed(sorted(everyone.difference(active)))
                 rank_zero_warn(f"trainer.adversary: without samples, and so in no round, {idle} cannot attack.")
         if not (num_attackers if adversary.per_round else everyone):
-            of = f"{cohort_size} clients of a round" if adversary.per_round else f"{self.data.num_clients} clients"
+            of = f"{cohort_size} clients of a round" if adversary.per_round else f"{np.count_nonzero(sizes)} clients"
             rank_zero_warn(f"trainer.adversary has no attackers: {adversary.attackers} of {of} is less than one.")
             return
         adversary.attack.check(cohort_size, num_attackers)

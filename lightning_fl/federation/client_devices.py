@@ -42,13 +42,13 @@ class Computation:
 class ClientDevices:
     """Speeds of all clients of a run; those of a client are drawn when it takes part for the first time."""
 
-    def __init__(self, clock: ClientClock, run: Run, num_clients: int, differ: bool) -> None:
+    def __init__(self, clock: ClientClock, run: Run, sizes: np.ndarray, differ: bool) -> None:
         """Read the clock's trace, if it has one.
 
         Args:
             clock: clock of the clients.
             run: run whose seed decides the draws.
-            num_clients: clients of the federation, N.
+            sizes: number of samples of each client of the federation.
             differ: False if all samples are in one place, whose speeds are the clock's own.
 
         Raises:
@@ -60,8 +60,9 @@ class ClientDevices:
         self._devices: dict[int, Device] = {}
         self._of_trace: Callable[[int], Device] | None = None
         if clock.trace is not None:
-            order = cache(lambda count: self._run.random(CLOCK, num_clients, in_round=0).permutation(count))
-            self._of_trace = clock.read_trace(num_clients, order)
+            beyond = int(np.max(np.flatnonzero(sizes))) + 1  # no client's own stream
+            order = cache(lambda count: self._run.random(CLOCK, beyond, in_round=0).permutation(count))
+            self._of_trace = clock.read_trace(len(sizes), order)
 
     def device(self, client: int) -> Device:
         """Return the speeds of a client."""

@@ -127,3 +127,8 @@ class Population:
     def eligible(self) -> np.ndarray:
         """Indices of the clients that have samples, int64."""
         return self.sizes.nonzero()[0]
+
+    @cached_property
+    def everyone(self) -> Sequence[int]:
+        """The clients that have samples, ascending; a range if all have."""
+        return range(len(self.sizes)) if len(self.eligible) == len(self.sizes) else self.eligible.tolist()

@@ -181,7 +181,7 @@ class Federation:
         return RoundContext(
             run.layout,
             run.buffer_layout,
-            self.data.num_clients,
+            len(self.population.everyone),
             self.network.groups,
             round=run.round,
             num_rounds=self.num_rounds,
@@ -190,8 +190,9 @@ class Federation:
             local_epochs=self.schedule.epochs,
             learning_rate=self.flat_module.optimizer.largest_rate,
             dtype=run.params.dtype,
-            draw=Draw((run.seed, run.round, CODEC), self.data.num_clients),
+            draw=Draw((run.seed, run.round, CODEC), self.population.everyone[-1] + 1),
             encoded=self.algorithm.encoded(run.server),
+            clients=self.population.everyone,
         )
 
     @property

@@ -170,7 +170,7 @@ class WithoutBarrier(Federation):
         """Return the facts about the run for the training on a version, given those about the present round."""
         if version == context.round:
             return context
-        draw = Draw((self.run.seed, version, CODEC), self.data.num_clients)
+        draw = Draw((self.run.seed, version, CODEC), self.population.everyone[-1] + 1)
         epochs, optimizer = self._schedule_of(version).epochs, self.flat_module.optimizer
         rate, momentum = optimizer.largest_rate, optimizer.momentum
         return replace(context, round=version, draw=draw, local_epochs=epochs, learning_rate=rate, momentum=momentum)

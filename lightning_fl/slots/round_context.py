@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from zlib import crc32
@@ -24,7 +24,7 @@ class Draw:
 
     Attributes:
         purpose: numbers that all messages of a round share: seed of the run, round, purpose.
-        party: client that sends or receives the message; N if the server sends it to all.
+        party: client that sends or receives the message; if the server sends it to all, one more than the last of them.
         direction: `up`, `down`, or `step` for what a step of the server encodes.
         turn: earlier messages of the party in this direction and round.
     """
@@ -61,7 +61,7 @@ class RoundContext:
     Attributes:
         layout: position of each parameter in a vector (d,).
         buffer_layout: position of each float buffer in a vector (d_b,).
-        num_clients: clients of the federation, N.
+        num_clients: clients of the federation that have samples, N; the others never take part.
         groups: layers of the network, without personal parameters; () for a submodel.
         round: index of the present round, from 0.
         num_rounds: rounds of the run.
@@ -73,6 +73,7 @@ class RoundContext:
         draw: source of the random draws of the message at hand.
         encoded: bits of the broadcast's entries that a step has encoded already, by name; see `Step.encoded`.
         unpruned: submodel that the pruning mask keeps, all other parameters being 0; None if there is no mask.
+        clients: indices of the N clients, ascending; None if they are 0 to N - 1.
     """
 
     layout: Layout
@@ -88,6 +89,12 @@ class RoundContext:
     dtype: torch.dtype = torch.float32
     draw: Draw = Draw()
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
+    clients: Sequence[int] | None = None
+
+    @property
+    def everyone(self) -> Sequence[int]:
+        """The N clients that have samples."""
+        return range(self.num_clients) if self.clients is None else self.clients
 
     def drawing(self, draw: Draw) -> RoundContext:
         """Return the context of a message with another source of draws: every message has one, and `replace` is slow."""

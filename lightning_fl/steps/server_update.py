@@ -91,8 +91,10 @@ class DynamicServerUpdate(Step):
         server.try_accuracy()
 
     def prepare(self, turn: SetupTurn) -> None:
-        """Send each client's number of samples per class to the server: q·|Y| + 32 bits."""
+        """Send the number of samples per class of each client that has some to the server: q·|Y| + 32 bits."""
         for client, histogram in enumerate(turn.server.label_histograms()):
+            if not histogram.any():
+                continue
             turn.channel.send_up(
                 client, {"scalars/labels": histogram, "scalars/samples": histogram.sum(0, keepdim=True).int()}
             )

@@ -46,8 +46,8 @@ class SharedState(Step):
 class ControlUpdate(SharedState):
     """c ← c + (1/N) Σ_k (c_k⁺ − c_k) over the accepted clients; c goes down with the model, and c = 0 before the first round.
 
-    N is the number of all clients, not of the cohort, so that c remains the mean of all c_k. The aggregator must average the
-    changes with equal weights, as `WeightedMean()` does.
+    N is the number of all clients that have samples, not of the cohort, so that c remains the mean of all c_k. The aggregator
+    must average the changes with equal weights, as `WeightedMean()` does.
     """
 
     sums_suffice = True

@@ -70,7 +70,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     check_dropped(data)
     sizes = trainer.data.client_indices.sizes if algorithm.pools_clients else data.client_sizes
     num_eligible = int((sizes > 0).sum())
-    num_clients = cohort_size(trainer.clients_per_round, len(sizes), num_eligible)
+    num_clients = cohort_size(trainer.clients_per_round, num_eligible)
     own_schedule = _local_schedule(trainer, trainer.data)
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
@@ -303,7 +303,7 @@ def _client_devices(trainer: TrainerInterface) -> ClientDevices | None:
         clock = ClientClock(**{field.name: getattr(clock, field.name) for field in fields(clock)})
     if not isinstance(clock, ClientClock):
         return None
-    return ClientDevices(clock, trainer.run, trainer.data.num_clients, differ=not trainer.algorithm.pools_clients)
+    return ClientDevices(clock, trainer.run, trainer.data.client_sizes, differ=not trainer.algorithm.pools_clients)
 
 
 def _check_schedules(trainer: TrainerInterface, data: FederatedDataModule) -> None:
@@ -366,7 +366,8 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
         _configure_optimizer(trainer)
         if rates is not None:
             flat_module.optimizer.schedules.load_state_dict(rates, run.round)
-    context = RoundContext(run.layout, run.buffer_layout, data.num_clients, round=run.round, unpruned=run.unpruned)
+    num_clients = int((data.client_sizes > 0).sum())
+    context = RoundContext(run.layout, run.buffer_layout, num_clients, round=run.round, unpruned=run.unpruned)
     return ClientEvaluator(flat_module, data, run, context, schedule, trainer.algorithm.personal)
 
 

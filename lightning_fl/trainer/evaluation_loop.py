@@ -92,12 +92,12 @@ def most_clients(trainer: TrainerInterface) -> int | None:
     Raises:
         UserError: there are fewer clients.
     """
-    limit, everyone = trainer.algorithm.validation_clients, trainer.data.num_clients
+    limit, everyone = trainer.algorithm.validation_clients, int((trainer.data.client_sizes > 0).sum())
     most = trainer.validation_clients if limit is None else limit
     require(
         most is None or most <= everyone,
-        f"validation_clients is {most}, but the federation has {everyone} clients: give at most {everyone}, or leave it out to "
-        "validate with all.",
+        f"validation_clients is {most}, but the federation has {everyone} clients with samples: give at most {everyone}, or "
+        "leave it out to validate with all.",
     )
     return most
 

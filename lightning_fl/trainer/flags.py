@@ -158,7 +158,7 @@ class TrainerFlags(Trainer, ABC):
         Args:
             max_rounds: Rounds of communication; a round is an epoch for callbacks and schedulers.
             min_rounds: Rounds before which no callback or module ends the run; none if not given.
-            clients_per_round: Clients selected in each round, a count or a fraction in (0, 1].
+            clients_per_round: Clients selected in each round, a count or a fraction in (0, 1] of those that have samples.
             local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
             local_steps: Optimiser steps of a client in a round, instead of local_epochs.
             client_optimizer: `module` for the optimiser of the module, or `sgd` for plain SGD at that optimiser's learning rates,
@@ -446,14 +446,18 @@ class TrainerFlags(Trainer, ABC):
             )
 
 
-def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:
+def cohort_size(clients_per_round: int | float, num_eligible: int) -> int:
     """Return the number of clients of a round, K.
+
+    Args:
+        clients_per_round: count, or fraction of the clients with samples.
+        num_eligible: clients with samples, N.
 
     Raises:
         UserError: `clients_per_round` exceeds the number of clients with samples.
     """
     if not is_whole(clients_per_round):
-        return min(max(1, round(clients_per_round * num_clients)), num_eligible)
+        return max(1, round(clients_per_round * num_eligible))
     require(
         clients_per_round <= num_eligible,
         f"clients_per_round is {clients_per_round}, but the federation has {num_eligible} clients with samples: "

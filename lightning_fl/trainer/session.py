@@ -100,7 +100,7 @@ def session(
         check_labels(model, datamodule)
         if trainer.fitting:
             num_eligible = int((datamodule.client_indices.sizes > 0).sum())
-            cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
+            cohort_size(trainer.clients_per_round, num_eligible)
             _reserve_folder(trainer)
         trainer.weights_only = weights_only is not False
         trainer._checkpoint_connector._ckpt_path = checkpointing.resolve(trainer, ckpt_path)

@@ -10,10 +10,15 @@ import torch
 from compared_runs import MakeTrainer, bits_of, equal_states, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import COVERING, EVERY_OPTION, ROSTER, Entry, Turn, problem, properties_of
-from toys import Normalised, Perceptron, Poisoned, federation, samples, vector
+from toys import SIZES, Normalised, Perceptron, Poisoned, federation, samples, vector
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import FedAvg
+from lightning_fl.attacks import Adversary, GaussianUpload
+from lightning_fl.codecs import QSGD, Followed
+from lightning_fl.communication import ClientClock
 from lightning_fl.federation.population import Population
+from lightning_fl.steps import Compress
 
 each_algorithm = pytest.mark.parametrize("name", ROSTER)
 each_part = pytest.mark.parametrize("name", COVERING)
@@ -209,3 +214,44 @@ def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: M
     trainer.fit(module, entry.federation(train=(x, y)), entry.algorithm())
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
     assert rejected == [(1, 5)] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*has no batch norm")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in COVERING else pytest.mark.slow) for name in ROSTER]
+)
+def test_a_client_without_samples_changes_nothing(name: str, make_trainer: MakeTrainer) -> None:
+    """The run of the others is the same bit for bit: N, wherever a method has it, is the number of clients with samples."""
+    entry, start, ends = ROSTER[name], Perceptron(), []
+    for num_empty in (0, 2):
+        module = copy.deepcopy(start)
+        trainer = make_trainer(max_rounds=3, clients_per_round=0.5, local_epochs=2)
+        trainer.fit(module, entry.federation(num_empty=num_empty), algorithm=entry.algorithm())
+        values = {key: float(value) for key, value in trainer.callback_metrics.items() if not key.startswith("time/")}
+        ends.append(((vector(module).tolist(), values), trainer.run))
+    (without, run), (beside, other) = ends
+    assert beside == without
+    assert equal_states(dict(other.clients), dict(run.clients))
+    assert equal_states(other.server, run.server)
+    assert other.ledger.total_bytes("up") == run.ledger.total_bytes("up")
+    assert other.ledger.total_bytes("down") == run.ledger.total_bytes("down")
+
+
+def test_clients_without_samples_change_no_draw(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Attackers, devices, the server's random codec and drop-outs are drawn as without them."""
+    start, ends = Perceptron(), []
+    (tmp_path / "devices.csv").write_text(
+        "computation,communication\n" + "".join(f"{10**k},{1000 * (k + 1)}\n" for k in range(9))
+    )
+    for sizes in (SIZES, (*SIZES, 0, 0)):
+        module, algorithm = copy.deepcopy(start), FedAvg(steps=[Compress(QSGD())], downlink=Followed(QSGD()))
+        trainer = make_trainer(
+            max_rounds=4,
+            clients_per_round=0.7,
+            dropout_rate=0.2,
+            adversary=Adversary(GaussianUpload(), 0.4),
+            clock=ClientClock(trace=tmp_path / "devices.csv"),
+        )
+        trainer.fit(module, federation(sizes), algorithm=algorithm)
+        ends.append((vector(module).tolist(), list(trainer.history["attack/attackers"]), trainer.run.simulated_seconds))
+    assert ends[0] == ends[1]

@@ -262,7 +262,7 @@ def test_triggers_are_in_attackers_samples_alone_and_begin_with_the_attack() -> 
 
 def test_a_client_that_trains_again_on_a_model_attacks_as_before() -> None:
     """Test that the attackers of a run are one set, for every version of the model and every training on it."""
-    data: Any = SimpleNamespace(num_clients=40)
+    data: Any = SimpleNamespace(num_clients=40, client_sizes=np.ones(40))
     attackers = Attackers(Adversary(SignFlip(), 0.5), data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
     run = Run(3, NO_LAYOUT, NO_LAYOUT, torch.zeros(0), torch.zeros(0), {})
     sets = {attackers.among(run.as_of(version, again), range(40)) for version in (1, 2, 9) for again in (0, 1, 2)}

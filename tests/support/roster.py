@@ -214,9 +214,10 @@ class Entry(NamedTuple):
     costs: Costs = whole("model")
     num_server: int = 0
 
-    def federation(self, train: Any = None) -> FederatedDataModule:
-        """Return the toy's data, with server samples if the method uses them."""
-        return toys.Served(self.num_server, train) if self.num_server else toys.federation(train=train)
+    def federation(self, train: Any = None, num_empty: int = 0) -> FederatedDataModule:
+        """Return the toy's data, with server samples if the method uses them, and with further clients that have no samples."""
+        sizes = (*toys.SIZES, *[0] * num_empty)
+        return toys.Served(self.num_server, train, sizes) if self.num_server else toys.federation(sizes, train)
 
     @property
     def runners(self) -> tuple[str, ...]:
