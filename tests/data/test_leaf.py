@@ -176,3 +176,48 @@ def test_files_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
     data = Leaf(str(marked), str(marked))
     data.setup()
     assert data.client_names.tolist() == ["a", "b"]
+
+
+def task(count: int, seed: int, dimensions: int = 6) -> tuple[list, list]:
+    """Return samples of a task of Synthetic with classes 0 to 4."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, dimensions)).tolist(), (np.arange(count) % 5).tolist()
+
+
+def test_synthetic_makes_each_task_a_client(tmp_path: Path) -> None:
+    tasks = {"0": task(3, 0), "1": task(5, 1)}
+    train = write(tmp_path / "train" / "data.json", tasks)
+    test = write(tmp_path / "test" / "data.json", {"1": task(6, 2)})
+    data = Leaf(str(train), str(test), kind="synthetic")
+    data.setup()
+    assert (data.num_classes, data.in_channels, data.client_sizes.tolist()) == (5, None, [3, 5])
+    for client, (x, y) in enumerate(tasks.values()):
+        vectors, labels = next(data.client(client).batches(9))
+        order = np.argsort(vectors[:, 0].numpy())
+        expected = np.array(x, dtype=np.float32)
+        own = np.argsort(expected[:, 0])
+        assert (vectors[order].numpy() == expected[own]).all()
+        assert labels[order].tolist() == np.array(y)[own].tolist()
+    assert [len(part) for part in data.client_test_indices] == [0, 6]
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (([[1.0, 2.0], [3.0]], [0, 1]), "user '1': x has samples of different lengths"),
+        (([["a", "b"]], [0]), "user '1': x must have lists of finite numbers"),
+        (([[1.0] * 6], [0.5]), "user '1', sample 0: y must be a whole number from 0 to 9,999, got 0.5"),
+        (task(1, 0, dimensions=3), "user '1': x has samples of 3 numbers, and those of others have 6"),
+    ],
+)
+def test_synthetic_samples_that_do_not_fit_are_refused(samples: tuple[list, list], said: str, tmp_path: Path) -> None:
+    train = write(tmp_path / "train" / "data.json", {"0": task(3, 0), "1": samples})
+    with pytest.raises(UserError, match=said):
+        Leaf(str(train), str(train), kind="synthetic").setup()
+
+
+def test_synthetic_test_samples_of_another_length_are_refused(tmp_path: Path) -> None:
+    train = write(tmp_path / "train" / "data.json", {"0": task(3, 0)})
+    test = write(tmp_path / "test" / "data.json", {"0": task(3, 0, dimensions=4)})
+    with pytest.raises(UserError, match=r"have 6 numbers, and those in .*test 4\."):
+        Leaf(str(train), str(test), kind="synthetic").setup()

@@ -30,19 +30,23 @@ LENGTH = 80
 """Characters of an input of Shakespeare."""
 CHARACTERS = f"\n !\"&'(),-.{digits}:;>?{ascii_uppercase}[]{ascii_lowercase}}}"
 """LEAF's characters of Shakespeare; the position of a character is its number."""
-NUM_CLASSES = {"femnist": 62, "shakespeare": len(CHARACTERS)}
+NUM_CLASSES = {"femnist": 62, "shakespeare": len(CHARACTERS), "synthetic": None}
+"""Classes of each kind; those of Synthetic are as many as its generator was asked for."""
+
+MOST_CLASSES = 10_000
+"""Limit of the classes of Synthetic, above which a label is a mistake."""
 
 
 class Leaf(FederatedDataModule):
-    """FEMNIST or Shakespeare in the JSON files of LEAF: each user (a writer, or a role in a play) is a client.
+    """FEMNIST, Shakespeare or Synthetic in the JSON files of LEAF: each user (a writer, a role in a play, a task) is a client.
 
     FEMNIST: images 1×28×28 with values in [0, 1], 62 classes. Shakespeare: 80 characters as whole numbers (80,), and the next one
-    as the class, of 80.
+    as the class, of 80. Synthetic: numbers (d,), and as many classes as the files name, from 0.
 
     Args:
         train: folder of JSON files, or one file, with the training samples.
         test: folder or file with the test samples, of the same users or of others.
-        kind: femnist or shakespeare.
+        kind: femnist, shakespeare or synthetic.
         num_clients: number of users that become clients, drawn at random; null: all.
         partition: division of the samples; ByGroup(min_samples) leaves out users with fewer training samples.
         **kwargs: arguments of FederatedDataModule: server_groups, batch sizes, val_fraction and seed.
@@ -66,11 +70,12 @@ class Leaf(FederatedDataModule):
         check_choice("kind", kind, NUM_CLASSES)
         self.kind = kind
         self._paths = (train, test)
+        self._num_classes = NUM_CLASSES[kind]
 
     @property
-    def num_classes(self) -> int:
-        """Number of classes: 62 characters of FEMNIST, 80 of Shakespeare."""
-        return NUM_CLASSES[self.kind]
+    def num_classes(self) -> int | None:
+        """Number of classes: 62 characters of FEMNIST, 80 of Shakespeare; of Synthetic the largest one plus 1, after `setup`."""
+        return self._num_classes
 
     @property
     def in_channels(self) -> int | None:
@@ -84,7 +89,17 @@ class Leaf(FederatedDataModule):
 
     def load(self) -> tuple[Samples, Samples]:
         """Read all files."""
-        return _read(self._paths[0], self.kind), _read(self._paths[1], self.kind)
+        train, test = (_read(path, self.kind) for path in self._paths)
+        if self.kind == "synthetic":
+            sizes = [len(samples.stored(np.array([0]))[0][0]) for samples in (train, test)]
+            require(
+                sizes[0] == sizes[1],
+                f"the samples in {self._paths[0]} have {sizes[0]} numbers, and those in {self._paths[1]} {sizes[1]}.",
+            )
+            self._num_classes = 1 + max(
+                int(samples.labels.max()) for samples in (train, test) if samples.labels is not None
+            )
+        return train, test
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ def _read(path: str, kind: str) -> TensorSamples:
             len(files) > 0,
             f"{folder} has no JSON files: give a folder that LEAF's preprocess.sh wrote, such as data/train.",
         )
-    convert = _images if kind == "femnist" else _texts
+    convert = {"femnist": _images, "shakespeare": _texts, "synthetic": _vectors}[kind]
     inputs: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     names: list[str] = []
@@ -122,6 +137,10 @@ def _read(path: str, kind: str) -> TensorSamples:
             seen[user.name] = file
             if user.x:
                 x, y = convert(user)
+                if inputs and x.shape[1:] != inputs[0].shape[1:]:
+                    raise UserError(
+                        f"{user.place}: x has samples of {x.shape[1]} numbers, and those of others have {len(inputs[0][0])}."
+                    )
                 inputs.append(x)
                 labels.append(y)
                 names += [user.name] * len(y)
@@ -214,3 +233,21 @@ def _texts(user: _User) -> tuple[np.ndarray, np.ndarray]:
     numbers = {character: number for number, character in enumerate(CHARACTERS)}
     x = np.array([[numbers[character] for character in text] for text in user.x], dtype=np.int64)
     return x, np.array([numbers[character] for character in user.y], dtype=np.int64)
+
+
+def _vectors(user: _User) -> tuple[np.ndarray, np.ndarray]:
+    """Return a task's samples, (n, d) float32, and classes (n,)."""
+    try:
+        values = np.array(user.x)
+    except ValueError as error:
+        raise UserError(f"{user.place}: x has samples of different lengths, or a value that is no number.") from error
+    require(
+        values.ndim == 2 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all()),
+        f"{user.place}: x must have lists of finite numbers.",
+    )
+    for position, label in enumerate(user.y):
+        require(
+            type(label) is int and 0 <= label < MOST_CLASSES,
+            f"{user.place}, sample {position}: y must be a whole number from 0 to {MOST_CLASSES - 1:,}, got {label!r}.",
+        )
+    return values.astype(np.float32), np.array(user.y, dtype=np.int64)
