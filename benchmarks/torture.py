@@ -4,7 +4,8 @@
     python benchmarks/torture.py --trials 1 --first 123    # one trial again, with its folder kept if --keep is given
 
 A trial draws a configuration from the classes that `lightning-fl list` names, runs it, and runs it again with a mishap: a kill,
-Ctrl-C twice, a full disk, a flipped bit, a second run in the same folder, a process that dies. Every command must end with exit
+Ctrl-C twice, a full disk, a flipped bit, a second run in the same folder, a process that dies, links and other people's files in
+its folder, clients without samples. Every command must end with exit
 code 0, or with one sentence and exit code 2 (a mistake of the user's), 1 (the machine's) or 130 (Ctrl-C); none may end with a
 traceback or wait for ever. A run that is resumed after the mishap, also one that a callback has stopped, must give the rows, bits
 and weights of the unbroken one; with another number of processes, the same counts, and averages and weights up to the order of
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from trials import long_runs, mishaps, processes, studies
+from trials import empty_clients, links, long_runs, mishaps, processes, studies
 from trials.commands import FindingError
 from trials.trial import Trial
 
@@ -48,6 +49,8 @@ MISHAPS = {
     "full disk": Mishap(mishaps.full_disk, 1),
     "flipped bit": Mishap(mishaps.flipped_bit, 2),
     "two runs": Mishap(mishaps.two_in_one_folder, 1),
+    "links": Mishap(links.linked, 1),
+    "empty clients": Mishap(empty_clients.beside_empty_clients, 1),
     "dead process": Mishap(processes.process_dies, 0.1),
     "other processes": Mishap(processes.other_processes, 0.1),
     "killed study": Mishap(studies.study_killed, 0.1),

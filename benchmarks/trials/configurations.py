@@ -126,7 +126,8 @@ def draw(random: np.random.Generator, images: Path) -> list[str]:
         flags["--algorithm"] = json.dumps(draws.composed())
     else:
         flags |= draws.flags("--algorithm", one_of(*classes_under("algorithm").values()))
-    partitions = [c for name, c in classes_under("partition").items() if name != "ByGroup"]  # these data have no groups
+    # These data have no groups, and no published split.
+    partitions = [c for name, c in classes_under("partition").items() if name not in ("ByGroup", "GivenIndices")]
     flags |= draws.flags("--data.partition", one_of(*partitions))
     if maybe(0.15):
         flags |= {"--trainer.test_every_n_rounds": one_of("1", "2"), "--data.val_fraction": "0.2"}
