@@ -157,13 +157,13 @@ def test_a_file_that_is_damaged_while_the_run_lives_is_written_again(
 ) -> None:
     def damage() -> None:
         for path in tmp_path.glob(name):
-            path.write_bytes(b"damaged" + path.read_bytes()[7:])
+            path.write_bytes(b"x" * path.stat().st_size)
 
     module = Frozen()
     flags = {"clients_per_round": 2, **keeps_files}
     trainer = make_trainer(max_rounds=3, callbacks=Once(1, damage), **flags)
     trainer.fit(module, federation(), Remembering())
-    resumed = make_trainer(max_rounds=4, **flags)
+    resumed = make_trainer(max_rounds=4, **{**flags, "clients_per_round": 6})  # which reads all states
     resumed.fit(Frozen(), federation(), Remembering(), ckpt_path="last")
     assert resumed.run.round == 4
 

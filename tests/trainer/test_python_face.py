@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import Algorithm, FedAvg, FedDP, FedProx
+from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
 from lightning_fl.codecs import Cast, ErrorFeedback, TopK
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
@@ -47,7 +47,6 @@ from lightning_fl.report.records import read_run
             },
             FedAvg(uplink=ErrorFeedback(TopK()), downlink=Cast()),
         ),
-        ({"class_path": "FedDP", "init_args": {"base": {"class_path": "FedProx"}}}, FedDP(base=FedProx())),
     ],
 )
 def test_an_algorithm_may_be_given_by_name(make_trainer: MakeTrainer, given: Any, same: Any) -> None:

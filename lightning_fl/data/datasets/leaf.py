@@ -30,7 +30,8 @@ LENGTH = 80
 """Characters of an input of Shakespeare."""
 CHARACTERS = f"\n !\"&'(),-.{digits}:;>?{ascii_uppercase}[]{ascii_lowercase}}}"
 """LEAF's characters of Shakespeare; the position of a character is its number."""
-NUM_CLASSES = {"femnist": 62, "shakespeare": len(CHARACTERS), "synthetic": None}
+FEMNIST_CLASSES = 62
+NUM_CLASSES = {"femnist": FEMNIST_CLASSES, "shakespeare": len(CHARACTERS), "synthetic": None}
 """Classes of each kind; those of Synthetic are as many as its generator was asked for."""
 
 MOST_CLASSES = 10_000
@@ -209,7 +210,7 @@ def _images(user: _User) -> tuple[np.ndarray, np.ndarray]:
     )
     for position, label in enumerate(user.y):
         require(
-            type(label) is int and 0 <= label < NUM_CLASSES["femnist"],
+            type(label) is int and 0 <= label < FEMNIST_CLASSES,
             f"{user.place}, sample {position}: y must be a whole number from 0 to 61, got {label!r}.",
         )
     levels = np.rint(255 * values)
