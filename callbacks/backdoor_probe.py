@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from lightning_fl.checks import check_whole, is_real
-from lightning_fl.data.trigger import WHITE, stamped
+from lightning_fl.data.trigger import stamped
 from lightning_fl.errors import require
 
 
@@ -24,20 +24,20 @@ class BackdoorProbe(Callback):
     Args:
         target: class that the attackers want.
         source: class whose samples they want to be called so; null for those of all others, with the trigger.
-        value: value of the trigger's pixels, that of `Backdoor`.
+        value: value of the trigger's pixels, that of `Backdoor`; null: 1, white in images of [0, 1].
 
     Raises:
         UserError: an argument is out of range; or, in the first validation, the batches or the scores have another form.
     """
 
-    def __init__(self, target: int = 0, source: int | None = None, value: float = WHITE) -> None:
+    def __init__(self, target: int = 0, source: int | None = None, value: float | None = None) -> None:
         check_whole("target", target, 0)
         if source is not None:
             check_whole("source", source, 0)
             require(source != target, f"source and target are both {target}: give two classes.")
         self.target = target
         self.source = source
-        require(is_real(value), f"value, of the trigger's pixels, must be a number, got {value!r}.")
+        require(value is None or is_real(value), f"value, of the trigger's pixels, must be a number, got {value!r}.")
         self.value = value
 
     def on_validation_batch_end(

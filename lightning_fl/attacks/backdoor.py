@@ -14,7 +14,7 @@ from typing import Any
 from lightning_fl.attacks.attack import Attack, Scene
 from lightning_fl.attacks.batches import labelled, with_parts
 from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_real
-from lightning_fl.data.trigger import WHITE, stamped
+from lightning_fl.data.trigger import stamped
 from lightning_fl.errors import require
 from lightning_fl.slots import Message
 
@@ -31,7 +31,7 @@ class Backdoor(Attack):
         scale: λ > 0, a factor of the upload.
         replace: let the mean of the uploads be that of the attackers' models, if the others do not change theirs, in place of
             `scale`.
-        value: value of the trigger's pixels as the module reads them: 1, white, for images in [0, 1].
+        value: value of the trigger's pixels as the module reads them; None: 1, white in images of [0, 1].
     """
 
     poisons = True
@@ -39,14 +39,17 @@ class Backdoor(Attack):
     target: int = 0
     scale: float = 1.0
     replace: bool = False
-    value: float = WHITE
+    value: float | None = None
 
     def __post_init__(self) -> None:
         check_between("share", self.share, 0, 1, "(]")
         check_whole("target", self.target, 0)
         check_positive("scale", self.scale)
         check_choice("replace", self.replace, (True, False))
-        require(is_real(self.value), f"value, of the trigger's pixels, must be a number, got {self.value!r}.")
+        require(
+            self.value is None or is_real(self.value),
+            f"value, of the trigger's pixels, must be a number, got {self.value!r}.",
+        )
         require(
             not self.replace or self.scale == 1,
             f"replace sets the factor of the upload, and scale is {self.scale}: give one of them.",
