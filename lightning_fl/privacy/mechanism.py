@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.checks import check_positive
+from lightning_fl.checks import check_at_least, check_choice, check_positive
 from lightning_fl.communication.link import Link
 from lightning_fl.errors import require
 from lightning_fl.slots import Aggregator, Message, Result, RoundContext
@@ -136,6 +136,8 @@ class Privacy:
 
     changeable = frozenset[str]()
     """Names of the settings that a resumed run may change."""
+    cap: float | None
+    """Most samples that a client counts for; None if clients count alike."""
 
 
 def require_private_from_the_start(run: Run) -> None:
@@ -145,6 +147,18 @@ def require_private_from_the_start(run: Run) -> None:
         f"the checkpoint's {run.round} rounds were trained without trainer.privacy, so that nothing could be claimed for the "
         "whole run: start a new run in another folder.",
     )
+
+
+def check_weights(weights: str, cap: float | None) -> None:
+    """Raise `UserError` unless clients count alike, or by numbers of samples that have a cap of at least 1."""
+    check_choice("privacy.weights", weights, ("uniform", "samples"))
+    require(
+        (cap is not None) == (weights == "samples"),
+        f"privacy.cap bounds the samples that a client counts for with weights samples, got weights {weights} and cap {cap}: "
+        f"{'give a cap, such as 100' if cap is None else 'leave one out'}.",
+    )
+    if cap is not None:
+        check_at_least("privacy.cap", cap, 1)
 
 
 def check_scales(scales: Mapping[str, float] | None) -> None:

@@ -212,6 +212,12 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
         ),
         (FedAvg(), {"over_selection": 1.5}, "trainer.over_selection decides who takes part"),
         (FedAvg(), {"deadline": 60.0}, "trainer.deadline decides who takes part"),
+        (
+            FedAvg(),
+            {"deadline": 60.0, "privacy": LocalPrivacy()},
+            "deadline lets the time that a client trains tell of",
+        ),
+        (HybridFL(), {"privacy": LocalPrivacy()}, "ServerAsClient weighs the server's samples"),
         (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
         (FedAvg(), {"buffers": ["norm.running_mean"]}, "clients send buffers such as norm.running_mean, .* GroupNorm"),
         (
