@@ -99,9 +99,14 @@ def test_without_noise_and_with_a_long_clip_a_run_is_itself(make_trainer: MakeTr
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedLDF(n=4), FedAvg(exchange=WithSampleCount())], ids=repr)
 @pytest.mark.parametrize(("counted", "is_told"), [({}, False), ({"weights": "samples", "cap": 20}, True)])
 def test_numbers_of_samples_cross_only_if_they_are_declared_public(
-    algorithm: Algorithm, counted: dict[str, Any], is_told: bool, make_trainer: MakeTrainer
+    algorithm: Algorithm,
+    counted: dict[str, Any],
+    is_told: bool,
+    make_trainer: MakeTrainer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Test two federations that differ in the data of one client, and send nothing but noise."""
+    """Test two federations that differ in the data of one client, and send nothing but noise, the same for once."""
+    monkeypatch.setattr("lightning_fl.trainer.fit_loop.noise_key", lambda settings: 1)
     models = []
     for first in (1, 39):
         torch.default_generator.manual_seed(0)
