@@ -96,6 +96,11 @@ class LocalMechanism(Mechanism):
         return cls(settings)
 
     @property
+    def parts_clients(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.settings.noise_multiplier != 0
+
+    @property
     def keeps_counters(self) -> bool:  # type: ignore[override]
         """True with noise."""
         return self.settings.noise_multiplier != 0

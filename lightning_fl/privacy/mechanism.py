@@ -24,6 +24,7 @@ class Mechanism:
     Attributes:
         sampling: how a round's clients are drawn.
         hides_clients: True if the server may learn of the round's clients nothing but their noisy sum.
+        parts_clients: True if nothing but messages may pass from a client to another one or to the server.
         keeps_counters: True if the server's integer buffers stay as they are, as those of clients have no noise.
         hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
         merges_none: True if a round to which nobody has come changes the model as any other.
@@ -31,6 +32,7 @@ class Mechanism:
 
     sampling: Literal["fixed", "poisson", "passes"] = "fixed"
     hides_clients = False
+    parts_clients = False
     keeps_counters = False
     merges_none = False
     hides_costs = False
