@@ -25,7 +25,7 @@ from lightning_fl.outputs.metric import ACCURACY
 from lightning_fl.privacy.client_privacy import ClientPrivacy
 from lightning_fl.privacy.local_privacy import LocalPrivacy
 from lightning_fl.privacy.mechanism import Privacy
-from lightning_fl.privacy.side_channels import is_of_clients, is_of_server
+from lightning_fl.privacy.side_channels import HOOKS_OF_CLIENTS, is_of_clients, is_of_server, may_tell_of_clients
 from lightning_fl.slots import kind_of
 from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
 
@@ -39,6 +39,8 @@ class Run(Protocol):
 
     privacy: Privacy | None
     callbacks: list[Callback]
+    lightning_module: Any
+    by_lightning: bool
     loss_guard: Any
     over_selection: float | None
     deadline: float | None
@@ -194,6 +196,14 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
     """Yield costs that depend on who came, and have no expected value here, and values of clients' own samples."""
     if privacy.side_channels == "keep":
         return
+    if trainer.by_lightning:
+        yield "privacy.side_channels drop sends loggers no single steps, as runner 'lightning' does: use another runner"
+    for owner in (*trainer.callbacks, *_listening(trainer.lightning_module)):
+        if may_tell_of_clients(owner):
+            yield (
+                f"privacy.side_channels drop does not know whether {type(owner).__name__} logs, writes or sends something of "
+                "single clients, which no noise covers: leave it out, or declare tells_of_clients = False in its class"
+            )
     if hold_out:
         yield "privacy.side_channels drop has no val/… of samples that clients hold out: set data.val_fraction to 0"
     if isinstance(trainer.clock, ClientClock):
@@ -211,6 +221,11 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
             yield f"privacy.side_channels drop leaves out what {type(callback).__name__} writes of each client: leave it out"
         if isinstance(callback, EnergyMeter):
             yield "privacy.side_channels drop leaves out the samples of a round, which EnergyMeter reads: leave it out"
+
+
+def _listening(module: Any) -> list[Any]:
+    """Return the module if it has a hook in which it sees single clients, outside their training."""
+    return [module] if any(hasattr(module, hook) for hook in HOOKS_OF_CLIENTS) else []
 
 
 def _drawing(trainer: Run, by_chance: bool) -> Iterator[str]:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
+from lightning.pytorch import Callback
 from torchmetrics import MeanMetric
 from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, vector
 
+from lightning_fl import UserError
 from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAdam, FedAvg, FedBN
 from lightning_fl.attacks import Adversary, SignFlip
 from lightning_fl.callbacks import SparseUpdates
@@ -145,6 +147,29 @@ def test_costs_are_those_of_a_fixed_cohort_with_drop_outs_on_average(
     seconds = [float(row["time/simulated_seconds"]) for row in hidden]
     assert seconds[0] > 0
     assert abs(seconds[3] - 4 * seconds[0]) < 1e-9
+
+
+class Writing(Callback):
+    """Callback that says that it tells nothing of clients, and does."""
+
+    tells_of_clients = False
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.log_client(3, {"loss": 0.25})
+
+
+@pytest.mark.parametrize("channels", ["keep", "drop"])
+def test_no_values_of_single_clients_are_written(
+    channels: Any, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    privacy = ClientPrivacy(noise_multiplier=0, side_channels=channels)
+    trainer = make_trainer(privacy=privacy, max_rounds=1, callbacks=[Writing()], **keeps_files)
+    if channels == "drop":
+        with pytest.raises(UserError, match=r"^log_client writes values of single clients to clients.csv"):
+            trainer.fit(Perceptron(), federation(), FedAvg())
+    else:
+        trainer.fit(Perceptron(), federation(), FedAvg())
+    assert (tmp_path / "clients.csv").is_file() == (channels == "keep")
 
 
 class Telling(Perceptron):
