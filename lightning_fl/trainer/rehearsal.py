@@ -6,7 +6,8 @@ after them are flags set for the rehearsal, and callbacks left out.
 The engine itself counts bytes and steps, round by round, so that warm-ups, masks and prunings are in them. The first clients of
 the first round train whole, and are timed. Of the others one makes a step on a few samples in each pass, and stands for all:
 their messages have the same size. A second rehearsal starts from another model: bytes, steps and multiply-accumulates that
-differ from the first one's depend on what is trained.
+differ from the first one's depend on what is trained. Bytes of parts that declare that their size depends on values are never
+called exact, as two rehearsals that agree prove nothing of them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.privacy.central import CentralMechanism
 from lightning_fl.processes import gather_objects
+from lightning_fl.slots import Part, parts_in
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -133,8 +135,11 @@ def rehearse(
     finally:
         if isinstance(datamodule, LightningDataModule):
             datamodule.trainer = before
-    has_same_bits = rehearsed.setup_bits == other.setup_bits and all(
-        _are_same(rehearsed.bits(way), other.bits(way)) for way in ("up", "down")
+    depends = any(part.size_depends_on_values for part in first.parts)
+    has_same_bits = (
+        not depends
+        and rehearsed.setup_bits == other.setup_bits
+        and all(_are_same(rehearsed.bits(way), other.bits(way)) for way in ("up", "down"))
     )
     has_same_work = (
         rehearsed.setup_steps == other.setup_steps
@@ -200,6 +205,13 @@ class _Rehearsal(Callback):
                 start + max(0.0, whole - inside) for start, whole, inside in zip(*parts, strict=True)
             ]
         return rehearsed
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts of the method, also those inside others."""
+        method = self.federation.algorithm
+        slots = (method.rule, method.uplink, method.downlink, method.exchange, method.aggregator)
+        return list(parts_in([*slots, *method.steps, *method.personal]))
 
     @property
     def follows_training(self) -> bool:

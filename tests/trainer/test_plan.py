@@ -17,18 +17,19 @@ from roster import COVERING, ROSTER
 from toys import Convolved, Normalised, Perceptron, Served, Sizes, federation, samples
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAP, FedAsync, FedAvg, FedBuff, FedProx
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedADP, FedAP, FedAsync, FedAvg, FedBuff, FedProx, PruneFL
 from lightning_fl.callbacks import BackdoorProbe, ClientEvaluation, CommunicationMeter, MagnitudePruning
-from lightning_fl.codecs import QSGD, STC, ErrorFeedback, TopK
+from lightning_fl.codecs import QSGD, STC, Changes, EntropyCoded, ErrorFeedback, Followed, TopK
 from lightning_fl.communication import ClientClock
 from lightning_fl.data import Arrays
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.privacy import ClientPrivacy
 from lightning_fl.slots import Codec
+from lightning_fl.steps import Apply, Compress
 from lightning_fl.trainer import needed_resources, rehearsal, short_training
 
-DEPENDS_ON_VALUES = ("FedAdamSSM-second", "FairnessTop-max")
-"""Methods whose broadcast has the union of the clients' masks, as long as that happens to be."""
+DEPENDS_ON_VALUES = ("FedADP", "FedADP-magnitude", "PruneFL", "FedAdamSSM-second", "FairnessTop-max")
+"""Methods that send as many units as fit, or masks and unions of masks as long as they happen to be."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,28 @@ def test_sizes_that_depend_on_values_are_about_so(codec: Codec, make_trainer: Ma
     assert not plan.is_fixed
     assert "The bytes depend on what is trained." in str(plan)
     assert str(plan).count("about") >= 4
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedADP(),
+        PruneFL(),
+        FedAvg(downlink=Changes()),
+        FedAvg(uplink=EntropyCoded(QSGD())),
+        FedAvg(uplink=ErrorFeedback(STC(0.3))),
+        Algorithm(steps=[Apply(), Compress(STC(0.3))], downlink=Followed(STC(0.3))),
+    ],
+    ids=repr,
+)
+def test_bytes_that_depend_on_values_are_never_called_exact(
+    method: Algorithm, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test two rehearsals of one model, which have the same bytes."""
+    monkeypatch.setattr(rehearsal, "_disturb", lambda run: None)
+    monkeypatch.setattr(rehearsal, "ShortTraining", lambda inner, num, seed: short_training.ShortTraining(inner, num))
+    plan = make_trainer(max_rounds=1).plan(Perceptron(), Served(9), method)
+    assert not plan.is_fixed
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedBuff(2), FedAsync()], ids=repr)
