@@ -229,6 +229,7 @@ class _Rehearsal(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps of the round, and stop when the time is over, in a round that the following ones resemble."""
+        self._evaluate_seldom()
         rehearsed, runner, run = self._found, self._runner, self.federation.run
         group = self.federation.group
         counts = group is None or group.is_first
@@ -245,6 +246,18 @@ class _Rehearsal(Callback):
             trainer.should_stop = bits == self._bits or self._rounds_later == MOST_ROUNDS_LATER
             self._rounds_later += 1
         self._bits = bits
+
+    def _evaluate_seldom(self) -> None:
+        """Validate and test in the last round alone, once the first validation has told which metrics there are."""
+        trainer, configs = self._trainer, self._trainer.active_module.optimizer.schedules.configs
+        if any(
+            isinstance(config.scheduler, ReduceLROnPlateau) for config in configs
+        ):  # which reads a metric of each round
+            return
+        if self._loop.val_loop._has_run:
+            trainer.val_every_n_rounds = max(1, trainer.max_rounds)
+        if trainer.test_every_n_rounds is not None and self._loop.evaluation.tested is not None:
+            trainer.test_every_n_rounds = max(1, trainer.max_rounds)
 
     def _batches_of(self, clients: Sequence[int]) -> int:
         """Return the batches of whole trainings of these clients, as `Federation.num_batches` counts them."""
@@ -315,7 +328,8 @@ def _stage(trainer: TrainerInterface) -> Any:
             del vars(stage)[name]
     stage.state = TrainerState()
     stage.given_callbacks = stage.callbacks = [_silenced(callback) for callback in trainer.given_callbacks]
-    stage.loggers, stage.timer, stage.profiler = [], None, SimpleProfiler()
+    stage.loggers, stage.profiler = [], SimpleProfiler()
+    stage.timer = None if trainer.timer is None else _silenced(trainer.timer)
     stage.enable_checkpointing = stage.enable_progress_bar = stage.enable_model_summary = False
     stage.client_states = "memory"
     stage._set_up_lightning()
@@ -340,15 +354,9 @@ def _do_nothing(*arguments: Any, **named: Any) -> None:
 
 
 def _leave_out(stage: Any) -> None:
-    """Set a trainer that has passed all checks to a rehearsal: validate once, show all columns, and log every round."""
+    """Set a trainer that has passed all checks to a rehearsal: show all columns, and log every round."""
     stage.log_every_n_rounds, stage.min_rounds = 1, None
-    loop, configs = stage.fit_loop, stage.active_module.optimizer.schedules.configs
-    if not any(
-        isinstance(config.scheduler, ReduceLROnPlateau) for config in configs
-    ):  # which reads a metric of each round
-        stage.val_every_n_rounds = max(1, stage.max_rounds)  # once, in the last round that is rehearsed
-        if stage.test_every_n_rounds is not None:
-            stage.test_every_n_rounds = stage.val_every_n_rounds
+    loop = stage.fit_loop
     mechanism = loop.federation.privacy
     if isinstance(mechanism, CentralMechanism):
         loop.federation.privacy = replace(mechanism, settings=replace(mechanism.settings, side_channels="keep"))
