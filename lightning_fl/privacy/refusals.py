@@ -39,7 +39,6 @@ class Run(Protocol):
 
     privacy: Privacy | None
     callbacks: list[Callback]
-    lightning_module: Any
     by_lightning: bool
     loss_guard: Any
     over_selection: float | None
@@ -48,6 +47,9 @@ class Run(Protocol):
     clock: Any
     secure_aggregation: Any
     given_metric: Any
+
+    @property
+    def lightning_module(self) -> Any: ...
 
 
 def check_privacy(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lightning_fl.errors import require
@@ -55,8 +54,8 @@ def parts_in(value: Any) -> Iterator[Part]:
             yield from parts_in(one)
     elif isinstance(value, Part):
         yield value
-        for field in fields(value) if is_dataclass(value) else ():
-            yield from parts_in(getattr(value, field.name))
+        for name in getattr(value, "__dataclass_fields__", ()):
+            yield from parts_in(getattr(value, name))
 
 
 def check_inner(outer: Part, name: str, kind: type, example: str) -> None:
