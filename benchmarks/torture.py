@@ -41,6 +41,8 @@ class Mishap(NamedTuple):
 
 MISHAPS = {
     "none": Mishap(mishaps.nothing, 4),
+    "planned": Mishap(mishaps.planned, 2),
+    "side channels": Mishap(mishaps.told_nothing, 0.3),
     "kill -9": Mishap(mishaps.killed, 3),
     "SIGTERM": Mishap(mishaps.terminated, 1),
     "Ctrl-C twice": Mishap(mishaps.interrupted_twice, 1),

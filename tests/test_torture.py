@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import Command
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MISHAPS = ("none", "kill -9", "SIGTERM", "Ctrl-C twice", "limited files", "flipped bit", "two runs")
@@ -43,6 +45,38 @@ def test_nothing_is_found(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 trials, seed 3" in done.stdout
     assert list(tmp_path.iterdir()) == [], "the folders of trials without a finding are removed"
+
+
+@pytest.mark.process
+def test_nothing_is_found_of_plans_and_side_channels(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "torture.py"), "--trials", "4", "--seed", "6", "--only"]
+    done = subprocess.run(
+        [*command, "planned", "side channels", "--folder", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("types_of_a_new_process")
+@pytest.mark.parametrize("number", range(4))
+def test_a_plan_of_any_configuration_says_what_the_fit_says(
+    number: int, tmp_path: Path, part: Any, lightning_fl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test that both are refused with one sentence, or neither, and that bytes that are called exact are those of the run."""
+    configurations, images = part("trials.configurations"), tmp_path / "images.npz"
+    configurations.write_images(images)
+    flags = ["fit", *configurations.draw(np.random.default_rng([7, number]), images)]
+    folder = f"--trainer.default_root_dir={tmp_path / 'run'}"
+    plan, fit = lightning_fl(*flags, folder, "--dry_run"), lightning_fl(*flags, folder)
+    sentences = [[line for line in ended.err.splitlines() if line.startswith("lightning-fl")] for ended in (plan, fit)]
+    assert plan.code == fit.code
+    assert sentences[0] == sentences[1]
+    sizes = [
+        {line.split()[0]: line.split("  ")[-1].strip() for line in ended.out.splitlines() if "link" in line[:8]}
+        for ended in (plan, fit)
+    ]
+    is_whole = re.search(r"^rounds +3$", fit.out, re.MULTILINE)  # no callback has stopped it
+    for way, size in sizes[0].items() if is_whole else ():
+        assert "about" in size or size == sizes[1][way]
 
 
 @pytest.mark.parametrize("difference", [{"loss": 2.0}, {"bits": 7}, {"weight": 1.0}])

@@ -7,8 +7,24 @@ import shutil
 import signal
 import time
 
-from trials.commands import Command, FindingError, require_same
+from lightning_fl.outputs.units import in_bytes
+from trials.commands import Command, FindingError, require_same, rows
 from trials.trial import Trial, grow, require_tidy, size_of
+
+SILENT = ("round", "step", "comm/uplink_bits", "comm/downlink_bits", "time/simulated_seconds")
+OF_SERVER = (
+    "comm/setup_",
+    "comm/total_",
+    "val/",
+    "test/",
+    "model/",
+    "privacy/",
+    "prune/",
+    "target/",
+    "guard/",
+    "moments/",
+)
+"""Columns that tell nothing of clients, and beginnings of such."""
 
 
 def nothing(trial: Trial) -> None:
@@ -17,6 +33,41 @@ def nothing(trial: Trial) -> None:
     if whole is not None:
         shutil.copytree(whole, trial.folder / "again")
         trial.resume("again", whole)
+
+
+def planned(trial: Trial) -> None:
+    """Plan it, which must end as it does, with the same sentence; bytes that the plan calls exact must be those of the run."""
+    whole = trial.whole()
+    outcome = trial.end(trial.start("planned", "--dry_run"))
+    if outcome != ("refused" if whole is None else "completed") or trial.sentence("planned") != trial.sentence("whole"):
+        raise FindingError(
+            f"the plan is {outcome}: {trial.sentence('planned')}; the fit says: {trial.sentence('whole')}"
+        )
+    if whole is None or (trial.folder / "planned").exists():
+        if whole is not None:
+            raise FindingError("a plan has written something")
+        return
+    sent = rows(whole / "metrics.csv")[-1:]
+    for line in (trial.folder / "planned-output" / "stdout").read_text().splitlines():
+        way, *numbers = line.split("  ")
+        if way in ("uplink", "downlink") and sent and sent[0]["round"] == "2" and "about" not in numbers[-1]:
+            count = in_bytes(float(sent[0][f"comm/total_{way}_bytes"]))
+            if numbers[-1].strip() != count:
+                raise FindingError(f"the plan calls {numbers[-1].strip()} of {way} exact, and {count} were sent")
+
+
+def told_nothing(trial: Trial) -> None:
+    """Drop side channels: no column tells of clients, whatever callbacks log, or the run is refused."""
+    privacy = ["--trainer.privacy=ClientPrivacy", "--trainer.privacy.noise_multiplier=0"]
+    trial.draw_accepted(*privacy, "--trainer.privacy.side_channels=drop")
+    whole = trial.whole()
+    if whole is None:
+        return
+    if (whole / "clients.csv").exists():
+        raise FindingError("clients.csv tells of clients")
+    names = {name for row in rows(whole / "metrics.csv") for name in row}
+    if told := sorted(names - set(SILENT) - {name for name in names if name.startswith(OF_SERVER)}):
+        raise FindingError(f"columns may tell of clients: {', '.join(told)}")
 
 
 def killed(trial: Trial, by: int = signal.SIGKILL) -> None:

@@ -92,6 +92,12 @@ class Trial:
         """Draw one of the values."""
         return values[self.whole_numbers(len(values))]
 
+    def sentence(self, name: str) -> str:
+        """Return the sentence with which a command was refused; empty if it was not. Folders of runs are left out."""
+        lines = (self.folder / f"{name}-output" / "stderr").read_text(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith("lightning-fl")]
+        return " ".join(said).replace(str(self.folder / name), "…")
+
     def errors(self, name: str) -> str:
         """Return the end of what a command printed on standard error."""
         return (self.folder / name / "stderr").read_text(errors="replace")[-300:]

@@ -39,7 +39,10 @@ def serial(
         train: trains one client.
     """
     for client in clients:
-        yield _train(flat_module, job, client, data, train)
+        with flat_module.shared_by_clients.restoring():
+            result = _train(flat_module, job, client, data, train)
+        yield result
+        del result  # before the next client trains
     flat_module.progress = None
 
 

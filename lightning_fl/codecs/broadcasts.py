@@ -37,7 +37,7 @@ class Changes(Codec):
     clients keep the last broadcast and overwrite u positions. As each broadcast builds on the last, each goes to all clients.
     """
 
-    needs_every_client = is_unbiased = contracts = is_idempotent = True
+    needs_every_client = is_unbiased = contracts = is_idempotent = size_depends_on_values = True
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""

@@ -44,6 +44,7 @@ class EntropyCoded(Codec):
     """
 
     sums_suffice = False  # a code's length is that of one client's numbers
+    size_depends_on_values = True
     codec: Codec
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class STC(Codec):
         alpha: share of the numbers that are sent, in (0, 1].
     """
 
-    deltas_only = needs_error_feedback = contracts = is_idempotent = True
+    deltas_only = needs_error_feedback = contracts = is_idempotent = size_depends_on_values = True
     alpha: float = 0.05
 
     def __post_init__(self) -> None:

@@ -139,6 +139,11 @@ class QSGD(Stochastic):
         object.__setattr__(self, "levels", int(self.levels))  # arithmetic with a NumPy integer may overflow
 
     @property
+    def size_depends_on_values(self) -> bool:
+        """True for Elias' code."""
+        return self.coding == "elias"
+
+    @property
     def most(self) -> int:
         """Highest level, s."""
         return self.levels

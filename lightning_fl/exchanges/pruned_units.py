@@ -36,6 +36,7 @@ class PrunedUnits(Exchange):
     changeable = frozenset({"keep", "print_groups"})
     needs = frozenset({"model"})
     provides = frozenset({SENT})
+    size_depends_on_values = True
     keep: float = 0.2
     score: Literal["delta", "magnitude"] = "delta"
     per_layer: bool = False

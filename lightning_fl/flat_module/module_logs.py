@@ -36,6 +36,7 @@ class LogCollector:
     Attributes:
         gather: returns the objects of all processes, given that of this one; None if there is only one.
         gather_tensors: the same for a tensor, on the host.
+        computes_for_each_client: True if `take` computes torchmetrics objects, whose states do not go on to the next client.
         suffixed: for each name, the values of its names with suffix, which callbacks may monitor and loggers do not get.
     """
 
@@ -48,6 +49,7 @@ class LogCollector:
         """
         self.gather: Callable[[Any], list[Any]] | None = None
         self.gather_tensors: Callable[[Tensor], list[Tensor]] = _alone
+        self.computes_for_each_client = False
         self._module = module
         self.batch_size: int | Callable[[], int] = 1
         self._is_training = is_training
@@ -96,6 +98,7 @@ class LogCollector:
             )
         base, suffix = name, self.dataloader_suffix if add_dataloader_idx else ""
         name += suffix
+        is_training = self._is_training()
         if name not in self._values:
             self._values[name], self._weights[name] = [], []
             self._reductions[name] = reduce_fx
@@ -103,12 +106,13 @@ class LogCollector:
                 self.progress_bar_names.add(name)
             if logger is False:
                 self.unlogged_names.add(name)
-            is_training = self._is_training()
             if (is_training if on_step is None else on_step) and (not is_training if on_epoch is None else on_epoch):
                 forms = ("epoch", "step") if is_training else ("epoch",)
                 self._forms[name] = {form: f"{base}_{form}{suffix}" for form in forms}
         if isinstance(value, Metric):
             self._metrics[name] = value
+            if self.computes_for_each_client and is_training:
+                self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
             return
         # A copy, as in Lightning: the module may go on to change the tensor in place.
         self._values[name].append(value.detach().clone() if isinstance(value, Tensor) else value)
@@ -155,6 +159,9 @@ class LogCollector:
     def take(self) -> Sums:
         """Return the sums of the values logged since the last call, and drop the values."""
         sums: Sums = {}
+        for name in [name for name in self._metrics if self._weights[name]]:  # of a client that keeps its own
+            value = torch.as_tensor(computed(self._metrics.pop(name), _alone)).detach().double()
+            sums[name] = value * sum(self._weights[name]), sum(self._weights[name])
         for name, values in self._values.items():
             weights = self._weights[name]
             if not values or (self._is_mean(name) and not any(weights)):  # a mean over no sample

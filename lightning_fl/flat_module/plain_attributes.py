@@ -1,12 +1,13 @@
 """Attributes of a module that training may change besides parameters and buffers: numbers, texts, containers, tensors.
 
-No message carries them, and stacks cannot hold them for each client. One after the other, the clients share them.
+No message carries them, and stacks cannot hold them for each client. One after the other, the clients share them, unless the run
+is private: they would tell of one client to the others, and to whatever reads the module after them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -14,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_fl.switches.evaluation_mode import OF_TORCH
+from lightning_fl.switches.evaluation_mode import OF_TORCH, keeping_attributes
 from lightning_fl.switches.own_objects import content, generator_state, own_objects, set_content
 
 KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
@@ -63,11 +64,21 @@ class SharedByClients:
     """Says once which attributes a client's training leaves to the next client otherwise than it found them.
 
     It looks at the second training of a run: what a module makes once and keeps, it makes in the first.
+
+    Attributes:
+        restores: True if every client begins with the attributes as they were before the first, and leaves them so.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self.restores = False
         self._module = module
         self._num_trainings = 0
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Restore the module's attributes after a client's part of a round, if that is wanted."""
+        with keeping_attributes(self._module.modules()) if self.restores else nullcontext():
+            yield
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -75,10 +86,18 @@ class SharedByClients:
         self._num_trainings += 1
         before = PlainAttributes(self._module) if self._num_trainings == 2 else None
         yield
-        if before is not None and (changed := before.names_of(before.changed())):
+        if before is None or not (changed := before.names_of(before.changed())):
+            return
+        names, them = " and ".join(map(repr, changed)), "it" if len(changed) == 1 else "them"
+        if self.restores:
             rank_zero_info(
-                f"Clients pass {' and '.join(map(repr, changed))} of the module on to the next client as training leaves "
-                f"{'it' if len(changed) == 1 else 'them'}; a buffer begins with each client as the server has it."
+                f"Each client of this private run finds {names} of the module as the round has begun with {them}, and what its "
+                f"training does to {them} is undone."
+            )
+        else:
+            rank_zero_info(
+                f"Clients pass {names} of the module on to the next client as training leaves {them}; a buffer begins with each "
+                "client as the server has it."
             )
 
 

@@ -97,6 +97,11 @@ class CentralMechanism(Mechanism):
         return self.settings.noise_multiplier != 0
 
     @property
+    def parts_clients(self) -> bool:  # type: ignore[override]
+        """True with noise, or if side channels are to be dropped."""
+        return self.hides_clients or self.hides_costs
+
+    @property
     def keeps_counters(self) -> bool:  # type: ignore[override]
         """True with noise."""
         return self.hides_clients

@@ -20,7 +20,7 @@ from lightning_fl.errors import require
 from lightning_fl.privacy.accountant import EVERY, PASSES, POISSON, SAMPLINGS, Accountant
 from lightning_fl.privacy.adaptive_clip import AdaptiveClip
 from lightning_fl.privacy.buffers import Buffers, check_buffers
-from lightning_fl.privacy.mechanism import Privacy, check_scales
+from lightning_fl.privacy.mechanism import Privacy, check_scales, check_weights
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,12 @@ class ClientPrivacy(Privacy):
             check_between("privacy.delta", self.delta, 0, 1, "()")
         check_choice("privacy.sampling", self.sampling, SAMPLINGS)
         check_choice("privacy.mechanism", self.mechanism, ("gaussian", "tree"))
-        check_choice("privacy.weights", self.weights, ("uniform", "samples"))
+        check_weights(self.weights, self.cap)
         check_choice("privacy.denominator", self.denominator, ("fixed", "received"))
         check_choice("privacy.side_channels", self.side_channels, ("keep", "drop"))
         check_choice("privacy.accountant", self.accountant, ("rdp", "pld"))
         check_scales(self.scales)
         check_buffers(self.buffers)
-        require(
-            (self.cap is not None) == (self.weights == "samples"),
-            f"privacy.cap bounds the samples that a client counts for with weights samples, got weights {self.weights} and cap "
-            f"{self.cap}: {'give a cap, such as 100' if self.cap is None else 'leave one out'}.",
-        )
-        if self.cap is not None:
-            check_at_least("privacy.cap", self.cap, 1)
         self._check_noise()
 
     def _check_noise(self) -> None:

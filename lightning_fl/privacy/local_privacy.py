@@ -4,6 +4,7 @@
 
 Whatever the exchange, the codecs, the aggregator and the server do is post-processing, FedLDF's divergences and FLTrust's scores
 too. All data of a client may be replaced, which moves a result by 2C: m results are one Gaussian mechanism at z/(2√m), exactly.
+A number of samples would cross without noise, so that clients count alike unless these numbers are declared public.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from lightning_fl.checks import check_at_least, check_between, check_positive
 from lightning_fl.outputs.neighbours import EPSILON, REPLACED_DATA
@@ -28,13 +31,14 @@ from lightning_fl.privacy.mechanism import (
     Mechanism,
     Privacy,
     check_scales,
+    check_weights,
     clip_factor,
     joint_norm,
     require_private_from_the_start,
     without_noise,
 )
 from lightning_fl.privacy.noisy_sum import drawn
-from lightning_fl.slots import Message, Result, RoundContext
+from lightning_fl.slots import Aggregator, Message, Result, RoundContext
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import SpentPrivacy
@@ -50,6 +54,8 @@ class LocalPrivacy(Privacy):
         clip: C > 0, largest length of all vectors of an upload together.
         noise_multiplier: z ≥ 0: each number gets normal noise of z · C; 0 is no privacy.
         delta: δ in (0, 1).
+        weights: clients count alike (`uniform`), or by their numbers of `samples`, at most `cap`, which count as public.
+        cap: most samples that a client counts for, at least 1; with `samples` only.
         scales: factor of a vector in the length of an upload by its name, such as model or moments/first; 1 if not given.
         buffers: clients' running statistics are `refuse`d, or sent as another vector (`clip`), or stay the server's (`keep`).
     """
@@ -58,6 +64,8 @@ class LocalPrivacy(Privacy):
     clip: float = 1.0
     noise_multiplier: float = 1.0
     delta: float = 1e-5
+    weights: Literal["uniform", "samples"] = "uniform"
+    cap: float | None = None
     scales: Mapping[str, float] | None = None
     buffers: Buffers = "refuse"
 
@@ -65,6 +73,7 @@ class LocalPrivacy(Privacy):
         check_positive("privacy.clip", self.clip)
         check_at_least("privacy.noise_multiplier", self.noise_multiplier, 0)
         check_between("privacy.delta", self.delta, 0, 1, "()")
+        check_weights(self.weights, self.cap)
         check_scales(self.scales)
         check_buffers(self.buffers)
 
@@ -87,6 +96,11 @@ class LocalMechanism(Mechanism):
         return cls(settings)
 
     @property
+    def parts_clients(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.settings.noise_multiplier != 0
+
+    @property
     def keeps_counters(self) -> bool:  # type: ignore[override]
         """True with noise."""
         return self.settings.noise_multiplier != 0
@@ -98,6 +112,15 @@ class LocalMechanism(Mechanism):
             run.spent = SpentPrivacy(self.settings.noise_multiplier, self.settings.clip)
         return num_rounds
 
+    def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the weights that the clients send, and their sum."""
+        return super().weights(aggregator, name, self._counted(sizes))
+
+    def _counted(self, sizes: np.ndarray) -> np.ndarray:
+        """Return min(n_k, cap), or 1 where clients count alike."""
+        cap = self.settings.cap
+        return np.ones(np.shape(sizes)) if cap is None else np.minimum(sizes, cap)
+
     def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
         """Yield the results, clipped and with noise."""
         yield from map(partial(self._noisy, run), results)  # `map` holds no result while the next client trains
@@ -105,6 +128,7 @@ class LocalMechanism(Mechanism):
     def _noisy(self, run: Run, result: Result) -> Result:
         """Return a client's result, clipped and with noise, in the dtypes that it has."""
         settings, scales = self.settings, self.settings.scales or {}
+        result = replace(result, weight=float(self._counted(np.array(result.weight))))
         if settings.buffers == "keep":
             result = without_buffers(result)
         message, noise = result.message, settings.noise_multiplier * settings.clip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.checks import check_positive
+from lightning_fl.checks import check_at_least, check_choice, check_positive
 from lightning_fl.communication.link import Link
 from lightning_fl.errors import require
 from lightning_fl.slots import Aggregator, Message, Result, RoundContext
@@ -24,6 +24,7 @@ class Mechanism:
     Attributes:
         sampling: how a round's clients are drawn.
         hides_clients: True if the server may learn of the round's clients nothing but their noisy sum.
+        parts_clients: True if nothing but messages may pass from a client to another one or to the server.
         keeps_counters: True if the server's integer buffers stay as they are, as those of clients have no noise.
         hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
         merges_none: True if a round to which nobody has come changes the model as any other.
@@ -31,6 +32,7 @@ class Mechanism:
 
     sampling: Literal["fixed", "poisson", "passes"] = "fixed"
     hides_clients = False
+    parts_clients = False
     keeps_counters = False
     merges_none = False
     hides_costs = False
@@ -136,6 +138,8 @@ class Privacy:
 
     changeable = frozenset[str]()
     """Names of the settings that a resumed run may change."""
+    cap: float | None
+    """Most samples that a client counts for; None if clients count alike."""
 
 
 def require_private_from_the_start(run: Run) -> None:
@@ -145,6 +149,18 @@ def require_private_from_the_start(run: Run) -> None:
         f"the checkpoint's {run.round} rounds were trained without trainer.privacy, so that nothing could be claimed for the "
         "whole run: start a new run in another folder.",
     )
+
+
+def check_weights(weights: str, cap: float | None) -> None:
+    """Raise `UserError` unless clients count alike, or by numbers of samples that have a cap of at least 1."""
+    check_choice("privacy.weights", weights, ("uniform", "samples"))
+    require(
+        (cap is not None) == (weights == "samples"),
+        f"privacy.cap bounds the samples that a client counts for with weights samples, got weights {weights} and cap {cap}: "
+        f"{'give a cap, such as 100' if cap is None else 'leave one out'}.",
+    )
+    if cap is not None:
+        check_at_least("privacy.cap", cap, 1)
 
 
 def check_scales(scales: Mapping[str, float] | None) -> None:

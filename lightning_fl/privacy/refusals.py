@@ -23,8 +23,9 @@ from lightning_fl.errors import nearest, require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.outputs.metric import ACCURACY
 from lightning_fl.privacy.client_privacy import ClientPrivacy
+from lightning_fl.privacy.local_privacy import LocalPrivacy
 from lightning_fl.privacy.mechanism import Privacy
-from lightning_fl.privacy.side_channels import is_of_clients, is_of_server
+from lightning_fl.privacy.side_channels import HOOKS_OF_CLIENTS, is_of_clients, is_of_server, may_tell_of_clients
 from lightning_fl.slots import kind_of
 from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
 
@@ -38,6 +39,7 @@ class Run(Protocol):
 
     privacy: Privacy | None
     callbacks: list[Callback]
+    by_lightning: bool
     loss_guard: Any
     over_selection: float | None
     deadline: float | None
@@ -45,6 +47,9 @@ class Run(Protocol):
     clock: Any
     secure_aggregation: Any
     given_metric: Any
+
+    @property
+    def lightning_module(self) -> Any: ...
 
 
 def check_privacy(
@@ -72,7 +77,7 @@ def check_privacy(
     buffers = list(buffers)
     _check_scales(trainer.privacy, algorithm, has_buffers=bool(buffers))
     problems = [
-        *_asking(trainer, algorithm, has_server_samples),
+        *_asking(trainer.privacy, trainer, algorithm, has_server_samples),
         *_watching(trainer, algorithm, schedulers, owns, hold_out),
         *_buffers(trainer.privacy, buffers),
     ]
@@ -80,9 +85,11 @@ def check_privacy(
         problems += [
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
-            *_drawing(trainer),
+            *_drawing(trainer, by_chance=True),
             *_hiding(trainer.privacy, trainer, algorithm, hold_out),
         ]
+    if isinstance(trainer.privacy, LocalPrivacy) and trainer.privacy.noise_multiplier:
+        problems += _drawing(trainer, by_chance=False)
     require(
         not problems,
         f"{type(trainer.privacy).__name__} does not hold for {algorithm.name} here: {'; '.join(dict.fromkeys(problems))}.",
@@ -101,7 +108,7 @@ def _check_scales(privacy: Privacy, algorithm: Algorithm, has_buffers: bool) -> 
         )
 
 
-def _asking(trainer: Run, algorithm: Algorithm, has_server_samples: bool) -> Iterator[str]:
+def _asking(privacy: Privacy, trainer: Run, algorithm: Algorithm, has_server_samples: bool) -> Iterator[str]:
     """Yield what learns from clients besides their uploads."""
     if algorithm.pools_clients:
         yield f"{algorithm.name} has all samples in one place, so no client is there to protect"
@@ -115,8 +122,13 @@ def _asking(trainer: Run, algorithm: Algorithm, has_server_samples: bool) -> Ite
         yield f"clients of {name_of(algorithm.rule)} send {', '.join(map(repr, scalars))}, no vector of the model"
     if algorithm.rule.needs_whole_upload:
         yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which was clipped since"
-    if any(isinstance(step, DynamicServerUpdate) for outer in algorithm.steps for step in outer.steps()):
+    steps = [step for outer in algorithm.steps for step in outer.steps()]
+    if any(isinstance(step, DynamicServerUpdate) for step in steps):
         yield "DynamicServerUpdate weighs the labels of single clients, which these send before the first round"
+    for step in (step for step in steps if isinstance(step, ServerAsClient) and privacy.cap is None):
+        yield (
+            f"{name_of(step)} weighs the server's samples against the clients': use privacy.weights samples, with a cap"
+        )
     for callback in trainer.callbacks:
         if asks_clients(callback, has_server_samples):
             yield f"{type(callback).__name__} asks clients, who answer without noise"
@@ -170,10 +182,6 @@ def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
     for step in (inner for outer in algorithm.steps for inner in outer.steps()):
         if not (step.sums_suffice or isinstance(step, DynamicServerUpdate)):
             yield f"{name_of(step)} looks at single clients"
-        if isinstance(step, ServerAsClient) and privacy.weights == "uniform":
-            yield (
-                f"{name_of(step)} weighs the server's samples against the clients': use privacy.weights samples, with a cap"
-            )
 
 
 def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
@@ -190,6 +198,14 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
     """Yield costs that depend on who came, and have no expected value here, and values of clients' own samples."""
     if privacy.side_channels == "keep":
         return
+    if trainer.by_lightning:
+        yield "privacy.side_channels drop sends loggers no single steps, as runner 'lightning' does: use another runner"
+    for owner in (*trainer.callbacks, *_listening(trainer.lightning_module)):
+        if may_tell_of_clients(owner):
+            yield (
+                f"privacy.side_channels drop does not know whether {type(owner).__name__} logs, writes or sends something of "
+                "single clients, which no noise covers: leave it out, or declare tells_of_clients = False in its class"
+            )
     if hold_out:
         yield "privacy.side_channels drop has no val/… of samples that clients hold out: set data.val_fraction to 0"
     if isinstance(trainer.clock, ClientClock):
@@ -209,11 +225,18 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
             yield "privacy.side_channels drop leaves out the samples of a round, which EnergyMeter reads: leave it out"
 
 
-def _drawing(trainer: Run) -> Iterator[str]:
-    """Yield the flags by which a cohort is not drawn by chance alone."""
-    for flag in ("over_selection", "deadline", "availability"):
+def _listening(module: Any) -> list[Any]:
+    """Return the module if it has a hook in which it sees single clients, outside their training."""
+    return [module] if any(hasattr(module, hook) for hook in HOOKS_OF_CLIENTS) else []
+
+
+def _drawing(trainer: Run, by_chance: bool) -> Iterator[str]:
+    """Yield the flags by which something but chance decides whose upload counts."""
+    flags = ("over_selection", "deadline")
+    why = "decides who takes part, which the claim takes for chance alone"
+    for flag in (*flags, "availability") if by_chance else flags:
         if getattr(trainer, flag) not in (None, 1):
-            yield f"trainer.{flag} decides who takes part, which the claim takes for chance alone: leave it out"
+            yield f"trainer.{flag} {why if by_chance else 'lets the time that a client trains tell of its samples'}: leave it out"
 
 
 def _buffers(privacy: Privacy, buffers: Iterable[str]) -> Iterator[str]:

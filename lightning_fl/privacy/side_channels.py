@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from lightning_fl.communication.ledger import Bits
 
@@ -22,6 +25,35 @@ OF_CLIENTS = (
 KEPT = ("comm/uplink_bits",)
 COSTS_OF_ROUNDS = ("time/round_seconds",)
 """Columns that a computer measures, and that tell how many clients it has trained."""
+
+
+HOOKS_OF_CLIENTS = (
+    "on_client_download",
+    "on_client_upload",
+    "on_client_prepared",
+    "on_client_message",
+    "on_server_message",
+)
+"""Hooks of a federation in which callbacks and modules see single clients."""
+KNOWN = ("lightning.", "pytorch_lightning.", "lightning_fl.")
+"""Packages whose callbacks are known: what they log of clients has columns of `OF_CLIENTS`, or is refused."""
+
+
+def may_tell_of_clients(owner: Any) -> bool:
+    """True if a callback or a module with a hook of clients may log, write or send something of single clients.
+
+    One that declares nothing may, unless it is a callback of this package or of Lightning whose hooks are its own.
+
+    >>> class Quiet(Callback):
+    ...     tells_of_clients = False
+    >>> may_tell_of_clients(Quiet()), may_tell_of_clients(LambdaCallback())
+    (False, True)
+    """
+    declared = getattr(owner, "tells_of_clients", None)
+    if declared is not None:
+        return bool(declared)
+    gets_hooks = type(owner).__name__ in (Callback.__name__, LambdaCallback.__name__)
+    return gets_hooks or not type(owner).__module__.startswith(KNOWN)
 
 
 def is_of_clients(name: str) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_fl.outputs.losses import rejection_reasons
 from lightning_fl.outputs.metric import words_of
+from lightning_fl.outputs.neighbours import EPSILON
 from lightning_fl.report.comparison import ENDS, Curve, Group
 from lightning_fl.report.labels import (
     SEEDS,
@@ -89,12 +90,24 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     ]
     for curve in (curve for group in groups for curve in group.curves):
         said += _changed(curve.record) + _rejected(curve.record) + _lost(curve.record) + _not_finite(curve)
-    said += _evaluation(groups)
+    said += _evaluation(groups) + _private(records)
     for group in groups:
         seeds = [tuple(curve.record.settings.get(seed) for seed in SEEDS) for curve in group.curves]
         if len(set(seeds)) < len(seeds):
             said.append(f"{group.label}: some of its {len(seeds)} runs have the same seeds.")
     return said + _short_curves(groups)
+
+
+def _private(records: Sequence[Record]) -> list[str]:
+    """Return a remark on several private runs, whose losses add up for whoever sees more than one."""
+    count = sum(not np.isnan(record.column(EPSILON)).all() for record in records)
+    if count < 2:
+        return []
+    return [
+        f"{count} runs are private: the ε of each is about this run alone, and whoever sees several of them on the same clients "
+        "learns more, at most as much as their sum allows. Runs of one seed draw noise of their own if a setting differs; those "
+        "of versions up to 0.3.0 share it, so that the difference of their models has none."
+    ]
 
 
 def _not_finite(curve: Curve) -> list[str]:

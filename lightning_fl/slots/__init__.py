@@ -28,7 +28,7 @@ from lightning_fl.slots.message import (
     is_finite,
 )
 from lightning_fl.slots.pace import Pace
-from lightning_fl.slots.part import Part, check_inner
+from lightning_fl.slots.part import Part, check_inner, parts_in
 from lightning_fl.slots.personal import Owned, OwnModel, OwnTraining, Personal, Phase, model_keeper, owned_by, phased
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.round_context import Draw, RoundContext
@@ -90,6 +90,7 @@ __all__ = [
     "kind_of",
     "model_keeper",
     "owned_by",
+    "parts_in",
     "phased",
     "through",
 ]

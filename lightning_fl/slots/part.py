@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_fl.errors import require
@@ -17,6 +17,14 @@ class Part:
 
     changeable = frozenset[str]()
     """Names of the hyper-parameters that a resumed run may change; the others give the states in a checkpoint their meaning."""
+
+    @property
+    def size_depends_on_values(self) -> bool:
+        """True if the bits of its messages depend on the numbers in them, so that no rehearsal can tell those of a run.
+
+        Parts inside this one answer for themselves.
+        """
+        return False
 
     @property
     def needs(self) -> frozenset[str]:
@@ -37,6 +45,17 @@ class Part:
     def provides(self) -> frozenset[str]:
         """Names of the entries that the part adds for other parts; one of them must use each."""
         return frozenset()
+
+
+def parts_in(value: Any) -> Iterator[Part]:
+    """Yield a part and all parts in its fields, also in tuples and lists, and in those of these parts."""
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from parts_in(one)
+    elif isinstance(value, Part):
+        yield value
+        for name in getattr(value, "__dataclass_fields__", ()):
+            yield from parts_in(getattr(value, name))
 
 
 def check_inner(outer: Part, name: str, kind: type, example: str) -> None:

@@ -131,7 +131,8 @@ class Run:
 
     def _entropy(self, purpose: int, client: int, in_round: int | None) -> list[int]:
         again = (AGAIN, self.again) if self.again else ()
-        return [self.seed, self.round if in_round is None else in_round, purpose, client, *again]
+        key = (self.spent.noise_key,) if purpose == NOISE and self.spent is not None and self.spent.noise_key else ()
+        return [self.seed, self.round if in_round is None else in_round, purpose, client, *again, *key]
 
     def as_of(self, version: int, again: int = 0) -> Run:
         """Return the run as it draws numbers for a training on an earlier version of the model."""

@@ -54,7 +54,7 @@ class Reconfiguration(Step):
         tolerance: largest relative change of the count of kept parameters that counts as stable, at least 0.
     """
 
-    sets_mask = True
+    sets_mask = size_depends_on_values = True
     sums_suffice = True
     needs = uses = frozenset({IMPORTANCE, PROPOSAL})
     needs_equal_weights = frozenset({IMPORTANCE})

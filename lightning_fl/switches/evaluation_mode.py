@@ -122,8 +122,8 @@ class _Kept:
             require(
                 tensor._version == version,
                 f"the attribute {name!r} of the module, a tensor of {tensor.numel():,} numbers, changes in place in a training "
-                "beside the federation's, such as that of a client's own model, but only smaller ones are restored: register "
-                "it as a buffer.",
+                "that leaves no trace in it, such as that of a client's own model or of a client in a private run, but only "
+                "smaller ones are restored: register it as a buffer.",
             )
 
     def _inside(self, element: Any, name: str, length: int) -> Any:

@@ -89,6 +89,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     owns = bool(flat_module.read_personal()) or algorithm.model_keeper is not None
     check_privacy(trainer, algorithm, schedulers, buffers, len(data.server_indices) > 0, owns, data.val_fraction > 0)
     privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
+    flat_module.shared_by_clients.restores = flat_module.logs.computes_for_each_client = privacy.parts_clients
     population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
     kind: Callable[..., Federation] = Federation
     if algorithm.pace is not None:

@@ -230,9 +230,14 @@ class FederatedTrainer(TrainerInterface):
             values: Numbers by column.
 
         Raises:
-            UserError: No fit is running, there is no such client, or a name or value is not allowed.
+            UserError: No fit is running, there is no such client, a name or value is not allowed, or side channels are dropped.
         """
         require(self.fitting, "log_client logs values of a round, but no fit is running: call it in a hook of a fit.")
+        require(
+            getattr(self.privacy, "side_channels", "keep") == "keep",
+            "log_client writes values of single clients to clients.csv, which privacy.side_channels drop leaves out: leave the "
+            "call out, or use side_channels keep.",
+        )
         checked = own_values(client, values, self.data.num_clients)
         self.fit_loop.client_values.setdefault(client, {}).update(checked)
 

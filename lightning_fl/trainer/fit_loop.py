@@ -28,9 +28,10 @@ from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
-from lightning_fl.processes import check_agreement, gather_logs, gather_objects
+from lightning_fl.privacy.noise_key import noise_key
+from lightning_fl.processes import check_agreement, checksum, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
-from lightning_fl.settings.settings import settings_of
+from lightning_fl.settings.settings import RunSettings, settings_of
 from lightning_fl.settings.written_settings import written_settings
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_frozen import SavedFrozen
@@ -115,6 +116,7 @@ class FitLoop(StockFitLoop):
             trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
         )
         self.federation = assemble(trainer)
+        self._first_model = checksum(trainer.run.params)
         data = self.federation.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
         self._delete_states = keep_client_states(trainer)
@@ -152,7 +154,10 @@ class FitLoop(StockFitLoop):
             num_rows: number of rows that a resumed run had logged; None if that is unknown.
         """
         trainer, run, privacy = self.trainer, self.trainer.run, self.federation.privacy
+        is_new = run.spent is None
         trainer.num_rounds = privacy.begin(run, trainer.num_rounds)
+        if is_new and run.spent is not None:
+            run.spent.noise_key = self._noise_key(run.spent.noise_multiplier)
         self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
@@ -197,6 +202,24 @@ class FitLoop(StockFitLoop):
             checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
         wandb_run.send_results(
             trainer, final_lines(trainer, self.rows), results_of(trainer, self.rows), trainer.enable_checkpointing
+        )
+
+    def _noise_key(self, noise_multiplier: float) -> int:
+        """Return the key of a private run's noise by all settings, of module and optimiser too, and the first model."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        given = RunSettings()
+        for name, value in module.hparams.items():
+            given.add(f"model.{name}", value, True)
+        optimizer = trainer.active_module.optimizer.schedules.settings.values
+        return noise_key(
+            {
+                **trainer.settings.values,
+                **given.values,
+                **{f"optimizer.{name}": value for name, value in optimizer.items()},
+                "module": f"{type(module).__module__}.{type(module).__qualname__}",
+                "first model": self._first_model,
+                "noise_multiplier": noise_multiplier,
+            }
         )
 
     def _say_that_it_goes_on(self) -> None:

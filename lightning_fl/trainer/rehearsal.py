@@ -1,9 +1,13 @@
 """Rehearse a run on copies of module and trainer, and throw it away: `FederatedTrainer.plan`.
 
+All checks of a fit see the user's own settings and callbacks, so that a plan refuses what a fit refuses, and nothing else. Only
+after them are flags set for the rehearsal, and callbacks left out.
+
 The engine itself counts bytes and steps, round by round, so that warm-ups, masks and prunings are in them. The first clients of
 the first round train whole, and are timed. Of the others one makes a step on a few samples in each pass, and stands for all:
 their messages have the same size. A second rehearsal starts from another model: bytes, steps and multiply-accumulates that
-differ from the first one's depend on what is trained.
+differ from the first one's depend on what is trained. Bytes of parts that declare that their size depends on values are never
+called exact, as two rehearsals that agree prove nothing of them.
 """
 
 from __future__ import annotations
@@ -23,19 +27,23 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_fl.callbacks import (
     AdaptivePruning,
+    BackdoorProbe,
     DynamicGates,
     FilterPruning,
     MagnitudePruning,
     SparseUpdates,
 )
+from lightning_fl.checks import listed, overrides
 from lightning_fl.clients.stacked import Stacked
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.plan import Plan
-from lightning_fl.privacy import ClientPrivacy
+from lightning_fl.privacy.central import CentralMechanism
 from lightning_fl.processes import gather_objects
+from lightning_fl.slots import Part, parts_in
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -49,8 +57,12 @@ from lightning_fl.trainer.needed_resources import (
 from lightning_fl.trainer.session import Given, algorithm_of, session
 from lightning_fl.trainer.short_training import ShortTraining
 
-CHANGES_COSTS = (AdaptivePruning, DynamicGates, FilterPruning, MagnitudePruning, SparseUpdates)
-"""Callbacks that take part in a rehearsal; all others are left out, because they may write files or stop it."""
+TAKES_PART = (AdaptivePruning, BackdoorProbe, DynamicGates, FilterPruning, MagnitudePruning, SparseUpdates)
+"""Callbacks that take part in a rehearsal; the hooks of all others are not called, because they may write files or stop it."""
+CHECKED = "lightning_fl.callbacks."
+"""Package whose callbacks check in `setup` what they need, and do nothing else."""
+STOCK = (CHECKED, "lightning.", "pytorch_lightning.")
+"""Packages whose callbacks log nothing that others monitor."""
 MOST_SECONDS = 5.0
 """Seconds after the first round in which further rounds begin to be rehearsed."""
 MOST_ROUNDS_LATER = 2
@@ -123,8 +135,11 @@ def rehearse(
     finally:
         if isinstance(datamodule, LightningDataModule):
             datamodule.trainer = before
-    has_same_bits = rehearsed.setup_bits == other.setup_bits and all(
-        _are_same(rehearsed.bits(way), other.bits(way)) for way in ("up", "down")
+    depends = any(part.size_depends_on_values for part in first.parts)
+    has_same_bits = (
+        not depends
+        and rehearsed.setup_bits == other.setup_bits
+        and all(_are_same(rehearsed.bits(way), other.bits(way)) for way in ("up", "down"))
     )
     has_same_work = (
         rehearsed.setup_steps == other.setup_steps
@@ -153,6 +168,7 @@ class _Rehearsal(Callback):
         self._loop: FitLoop = trainer.fit_loop
         self._loop.start()
         federation = self.federation = self._loop.federation
+        _leave_out(trainer)
         federation.most_setup_steps = 1
         num_whole = 0
         if times:
@@ -191,6 +207,13 @@ class _Rehearsal(Callback):
         return rehearsed
 
     @property
+    def parts(self) -> list[Part]:
+        """All parts of the method, also those inside others."""
+        method = self.federation.algorithm
+        slots = (method.rule, method.uplink, method.downlink, method.exchange, method.aggregator)
+        return list(parts_in([*slots, *method.steps, *method.personal]))
+
+    @property
     def follows_training(self) -> bool:
         """True if the model will have a size that depends on what is trained."""
         return any(
@@ -206,6 +229,7 @@ class _Rehearsal(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps of the round, and stop when the time is over, in a round that the following ones resemble."""
+        self._evaluate_seldom()
         rehearsed, runner, run = self._found, self._runner, self.federation.run
         group = self.federation.group
         counts = group is None or group.is_first
@@ -222,6 +246,18 @@ class _Rehearsal(Callback):
             trainer.should_stop = bits == self._bits or self._rounds_later == MOST_ROUNDS_LATER
             self._rounds_later += 1
         self._bits = bits
+
+    def _evaluate_seldom(self) -> None:
+        """Validate and test in the last round alone, once the first validation has told which metrics there are."""
+        trainer, configs = self._trainer, self._trainer.active_module.optimizer.schedules.configs
+        if any(
+            isinstance(config.scheduler, ReduceLROnPlateau) for config in configs
+        ):  # which reads a metric of each round
+            return
+        if self._loop.val_loop._has_run:
+            trainer.val_every_n_rounds = max(1, trainer.max_rounds)
+        if trainer.test_every_n_rounds is not None and self._loop.evaluation.tested is not None:
+            trainer.test_every_n_rounds = max(1, trainer.max_rounds)
 
     def _batches_of(self, clients: Sequence[int]) -> int:
         """Return the batches of whole trainings of these clients, as `Federation.num_batches` counts them."""
@@ -285,29 +321,52 @@ class _Rehearsal(Callback):
 
 
 def _stage(trainer: TrainerInterface) -> Any:
-    """Return a copy of a trainer that writes, prints and stops nothing, validates once, and has no state of an earlier fit."""
+    """Return a copy of a trainer that writes, prints and stops nothing, and has no state of an earlier fit."""
     stage: Any = copy(trainer)
     for name in list(vars(stage)):
         if name in ("run", "hooks", "reservation", "datamodule") or name.endswith(("_loop", "_connector")):
             del vars(stage)[name]
     stage.state = TrainerState()
-    stage.given_callbacks = [deepcopy(each) for each in trainer.given_callbacks if isinstance(each, CHANGES_COSTS)]
-    stage.callbacks = stage.given_callbacks
-    stage.loggers, stage.timer, stage.profiler = [], None, SimpleProfiler()
+    stage.given_callbacks = stage.callbacks = [_silenced(callback) for callback in trainer.given_callbacks]
+    stage.loggers, stage.profiler = [], SimpleProfiler()
+    stage.timer = None if trainer.timer is None else _silenced(trainer.timer)
     stage.enable_checkpointing = stage.enable_progress_bar = stage.enable_model_summary = False
-    stage.num_sanity_val_steps, stage.log_every_n_rounds, stage.min_rounds = 0, 1, None
-    stage.val_every_n_rounds = max(1, trainer.max_rounds)  # once, in the last round that is rehearsed
-    if trainer.test_every_n_rounds is not None:
-        stage.test_every_n_rounds = stage.val_every_n_rounds
     stage.client_states = "memory"
-    if isinstance(trainer.privacy, ClientPrivacy):
-        stage.privacy = replace(trainer.privacy, side_channels="keep")  # whose columns the rehearsal reads
     stage._set_up_lightning()
     return stage
 
 
+def _silenced(callback: Callback) -> Callback:
+    """Return a copy of a callback whose hooks do nothing, unless it takes part in a rehearsal or checks what it needs."""
+    is_checked = type(callback).__module__.startswith(CHECKED)
+    silent = deepcopy(callback) if is_checked else copy(callback)
+    if not isinstance(callback, TAKES_PART):
+        present = {name for name in dir(callback) if name.startswith("on_")} | {"setup", "teardown"}
+        for hook in sorted(present - ({"setup"} if is_checked else set())):
+            # Others stay as they are, so that no runner is chosen for hooks that nobody has.
+            if not hasattr(Callback, hook) or overrides(hook, callback):
+                vars(silent)[hook] = _do_nothing
+    return silent
+
+
+def _do_nothing(*arguments: Any, **named: Any) -> None:
+    """Stand in for a hook."""
+
+
+def _leave_out(stage: Any) -> None:
+    """Set a trainer that has passed all checks to a rehearsal: show all columns, and log every round."""
+    stage.log_every_n_rounds, stage.min_rounds = 1, None
+    loop = stage.fit_loop
+    mechanism = loop.federation.privacy
+    if isinstance(mechanism, CentralMechanism):
+        loop.federation.privacy = replace(mechanism, settings=replace(mechanism.settings, side_channels="keep"))
+    if not all(type(callback).__module__.startswith(STOCK) for callback in stage.callbacks):
+        # One of the user's may log what others monitor.
+        stage.callbacks[:] = [callback for callback in stage.callbacks if isinstance(callback, TAKES_PART)]
+
+
 def _copied(model: LightningModule) -> LightningModule:
-    """Return a copy of a module that configures no callbacks.
+    """Return a copy of a module that configures silent callbacks.
 
     Raises:
         UserError: it cannot be copied.
@@ -330,7 +389,8 @@ def _copied(model: LightningModule) -> LightningModule:
         for part, its_trainer in zip(parts, trainers, strict=True):
             part._trainer = its_trainer
     if parts:
-        twin.configure_callbacks = list  # type: ignore[method-assign]
+        configure = twin.configure_callbacks
+        twin.configure_callbacks = lambda: [_silenced(one) for one in listed(configure(), Callback)]  # type: ignore[method-assign]
     return twin
 
 

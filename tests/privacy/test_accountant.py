@@ -2,6 +2,7 @@
 
 from collections import Counter
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,24 @@ def test_every_sampling_has_a_noise_for_a_target(event: tuple[str, float, float]
 
     noise_multiplier = calibrated(rounds, 3.0, 1e-3)
     assert epsilon(rounds(noise_multiplier), 1e-3) <= 3.0 < epsilon(rounds(noise_multiplier - 1e-3), 1e-3)
+
+
+def test_loss_distributions_are_computed_near_the_noise_that_is_found_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test that nothing is computed at little noise, where one distribution takes gigabytes."""
+    from dp_accounting.pld import PLDAccountant
+
+    tried: list[float] = []
+    compose = PLDAccountant.compose
+
+    def composing(self: Any, event: Any, count: int = 1) -> Any:
+        single = getattr(event, "events", [event])[0]
+        tried.append(getattr(single, "event", single).noise_multiplier)
+        return compose(self, event, count)
+
+    monkeypatch.setattr(PLDAccountant, "compose", composing)
+    found = calibrated(lambda z: {("every", z, 0.0, 0.0): 2}, 3.0, 1e-3, "pld")
+    assert 0.75 * found < min(tried) < max(tried) < 1.25 * found
+    assert epsilon({("every", found, 0.0, 0.0): 2}, 1e-3, "pld") <= 3.0
 
 
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from toys import SIZES, Perceptron, federation, read_rows, vector
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms import FedAdam, FedAvg, FedDA
+from lightning_fl.algorithms import FedAdam, FedAvg, FedDA, FedProx
 from lightning_fl.codecs import ErrorFeedback, OneBit
 from lightning_fl.federation.population import Population
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.privacy import ClientPrivacy
+from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.privacy.central import CentralMechanism
 from lightning_fl.privacy.mechanism import clip_factor, joint_norm
 from lightning_fl.privacy.noisy_sum import NoisySum
@@ -310,6 +310,56 @@ def test_a_resumed_private_run_equals_a_whole_one(
     assert states["whole"][0]["privacy"]["events"] == [["poisson", 1.5, 0.5, 0.0, 4]]
     assert equal_states(states["whole"][0], states["resumed"][0])
     assert states["whole"][1] == states["resumed"][1]
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "rate": {"rate": 0.2},
+    "model": {"start": 1},
+    "clip": {"privacy": {"noise_multiplier": 5.0, "clip": 0.5}},
+    "noise": {"privacy": {"noise_multiplier": 2.0}},
+    "method": {"algorithm": FedProx(mu=0.1)},
+    "work": {"local_epochs": 2},
+    "samples": {"sizes": (4, 4, 4, 9, 12, 7)},
+}
+"""Runs of one seed that differ in a single setting."""
+
+
+def noise_of(make_trainer: MakeTrainer, kind: type, folder: Path, **given: Any) -> np.ndarray:
+    """Return the change of the model in two rounds whose uploads are clipped to nothing, per standard deviation of the noise."""
+    settings = {"clip": 1e-6, "delta": 0.01, **given.pop("privacy", {"noise_multiplier": 5.0})}
+    torch.default_generator.manual_seed(given.pop("start", 0))
+    rate, sizes, algorithm = given.pop("rate", 0.1), given.pop("sizes", SIZES), given.pop("algorithm", FedAvg())
+    module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=rate))
+    before = vector(module).copy()
+    flags = {"max_rounds": 2, "clients_per_round": 6, "default_root_dir": folder, **given}
+    make_trainer(privacy=kind(**settings), **flags).fit(module, federation(sizes), algorithm)
+    change: np.ndarray = (vector(module) - before) / (settings["clip"] * settings["noise_multiplier"])
+    return change / np.linalg.norm(change)
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize("kind", [ClientPrivacy, LocalPrivacy])
+def test_runs_of_one_seed_share_no_noise(make_trainer: MakeTrainer, kind: type, tmp_path: Path) -> None:
+    """Test that directions of the noise in 26 dimensions are independent, and that the same run draws the same noise again."""
+    first, again = (noise_of(make_trainer, kind, tmp_path) for _ in range(2))
+    assert abs(float(first @ again)) > 0.999
+    for name, other in OTHERS.items():
+        assert abs(float(first @ noise_of(make_trainer, kind, tmp_path, **other))) < 0.8, name
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize("kind", [ClientPrivacy, LocalPrivacy])
+def test_a_resumed_run_keeps_its_noise_whatever_changes(
+    make_trainer: MakeTrainer, kind: type, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    keys = []
+    for rounds, rate, path in ((1, 0.1, None), (2, 0.2, "last")):
+        files = {**keeps_files, "default_root_dir": tmp_path, "max_rounds": rounds, "clients_per_round": 6}
+        trainer = make_trainer(privacy=kind(noise_multiplier=1.0, delta=0.01), **files)
+        module = Perceptron(configure=lambda m, rate=rate: torch.optim.SGD(m.parameters(), lr=rate))
+        trainer.fit(module, federation(), FedAvg(), ckpt_path=path)
+        keys.append(trainer.run.spent.noise_key)
+    assert keys[0] == keys[1] > 0
 
 
 @NEEDS_LIBRARY

@@ -10,11 +10,12 @@ import torch
 from compared_runs import MakeTrainer, equal_states
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import Normalised, Perceptron, Served, federation, read_rows
+from toys import Normalised, Perceptron, Served, federation, read_rows, vector
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian
 from lightning_fl.algorithms import HDFL, Algorithm, FedAdam, FedAvg, FedLDF, FedNova, LocalOnly, ServerM
+from lightning_fl.exchanges import WithSampleCount
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.privacy.accountant import local_epsilon
@@ -89,8 +90,32 @@ def fitted(make_trainer: MakeTrainer, algorithm: Algorithm | None = None, module
 
 def test_without_noise_and_with_a_long_clip_a_run_is_itself(make_trainer: MakeTrainer) -> None:
     plain = fitted(make_trainer, FedAdam())[0]
-    private = fitted(make_trainer, FedAdam(), privacy=LocalPrivacy(clip=1e30, noise_multiplier=0))[0]
+    privacy = LocalPrivacy(clip=1e30, noise_multiplier=0, weights="samples", cap=1e9)
+    private = fitted(make_trainer, FedAdam(), privacy=privacy)[0]
     assert equal_states(plain.state_dict(), private.state_dict())
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedLDF(n=4), FedAvg(exchange=WithSampleCount())], ids=repr)
+@pytest.mark.parametrize(("counted", "is_told"), [({}, False), ({"weights": "samples", "cap": 20}, True)])
+def test_numbers_of_samples_cross_only_if_they_are_declared_public(
+    algorithm: Algorithm,
+    counted: dict[str, Any],
+    is_told: bool,
+    make_trainer: MakeTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Test two federations that differ in the data of one client, and send nothing but noise, the same for once."""
+    monkeypatch.setattr("lightning_fl.trainer.fit_loop.noise_key", lambda settings: 1)
+    models = []
+    for first in (1, 39):
+        torch.default_generator.manual_seed(0)
+        module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.0))
+        privacy = LocalPrivacy(noise_multiplier=100, **counted)
+        trainer = make_trainer(max_rounds=1, clients_per_round=4, privacy=privacy)
+        trainer.fit(module, federation((first, 1, 1, 1)), algorithm)
+        models.append(vector(module))
+    assert (models[0] == models[1]).all() == (not is_told)
 
 
 @NEEDS_LIBRARY

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from compared_runs import MakeTrainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from roster import ROSTER
 from toys import Normalised, Perceptron, Sizes, federation, samples
 
@@ -75,12 +76,40 @@ class Curious(Step):
         return state
 
 
+class Loud(Callback):
+    """A user's callback that does not say what it logs."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.log("my/client_3_loss", 0.25)
+
+
+class Quiet(Loud):
+    """The same, and its class says that this is not of clients."""
+
+    tells_of_clients = False
+
+
+class Honest(Quiet):
+    """One that says that it is."""
+
+    tells_of_clients = True
+
+
+class Watching(Perceptron):
+    """Module with a hook of clients."""
+
+    def on_client_upload(self, client: int, position: int, total: int) -> None:
+        """Do nothing."""
+
+
 def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: bool = True, **given: Any) -> str:
     """Return the sentence with which a run is refused; empty if it is not."""
     trainer: Any = SimpleNamespace(
         **{
             "privacy": privacy,
             "callbacks": [*algorithm.configure_callbacks()],
+            "lightning_module": None,
+            "by_lightning": False,
             "loss_guard": LossGuard(),
             "over_selection": None,
             "deadline": None,
@@ -210,8 +239,23 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             {"callbacks": [EnergyMeter("wifi")], "privacy": SILENT},
             "drop leaves out the samples of a round, which EnergyMeter reads",
         ),
+        (
+            FedAvg(),
+            {"callbacks": [Loud()], "privacy": SILENT},
+            "whether Loud logs, writes or sends .*: leave it out, or declare tells_of_clients = False in its class",
+        ),
+        (FedAvg(), {"callbacks": [LambdaCallback()], "privacy": SILENT}, "whether LambdaCallback logs"),
+        (FedAvg(), {"callbacks": [Honest()], "privacy": SILENT}, "whether Honest logs"),
+        (FedAvg(), {"lightning_module": Watching(), "privacy": SILENT}, "whether Watching logs"),
+        (FedAvg(), {"by_lightning": True, "privacy": SILENT}, "sends loggers no single steps"),
         (FedAvg(), {"over_selection": 1.5}, "trainer.over_selection decides who takes part"),
         (FedAvg(), {"deadline": 60.0}, "trainer.deadline decides who takes part"),
+        (
+            FedAvg(),
+            {"deadline": 60.0, "privacy": LocalPrivacy()},
+            "deadline lets the time that a client trains tell of",
+        ),
+        (HybridFL(), {"privacy": LocalPrivacy()}, "ServerAsClient weighs the server's samples"),
         (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
         (FedAvg(), {"buffers": ["norm.running_mean"]}, "clients send buffers such as norm.running_mean, .* GroupNorm"),
         (
@@ -269,6 +313,11 @@ def test_what_changes_no_claim_is_allowed() -> None:
     ]
     allowed = [FedAvg(), FedProx(), FedDP(base=FedAvg()), FedAvg(exchange=OneShot())]
     assert [refusal(method, callbacks=callbacks, over_selection=1.0) for method in allowed] == [""] * len(allowed)
+    assert (
+        refusal(FedAvg(), SILENT, callbacks=[Quiet(), ModelCheckpoint(), EarlyStopping("val/loss"), TargetReached(0.9)])
+        == ""
+    )
+    assert refusal(FedAvg(), callbacks=[Loud()], lightning_module=Watching()) == ""
     assert refusal(FedBN(), callbacks=callbacks[:3], over_selection=1.0) == ""
     assert refusal(Ditto(), callbacks=[EarlyStopping("val/loss_server")]) == ""
     assert refusal(FedAvg(), loss_guard=LossGuard(rounds=3, server_steps=2)) == ""

@@ -1,20 +1,25 @@
 """Test that a run can tell nothing of its clients beside the models, and what its costs are then."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
+from lightning.pytorch import Callback
+from torchmetrics import MeanMetric
 from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, vector
 
+from lightning_fl import UserError
 from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAdam, FedAvg, FedBN
 from lightning_fl.attacks import Adversary, SignFlip
 from lightning_fl.callbacks import SparseUpdates
 from lightning_fl.codecs import Followed, OneBit
 from lightning_fl.outputs.communication_json import read_communication
 from lightning_fl.outputs.final_table import final_lines
-from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
+from lightning_fl.privacy import AdaptiveClip, ClientPrivacy, LocalPrivacy
 from lightning_fl.steps import Apply, Compress
 
 
@@ -142,3 +147,78 @@ def test_costs_are_those_of_a_fixed_cohort_with_drop_outs_on_average(
     seconds = [float(row["time/simulated_seconds"]) for row in hidden]
     assert seconds[0] > 0
     assert abs(seconds[3] - 4 * seconds[0]) < 1e-9
+
+
+class Writing(Callback):
+    """Callback that says that it tells nothing of clients, and does."""
+
+    tells_of_clients = False
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.log_client(3, {"loss": 0.25})
+
+
+@pytest.mark.parametrize("channels", ["keep", "drop"])
+def test_no_values_of_single_clients_are_written(
+    channels: Any, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    privacy = ClientPrivacy(noise_multiplier=0, side_channels=channels)
+    trainer = make_trainer(privacy=privacy, max_rounds=1, callbacks=[Writing()], **keeps_files)
+    if channels == "drop":
+        with pytest.raises(UserError, match=r"^log_client writes values of single clients to clients.csv"):
+            trainer.fit(Perceptron(), federation(), FedAvg())
+    else:
+        trainer.fit(Perceptron(), federation(), FedAvg())
+    assert (tmp_path / "clients.csv").is_file() == (channels == "keep")
+
+
+class Telling(Perceptron):
+    """Module that keeps something of its training's batches outside parameters and buffers, and validates with it."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.sums, self.total, self.numbers = [0.0], torch.zeros(()), np.zeros(1)
+        self.meter, self.metric = SimpleNamespace(sum=0.0), MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        value = batch[0].sum()
+        if self.where == "list":
+            self.sums.append(float(value))
+        elif self.where == "tensor":
+            self.total += value
+        elif self.where == "new tensor":
+            self.total = self.total + value
+        elif self.where == "array":
+            self.numbers += float(value)
+        elif self.where == "object":
+            self.meter.sum += float(value)
+        else:
+            self.metric.update(value)
+            self.log("train/sum", self.metric)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        kept = sum(self.sums) + float(self.total) + float(self.numbers[0]) + self.meter.sum
+        if self.metric.update_count:
+            kept += float(self.metric.compute())
+        self.log("val/kept", kept)
+        super().validation_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+@pytest.mark.parametrize("channels", ["keep", "drop"])
+@pytest.mark.parametrize("where", ["list", "tensor", "new tensor", "array", "object", "metric"])
+def test_no_attribute_of_the_module_passes_from_a_client_to_others(
+    where: str, channels: Any, runner: str, make_trainer: MakeTrainer
+) -> None:
+    if runner == "lightning" and channels == "drop":
+        pytest.skip("is refused")
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    for privacy in (ClientPrivacy(noise_multiplier=1, delta=0.01, side_channels=channels), LocalPrivacy()):
+        if channels == "keep" or isinstance(privacy, ClientPrivacy):
+            trainer = make_trainer(max_rounds=2, privacy=privacy, clients_per_round=6, runner=runner)
+            trainer.fit(Telling(where), federation(), FedAvg())
+            assert list(trainer.history["val/kept"]) == [0, 0]
+            if where == "metric":
+                assert ("train/sum" in trainer.history) == (channels == "keep")

@@ -9,6 +9,7 @@ from made_runs import groups_of, rising, write_run
 from lightning_fl.report import tables
 from lightning_fl.report.comparison import Metric
 from lightning_fl.report.plots import AXES, draw_curves
+from lightning_fl.report.remarks import remarks
 
 
 def private(folder: Path, sampling: str, epsilon: float) -> Path:
@@ -37,6 +38,14 @@ def test_neighbours_have_columns_and_pictures_of_their_own(tmp_path: Path) -> No
         labels[axis] = [list(line.get_xdata())[-1] for line in lines]
     assert labels == {"epsilon_more_or_less": [6.0, 3.0], "epsilon_replaced": [48.0]}
     assert draw_curves(groups, metric, "epsilon_removed") is None
+
+
+def test_several_private_runs_cost_more_than_one(tmp_path: Path) -> None:
+    folders = [private(tmp_path / sampling, sampling, 0.5) for sampling in ("poisson", "every")]
+    open_run = write_run(tmp_path / "open", rising(12))
+    said = remarks(groups_of(*folders, open_run, name="val/accuracy"))
+    assert [line for line in said if line.startswith("2 runs are private: the ε of each is about this run alone")]
+    assert not [line for line in remarks(groups_of(folders[0], open_run, name="val/accuracy")) if "private" in line]
 
 
 def test_reports_of_open_runs_stay_as_they_are(tmp_path: Path) -> None:

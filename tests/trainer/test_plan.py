@@ -12,21 +12,24 @@ import lightning as L  # noqa: N812
 import pytest
 import torch
 from compared_runs import MakeTrainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from roster import COVERING, ROSTER
-from toys import Convolved, Normalised, Perceptron, Served, federation
+from toys import Convolved, Normalised, Perceptron, Served, Sizes, federation, samples
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAP, FedAsync, FedAvg, FedBuff, FedProx
-from lightning_fl.callbacks import CommunicationMeter, MagnitudePruning
-from lightning_fl.codecs import QSGD, STC, ErrorFeedback, TopK
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedADP, FedAP, FedAsync, FedAvg, FedBuff, FedProx, PruneFL
+from lightning_fl.callbacks import BackdoorProbe, ClientEvaluation, CommunicationMeter, MagnitudePruning
+from lightning_fl.codecs import QSGD, STC, Changes, EntropyCoded, ErrorFeedback, Followed, TopK
 from lightning_fl.communication import ClientClock
+from lightning_fl.data import Arrays
 from lightning_fl.outputs.plan import Plan
+from lightning_fl.privacy import ClientPrivacy
 from lightning_fl.slots import Codec
+from lightning_fl.steps import Apply, Compress
 from lightning_fl.trainer import needed_resources, rehearsal, short_training
 
-DEPENDS_ON_VALUES = ("FedAdamSSM-second", "FairnessTop-max")
-"""Methods whose broadcast has the union of the clients' masks, as long as that happens to be."""
+DEPENDS_ON_VALUES = ("FedADP", "FedADP-magnitude", "PruneFL", "FedAdamSSM-second", "FairnessTop-max")
+"""Methods that send as many units as fit, or masks and unions of masks as long as they happen to be."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +92,28 @@ def test_sizes_that_depend_on_values_are_about_so(codec: Codec, make_trainer: Ma
     assert not plan.is_fixed
     assert "The bytes depend on what is trained." in str(plan)
     assert str(plan).count("about") >= 4
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedADP(),
+        PruneFL(),
+        FedAvg(downlink=Changes()),
+        FedAvg(uplink=EntropyCoded(QSGD())),
+        FedAvg(uplink=ErrorFeedback(STC(0.3))),
+        Algorithm(steps=[Apply(), Compress(STC(0.3))], downlink=Followed(STC(0.3))),
+    ],
+    ids=repr,
+)
+def test_bytes_that_depend_on_values_are_never_called_exact(
+    method: Algorithm, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test two rehearsals of one model, which have the same bytes."""
+    monkeypatch.setattr(rehearsal, "_disturb", lambda run: None)
+    monkeypatch.setattr(rehearsal, "ShortTraining", lambda inner, num, seed: short_training.ShortTraining(inner, num))
+    plan = make_trainer(max_rounds=1).plan(Perceptron(), Served(9), method)
+    assert not plan.is_fixed
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedBuff(2), FedAsync()], ids=repr)
@@ -292,6 +317,81 @@ def test_mistakes_are_those_of_a_fit(arguments: Any, words: list[str], make_trai
     with pytest.raises(UserError) as refusal:
         make_trainer().plan(*arguments)
     assert all(word in str(refusal.value) for word in words)
+
+
+class Logging(L.Callback):
+    """Callback of the user's with a column of its own."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("own/value", 1.0)
+
+
+class Stepping(L.Callback):
+    """Callback of the user's with a hook within a step."""
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Do nothing."""
+
+
+class Averaging(Normalised):
+    """Module that brings a callback."""
+
+    def configure_callbacks(self) -> Any:
+        return [StochasticWeightAveraging(0.1)]
+
+
+def with_plateau(module: Any) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val/loss"}}
+
+
+def held_out() -> Arrays:
+    return Arrays(train=samples(40), test=samples(10, seed=1), num_clients=6, partition=Sizes(), val_fraction=0.2)
+
+
+SILENT = ClientPrivacy(noise_multiplier=0, side_channels="drop")
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "plateau": ({"module": lambda: Perceptron(configure=with_plateau)}, ""),
+    "plateau seldom": (
+        {"module": lambda: Perceptron(configure=with_plateau), "val_every_n_rounds": 2},
+        "ReduceLROnPlateau monitors 'val/loss', which was not logged",
+    ),
+    "held out": ({"privacy": SILENT, "data": held_out}, "set data.val_fraction to 0"),
+    "clock": ({"privacy": SILENT, "clock": ClientClock()}, "no expected time with a clock of clients"),
+    "masks": ({"privacy": SILENT, "callbacks": MagnitudePruning(0.4)}, "no expected bits with MagnitudePruning"),
+    "own callback": ({"privacy": SILENT, "callbacks": Logging()}, "does not know whether Logging logs"),
+    "private": ({"privacy": SILENT, "callbacks": EarlyStopping("val/loss")}, ""),
+    "clients": ({"callbacks": ClientEvaluation()}, "ClientEvaluation"),
+    "images": ({"callbacks": BackdoorProbe()}, "BackdoorProbe reads batches of images"),
+    "averages": ({"module": Normalised, "callbacks": StochasticWeightAveraging(0.1)}, "statistics of batch norm"),
+    "module's": ({"module": Averaging}, "statistics of batch normalisation"),
+    "nearly": ({"callbacks": EarlyStopping("val/los")}, "EarlyStopping monitors 'val/los', which is not logged"),
+    "unknown": ({"callbacks": EarlyStopping("something")}, "EarlyStopping monitors 'something', which is not logged"),
+    "logged": ({"callbacks": [Logging(), EarlyStopping("own/value")]}, ""),
+    "stacked": ({"callbacks": Stepping(), "runner": "stacked"}, "Stepping"),
+    "metric": ({"metric": "val/f1"}, "val/f1"),
+}
+"""Runs, with what they are refused for."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_refuses_what_a_fit_refuses_with_the_same_sentence(name: str, make_trainer: MakeTrainer) -> None:
+    given, reason = CASES[name]
+    flags = {"max_rounds": 2, **given}
+    module, data = flags.pop("module", Perceptron), flags.pop("data", federation)
+
+    def refusal(method: str) -> str:
+        try:
+            getattr(make_trainer(**copy.deepcopy(flags)), method)(module(), data(), FedAvg())
+        except UserError as error:
+            return str(error)
+        return ""
+
+    said = refusal("fit")
+    assert refusal("plan") == said
+    assert reason in said
+    assert bool(reason) == bool(said)
 
 
 def test_a_module_that_cannot_be_copied_is_one_sentence(make_trainer: MakeTrainer) -> None:
