@@ -151,10 +151,9 @@ def _replace_trainer() -> None:
             flags = {names.get(name, name): x for name, x in flags.items() if x is not None and x != defaults.get(name)}
             if not flags.get("barebones"):
                 flags.pop("barebones", None)
-            flags.setdefault("max_rounds", 1 if "max_steps" in flags else 1000)
+            flags.setdefault("max_rounds", 1000)
             if flags["max_rounds"] == -1:
                 flags["max_rounds"] = 1000
-            flags.pop("max_steps", None)  # tests that count steps fail in the open
             own = {"clients_per_round": 1, "local_epochs": 1, "accelerator": "cpu", "runner": "lightning"}
             super().__init__(**(own | flags))
 

@@ -63,6 +63,7 @@ class LocalSchedule:
         skips_single_samples: True if a last batch of one sample is left out.
         repeat: optimiser steps on the batches of each step, one after the other; `steps`, `epochs` and batches count the first.
         drop_last: True if a pass leaves out its last batch when that is not full.
+        most_steps: optimiser steps of a client at most, those that are left until `max_steps`; None without such a limit.
     """
 
     batch_size: int
@@ -78,6 +79,7 @@ class LocalSchedule:
     repeat: int = 1
     skips_single_samples: bool = False
     drop_last: bool = False
+    most_steps: int | None = None
 
     def with_cohort(self, cohort_size: int, num_clients: int, batches_per_epoch: int) -> LocalSchedule:
         """Return the schedule of one client that holds all samples and makes the steps of a cohort.
@@ -125,7 +127,8 @@ class LocalSchedule:
         if not batches_per_epoch:
             return 0
         steps = self.steps if self.steps is not None else (self.epochs or 0) * ceil(batches_per_epoch / self.accumulate)
-        return steps * self.repeat
+        steps *= self.repeat
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     def steps_done(self, batches_per_epoch: int, run: Run, client: int) -> int:
         """Return the number of optimiser steps that a client makes in a round: all, or, if it straggles, 1 to all but one."""

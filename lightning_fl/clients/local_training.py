@@ -56,7 +56,7 @@ def train_locally(
     group = job.group
     batches = local_batches(work, job.schedule, prepare, group) if work.num_steps else iter(())
     if flat_module.is_manual:
-        _let_module_step(flat_module, islice(batches, work.num_steps), progress)
+        _let_module_step(flat_module, islice(batches, work.num_steps), progress, job.schedule.most_steps)
         batches = iter(())
     for batch in batches:
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
@@ -122,8 +122,10 @@ def _sum_gradient(flat_module: FlatModule, group: DeviceGroup, local: LocalTrain
     group.share_buffers(flat_module)
 
 
-def _let_module_step(flat_module: FlatModule, batches: Iterable[Batch], progress: LocalProgress) -> None:
-    """Train a module that makes its optimisers' steps itself, one batch a step."""
+def _let_module_step(
+    flat_module: FlatModule, batches: Iterable[Batch], progress: LocalProgress, most_steps: int | None
+) -> None:
+    """Train a module that makes its optimisers' steps itself, until a batch reaches `most_steps`."""
     listeners, logs = flat_module.hooks.step_listeners(), flat_module.logs
     forward_context = flat_module.fabric.strategy.precision.forward_context
     for batch in batches:
@@ -136,6 +138,8 @@ def _let_module_step(flat_module: FlatModule, batches: Iterable[Batch], progress
             logs.add_loss(loss.detach())
         if listeners.on_train_batch_end:
             listeners.end_batch(loss, output, batch.content, batch.batch_index)
+        if most_steps is not None and progress.local.num_steps >= most_steps:  # a batch may have several steps
+            break
 
 
 def rule_step(

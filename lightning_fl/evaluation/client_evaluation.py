@@ -114,7 +114,7 @@ class ClientEvaluator:
             f"fine-tuning cannot follow the scheduler that {type(flat_module.module).__name__} steps within a round, because it "
             "is made for the length of a round: give finetune_lr.",
         )
-        schedule = replace(self.schedule, epochs=finetune_epochs, steps=None, reports_last_loss=False)
+        schedule = replace(self.schedule, epochs=finetune_epochs, steps=None, most_steps=None, reports_last_loss=False)
         mine = {}
         with _leaving_no_trace(flat_module):
             job = self._job(schedule)

@@ -199,6 +199,9 @@ class LogCollector:
         Args:
             parts: the sums, of all processes.
             knowledge: `knowledge` of each process, if it has been gathered already.
+
+        Raises:
+            UserError: a torchmetrics object computes something else than one number.
         """
         parts = on_host(parts)
         reduced = self._learn_from_others(parts, knowledge)
@@ -216,7 +219,7 @@ class LogCollector:
             own_loss = averages.pop(OWN_LOSS)
             averages.setdefault(LOSS, own_loss)
         for name, metric in self._metrics.items():
-            averages[name] = self._compute(metric)
+            averages[name] = self._compute(name, metric)
             for form, other in self._forms.get(name, {}).items():
                 form_value = averages[name] if form == "epoch" else metric._forward_cache
                 if form_value is not None:  # a metric that was updated without `forward` has no value of a step
@@ -231,8 +234,13 @@ class LogCollector:
             metric.reset()
         self._computed_metrics.clear()
 
-    def _compute(self, metric: Metric) -> float:
-        return float(metric.compute() if self.gather is None else computed(metric, self.gather_tensors))
+    def _compute(self, name: str, metric: Metric) -> float:
+        value = metric.compute() if self.gather is None else computed(metric, self.gather_tensors)
+        require(
+            isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1),
+            f"The `.compute()` return of the metric logged as {name!r} must be a tensor of one number, got {value!r}.",
+        )
+        return float(value)
 
     def knowledge(self) -> Known:
         """Return what other processes, whose clients or batches log other names, have to know of this one's."""

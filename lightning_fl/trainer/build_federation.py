@@ -71,7 +71,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     sizes = trainer.data.client_indices.sizes if algorithm.pools_clients else data.client_sizes
     num_eligible = int((sizes > 0).sum())
     num_clients = cohort_size(trainer.clients_per_round, num_eligible)
-    own_schedule = _local_schedule(trainer, trainer.data)
+    own_schedule = replace(_local_schedule(trainer, trainer.data), most_steps=None)  # of a whole local training
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
     group = device_group(trainer, schedule)
@@ -207,6 +207,11 @@ def _check_pace(trainer: TrainerInterface) -> None:
     require(
         trainer.runner != "stacked",
         f"{name} trains clients on different versions of the model, one after the other: use runner 'auto' or 'serial'.",
+    )
+    require(
+        trainer.max_steps == -1,
+        f"{name} trains clients beside each other on different versions of the model, so that no round's steps can be limited; "
+        "leave out trainer.max_steps, and use max_rounds.",
     )
     for flag, why in (
         ("over_selection", "fills every place that becomes idle"),
@@ -428,11 +433,10 @@ def _local_schedule(
     batches_per_epoch = schedule.pass_batches(int(data.client_sizes.max()))
     if pooled is not None:
         schedule = schedule.with_cohort(*pooled, batches_per_epoch)
+    schedule = replace(schedule, most_steps=None if trainer.max_steps == -1 else trainer.max_steps)
     repeats = trainer.algorithm.rule.repeats
-    trainer.most_local_steps, trainer.round_batches = (
-        schedule.num_steps(batches_per_epoch) * repeats,
-        batches_per_epoch * repeats,
-    )
+    trainer.most_local_steps = replace(schedule, repeat=repeats).num_steps(batches_per_epoch)
+    trainer.round_batches = batches_per_epoch * repeats
     return schedule
 
 

@@ -200,6 +200,9 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
         trainer.stop = remaining_stop(trainer, stopped)
     if done >= trainer.max_rounds:
         rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
+    elif trainer.steps_left == 0:
+        steps = trainer.run.num_successive_steps
+        rank_zero_info(f"Nothing is left to do: max_steps is {trainer.max_steps}, and {path} contains {steps} steps.")
     elif trainer.stop is not None:
         rank_zero_info(
             f"Nothing is left to do: {trainer.stop.in_words(done, planned)}, as {path} says; a larger max_rounds, or another "

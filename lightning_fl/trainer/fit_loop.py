@@ -169,7 +169,7 @@ class FitLoop(StockFitLoop):
         tell(trainer, lambda logger: logger.log_graph(trainer.lightning_module))
         trainer.hooks.call("on_train_start")
         try:
-            while run.round < trainer.num_rounds and not trainer.stops_after(run.round):
+            while not trainer.ends_after(run.round):
                 self.set_round(run.round)
                 self._round()
                 self._say_that_it_goes_on()
@@ -177,8 +177,7 @@ class FitLoop(StockFitLoop):
             with suppress(FileError):  # of two errors the first is shown
                 self._write_communication()
             raise
-        if trainer.stop is not None and self.folder.first_round < run.round < trainer.num_rounds:
-            rank_zero_info(f"{trainer.stop.in_words(run.round, trainer.num_rounds)}.")
+        self._say_why_it_ends()
         if run.round == self.folder.first_round and self.folder.goes_on_here:
             self._note_bits()  # of a run that was killed after its last round
         self._write_communication()
@@ -222,15 +221,32 @@ class FitLoop(StockFitLoop):
             }
         )
 
+    def _say_why_it_ends(self) -> None:
+        """Say so if the run ends before its last round, or before its last step."""
+        trainer, run = self.trainer, self.trainer.run
+        if run.round == self.folder.first_round:
+            return
+        if trainer.steps_left == 0 and run.round < trainer.num_rounds:
+            rank_zero_info(
+                f"The run ends with round {run.round} of {trainer.num_rounds}, which reaches max_steps {trainer.max_steps}."
+            )
+        elif trainer.stop is not None and run.round < trainer.num_rounds:
+            rank_zero_info(f"{trainer.stop.in_words(run.round, trainer.num_rounds)}.")
+        elif trainer.steps_left:
+            rank_zero_info(
+                f"The run ends after {run.num_successive_steps} of max_steps {trainer.max_steps}, with round {run.round}, the "
+                "last of max_rounds."
+            )
+
     def _say_that_it_goes_on(self) -> None:
         """Say once that the run goes on although something stops it."""
         trainer, done = self.trainer, self.trainer.run.round
-        if trainer.stop is not None and not trainer.stops_after(done) and not self._says_it_goes_on:
+        if trainer.stop is not None and not trainer.ends_after(done) and not self._says_it_goes_on:
             self._says_it_goes_on = True
             who = trainer.stop.by or "Something that set should_stop"
-            rank_zero_info(
-                f"{who} would stop the run after round {done}; it goes on until min_rounds {trainer.min_rounds}."
-            )
+            least = {"min_rounds": trainer.min_rounds, "min_steps": trainer.min_steps}
+            until = " and ".join(f"{name} {number}" for name, number in least.items() if number)
+            rank_zero_info(f"{who} would stop the run after round {done}; it goes on until {until}.")
 
     def _round(self) -> None:
         """Run one round with its hooks, validation, logging and checkpoint."""
@@ -238,6 +254,7 @@ class FitLoop(StockFitLoop):
         started = time.perf_counter()
         flat_module.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
+        self.federation.schedule = replace(self.federation.schedule, most_steps=trainer.steps_left)
         trainer.round_batches = self.federation.num_batches()
         if not trainer.by_lightning:  # which counts single steps
             self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
@@ -454,4 +471,4 @@ class FitLoop(StockFitLoop):
     def _is_due(self, every: int) -> bool:
         """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
         rounds, trainer = self.trainer.run.round, self.trainer
-        return rounds % every == 0 or rounds >= trainer.num_rounds or trainer.stops_after(rounds)
+        return rounds % every == 0 or trainer.ends_after(rounds)

@@ -50,7 +50,9 @@ from lightning_fl.trainer.logger_connector import RoundLoggerConnector
 class TrainerFlags(Trainer, ABC):
     """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
 
-    default_root_dir = ""  # a property of Lightning's trainer
+    default_root_dir = ""  # a property of Lightning's trainer, as are the next two
+    max_steps: int = -1
+    min_steps: int | None = None
     gradient_clip_algorithm: Any
     if TYPE_CHECKING:
         strategy: FabricStrategy
@@ -60,6 +62,8 @@ class TrainerFlags(Trainer, ABC):
     changeable = (
         "max_rounds",
         "min_rounds",
+        "max_steps",
+        "min_steps",
         "clients_per_round",
         "local_epochs",
         "local_steps",
@@ -94,6 +98,8 @@ class TrainerFlags(Trainer, ABC):
         *,
         max_rounds: int = 100,
         min_rounds: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
         clients_per_round: int | float = 10,
         local_epochs: int | None = None,
         local_steps: int | None = None,
@@ -158,6 +164,9 @@ class TrainerFlags(Trainer, ABC):
         Args:
             max_rounds: Rounds of communication; a round is an epoch for callbacks and schedulers.
             min_rounds: Rounds before which no callback or module ends the run; none if not given.
+            max_steps: End with the round in which a client's `trainer.global_step` reaches this number, of which no client goes
+                beyond it: of each round the steps of the client that makes the most count. -1 for no limit but max_rounds.
+            min_steps: Steps, counted in the same way, before which no callback or module ends the run; none if not given.
             clients_per_round: Clients selected in each round, a count or a fraction in (0, 1] of those that have samples.
             local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
             local_steps: Optimiser steps of a client in a round, instead of local_epochs.
@@ -242,6 +251,8 @@ class TrainerFlags(Trainer, ABC):
         """
         self.max_rounds = max_rounds
         self.min_rounds = min_rounds
+        self.max_steps = max_steps
+        self.min_steps = min_steps
         self.clients_per_round = clients_per_round
         self.local_epochs = local_epochs
         self.local_steps = local_steps
@@ -347,6 +358,7 @@ class TrainerFlags(Trainer, ABC):
     def _check(self) -> None:
         """Check the flags that are numbers, names of choices or folders."""
         check_whole("max_rounds", self.max_rounds, 0)
+        check_whole("max_steps", self.max_steps, -1)
         if is_whole(self.clients_per_round):
             check_whole("clients_per_round", self.clients_per_round, 1)
         else:
@@ -364,7 +376,6 @@ class TrainerFlags(Trainer, ABC):
         ):
             check_whole(name, getattr(self, name), 1)
         counts = (
-            "min_rounds",
             "local_epochs",
             "local_steps",
             "test_every_n_rounds",
@@ -372,6 +383,9 @@ class TrainerFlags(Trainer, ABC):
             "clients_at_once",
             "threads",
         )
+        for name in ("min_rounds", "min_steps"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 0)
         for name in counts:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)

@@ -109,8 +109,18 @@ class TrainerInterface(TrainerFlags):
             self.stop = stop_of(self)
 
     def stops_after(self, rounds: int) -> bool:
-        """True if the run ends after so many rounds, of which `min_rounds` are made in any case, because something stops it."""
-        return self.should_stop and rounds >= (self.min_rounds or 0)
+        """True if something stops the run after so many rounds, of which `min_rounds` and `min_steps` are made in any case."""
+        has_least = rounds >= (self.min_rounds or 0) and self.run.num_successive_steps >= (self.min_steps or 0)
+        return self.should_stop and has_least
+
+    def ends_after(self, rounds: int) -> bool:
+        """True if the run ends after so many rounds: they are all, it has made `max_steps`, or something stops it."""
+        return rounds >= self.num_rounds or self.steps_left == 0 or self.stops_after(rounds)
+
+    @property
+    def steps_left(self) -> int | None:
+        """Optimiser steps that a client may make until `max_steps`; None without this limit."""
+        return None if self.max_steps == -1 else max(0, self.max_steps - self.run.num_successive_steps)
 
     @property
     def max_epochs(self) -> int:
@@ -121,7 +131,7 @@ class TrainerInterface(TrainerFlags):
     def validates_this_round(self) -> bool:
         """True if the current round ends with a validation: every n-th does, and the last."""
         done = self.current_epoch + 1
-        return done % self.val_every_n_rounds == 0 or done >= self.num_rounds or self.stops_after(done)
+        return done % self.val_every_n_rounds == 0 or self.ends_after(done)
 
     @property
     def _active_loop(self) -> Any:

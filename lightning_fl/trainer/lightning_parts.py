@@ -68,8 +68,6 @@ STOCK_FLAGS = {
     "max_epochs": "a federation trains in rounds, which callbacks count as epochs: use max_rounds, and local_epochs for the "
     "passes of a client in a round",
     "min_epochs": "a federation trains in rounds, which callbacks count as epochs: use min_rounds",
-    "max_steps": "each client takes steps of its own: use max_rounds, and local_steps for the steps of a client in a round",
-    "min_steps": "each client takes steps of its own: use min_rounds",
     "overfit_batches": "clients train on samples of their own: use limit_train_batches and limit_val_batches, or fewer "
     "data.num_clients",
     "val_check_interval": "the server's model exists only between rounds: use val_every_n_rounds",

@@ -95,7 +95,7 @@ def train_by_lightning(
     loader = ClientLoader(flat_module, work, job.schedule)
     with _logging_in_both(flat_module), _without_server_callbacks(trainer):
         if len(loader):
-            trainer.fit_loop.epoch_loop.train(loader, local)
+            trainer.fit_loop.epoch_loop.train(loader, local, job.schedule.most_steps)
     flat_module.bind_replaced()
     flat_module.zero_gradient()
     flat_module.optimizer.schedules.end_client()
@@ -136,20 +136,21 @@ class RoundEpochLoop(StockEpochLoop):
     val_loop: EvaluationLoop
 
     def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
+        super().__init__(trainer, trainer.min_steps, trainer.max_steps)
         self.automatic_optimization = _ClientOptimization(trainer)
         self.manual_optimization = _ClientsOwnOptimization(trainer)
         self.val_loop = EvaluationLoop(trainer, "validation", trainer.inference_mode)
         self.starts_step = True
 
-    def train(self, loader: ClientLoader, local: LocalTraining) -> None:
+    def train(self, loader: ClientLoader, local: LocalTraining, most_steps: int | None) -> None:
         """Train a client on the batches of a loader.
 
         Args:
             loader: the client's batches.
             local: its local training, whose optimiser steps are counted.
+            most_steps: number of them after which the training ends; None for no such limit.
         """
-        self.loader, self.local, self.starts_step = loader, local, True
+        self.loader, self.local, self.most_steps, self.starts_step = loader, local, most_steps, True
         fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
         fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
         iter(fetcher)
@@ -158,7 +159,9 @@ class RoundEpochLoop(StockEpochLoop):
 
     @property
     def done(self) -> bool:
-        """True after the last batch: a federation stops after a round."""
+        """True after the last batch: a federation stops after a round. A batch of manual optimisation may make several steps."""
+        if self.most_steps is not None and self.local.num_steps >= self.most_steps:
+            return True
         return self.batch_progress.is_last_batch and self.batch_progress.current.ready > 0
 
     def on_run_start(self, data_fetcher: Any) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -175,7 +176,7 @@ class _Rehearsal(Callback):
             num_whole = federation.runner.clients_at_once if isinstance(federation.runner, Stacked) else 1
         self._runner = federation.runner = ShortTraining(federation.runner, num_whole, seed=int(times))
         self._found, self._batches = Rehearsed(), list[int]()
-        self._bits, self._rounds_later = (-1, -1), 0
+        self._bits, self._rounds_later, self._most_steps = (-1, -1), 0, 0
         trainer.callbacks.append(self)
 
     def run(self) -> Rehearsed:
@@ -224,6 +225,7 @@ class _Rehearsal(Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps that the round's clients would make."""
         self._planned = self.federation.num_client_steps()
+        self._successive = self.federation.run.num_successive_steps
         self._batches.append(self.federation.num_batches())
         self._runner.begin_round()
 
@@ -236,6 +238,7 @@ class _Rehearsal(Callback):
         client_steps = sum(gather_objects(trainer.fabric, runner.num_steps if counts else 0))
         server_steps = run.num_steps - self._steps_before - client_steps
         self._steps_before = run.num_steps
+        self._most_steps = run.num_successive_steps - self._successive
         rehearsed.steps.append(self._planned + max(0, server_steps))
         bits = run.ledger.bits("up"), run.ledger.bits("down")
         if len(rehearsed.steps) == 1:
@@ -266,13 +269,30 @@ class _Rehearsal(Callback):
         schedule, sizes = federation.work.schedule, federation.data.client_sizes
         return trainings * sum(schedule.num_batches(int(sizes[client])) for client in clients)
 
+    def _num_rounds(self) -> int:
+        """Return the rounds of the run, which `max_steps` may end before `max_rounds`."""
+        stage, run = self._trainer, self.federation.run
+        if not stage.steps_left:  # there is no limit, or the rehearsal has reached it
+            return stage.num_rounds if stage.steps_left is None else run.round
+        return min(stage.num_rounds, run.round + -(-stage.steps_left // max(1, self._most_steps)))
+
+    def _share_of_last_round(self, rounds: int) -> Fraction:
+        """Return the part of a round's steps that `max_steps` leaves to the last of so many rounds."""
+        stage, run = self._trainer, self.federation.run
+        if stage.steps_left is None or not self._most_steps:
+            return Fraction(1)
+        left = stage.steps_left - (rounds - run.round - 1) * self._most_steps
+        return min(Fraction(1), Fraction(left, self._most_steps))
+
     def plan(self, rehearsed: Rehearsed, trainer: TrainerInterface) -> Plan:
         """Return the plan, in the session, given what was found; `trainer` has the user's flags."""
         stage, federation = self._trainer, self.federation
-        rounds = stage.num_rounds
+        rounds = self._num_rounds()
         up, down = (_continued(rehearsed.bits(way), rounds) for way in ("up", "down"))
         totals = {way: rehearsed.setup_bits.get(way, 0) + sum(bits) for way, bits in (("up", up), ("down", down))}
-        steps = _continued(rehearsed.steps, rounds)
+        steps, macs = _continued(rehearsed.steps, rounds), _continued(rehearsed.macs, rounds)
+        if rounds > len(rehearsed.steps) and (share := self._share_of_last_round(rounds)) != 1:
+            steps[-1], macs[-1] = round(steps[-1] * share), round(macs[-1] * share)
         beside = float(np.median(rehearsed.beside_seconds)) if rehearsed.beside_seconds else 0.0
         round_seconds = beside + rehearsed.training_seconds
         evaluations = {"validate": trainer.val_every_n_rounds, "test": trainer.test_every_n_rounds}
@@ -306,7 +326,7 @@ class _Rehearsal(Callback):
             rehearsed_rounds=len(rehearsed.rows),
             round_steps=sum(steps[:1]),
             steps=rehearsed.setup_steps + sum(steps),
-            macs=None if federation.network.macs is None else 3.0 * sum(_continued(rehearsed.macs, rounds)),
+            macs=None if federation.network.macs is None else 3.0 * sum(macs),
             setup_seconds=rehearsed.setup_seconds,
             round_seconds=round_seconds,
             seconds=seconds,
@@ -355,7 +375,7 @@ def _do_nothing(*arguments: Any, **named: Any) -> None:
 
 def _leave_out(stage: Any) -> None:
     """Set a trainer that has passed all checks to a rehearsal: show all columns, and log every round."""
-    stage.log_every_n_rounds, stage.min_rounds = 1, None
+    stage.log_every_n_rounds, stage.min_rounds, stage.min_steps = 1, None, None
     loop = stage.fit_loop
     mechanism = loop.federation.privacy
     if isinstance(mechanism, CentralMechanism):

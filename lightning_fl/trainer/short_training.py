@@ -32,7 +32,7 @@ class ShortTraining:
         factors: these differences, by shape and dtype.
         whole_seconds: seconds of their training.
         whole_clients: these clients.
-        num_steps: optimiser steps made in the present round, in this process.
+        num_steps: optimiser steps of the present round, in this process, those that were left out included.
         seconds_of_rounds: seconds that clients have trained in each round.
     """
 
@@ -57,6 +57,7 @@ class ShortTraining:
     ) -> Iterator[Result]:
         """Train the clients, and yield their results."""
         short = replace(job, schedule=_shortened(job.schedule))
+        sizes = data.client_sizes
         whole = clients[: self.num_whole]
         if self.whole_clients and (job.run.again or list(whole) != list(self.whole_clients)):
             whole = []  # others have been timed in this round, or, where the server does not wait, the same already
@@ -72,11 +73,13 @@ class ShortTraining:
             self.whole_clients = whole
         for trained in self._timed(flat_module, short, others[:1], data):
             for client in others:
-                self.num_steps += trained.num_steps
+                num_steps = job.schedule.steps_done(job.schedule.pass_batches(int(sizes[client])), job.run, client)
+                self.num_steps += num_steps
                 yield replace(
                     trained,
                     client=client,
-                    weight=float(data.client_sizes[client]),
+                    num_steps=num_steps,
+                    weight=float(sizes[client]),
                     message={name: self._varied(entry, client) for name, entry in trained.message.items()},
                 )
 

@@ -762,7 +762,7 @@ FILES = {
         "algorithm: {class_path: Algorithm, init_args: {steps: [{class_path: Momentum, init_args: {beta: }}]}}\n",
         ["algorithm.steps.beta", "float", "null"],
     ),
-    "flag of Lightning's": ("trainer: {max_steps: 10}\n", ["trainer.max_steps", "local_steps"]),
+    "flag of Lightning's": ("trainer: {max_epochs: 10}\n", ["trainer.max_epochs", "max_rounds"]),
     "a class as a key": ("algorithm: {FedProx: {mu: 1}}\n", ["class_path", "init_args", "FedProx.mu"]),
     "a call": ("algorithm: FedProx(mu=0.1)\n", ["'FedProx(mu=0.1)'", "did you mean 'FedProx'"]),
     "a network for the model": ("model: cnn\n", ["'cnn'", "--model.network cnn", "ImageClassifier"]),

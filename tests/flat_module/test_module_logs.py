@@ -592,3 +592,30 @@ def test_names_of_reductions_may_be_capitals(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer()
     (result,) = trainer.validate(Logs(), federation(), verbose=False)
     assert result["largest"] == sum(trainer.num_val_batches) - 1
+
+
+class Moments(SumMetric):
+    """Metric that computes two numbers."""
+
+    def compute(self) -> Any:
+        return torch.tensor(1.0), torch.tensor(2.0)
+
+
+class LogsMoments(Perceptron):
+    """Module that logs the two numbers under one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moments = Moments()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.moments(loss)
+        self.log("moments", self.moments)
+        return loss
+
+
+def test_a_metric_of_several_numbers_is_refused_in_a_sentence(make_trainer: MakeTrainer) -> None:
+    said = r"compute\(\)` return of the metric logged as 'moments' must be a tensor of one number, got \(tensor\(1\.\),"
+    with pytest.raises(UserError, match=said):
+        make_trainer(runner="serial").fit(LogsMoments(), federation())
