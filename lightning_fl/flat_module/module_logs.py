@@ -115,14 +115,10 @@ class LogCollector:
         self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
 
     def _check_value(self, name: str, value: Any) -> None:
-        is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (Number, np.generic))
-        if not is_number:
-            kind = (
-                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            )
+        if not _is_number(value):
             several = isinstance(value, (Mapping, MetricCollection))
             remedy = "self.log_dict logs several values" if several else "log a mean or another number of it"
-            raise UserError(f"self.log({name!r}, …) gets {kind}, but logs one number or a Metric: {remedy}.")
+            raise UserError(f"self.log({name!r}, …) gets {_kind(value)}, but logs one number or a Metric: {remedy}.")
 
     def _samples_of(self, name: str) -> int:
         """Return the samples of the batch; ask for their number only if a mean needs it."""
@@ -209,7 +205,7 @@ class LogCollector:
             own_loss = averages.pop(OWN_LOSS)
             averages.setdefault(LOSS, own_loss)
         for name, metric in self._metrics.items():
-            averages[name] = self._compute(metric)
+            averages[name] = self._compute(name, metric)
             for form, other in self._forms.get(name, {}).items():
                 form_value = averages[name] if form == "epoch" else metric._forward_cache
                 if form_value is not None:  # a metric that was updated without `forward` has no value of a step
@@ -224,8 +220,14 @@ class LogCollector:
             metric.reset()
         self._computed_metrics.clear()
 
-    def _compute(self, metric: Metric) -> float:
-        return float(metric.compute() if self.gather is None else computed(metric, self.gather_tensors))
+    def _compute(self, name: str, metric: Metric) -> float:
+        value = metric.compute() if self.gather is None else computed(metric, self.gather_tensors)
+        require(
+            _is_number(value),
+            f"self.log({name!r}, …) gets a {type(metric).__name__}, whose compute returns {_kind(value)}, but logs one number: "
+            "log a part or a mean of it.",
+        )
+        return float(value)
 
     def knowledge(self) -> Known:
         """Return what other processes, whose clients or batches log other names, have to know of this one's."""
@@ -397,6 +399,14 @@ def on_host(parts: Sequence[Sums]) -> list[Sums]:
         {key: (next(numbers) if isinstance(total, Tensor) else total, weight) for key, (total, weight) in part.items()}
         for part in parts
     ]
+
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (Number, np.generic))
+
+
+def _kind(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _alone(mine: Tensor) -> list[Tensor]:

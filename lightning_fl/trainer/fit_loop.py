@@ -379,7 +379,9 @@ class FitLoop(StockFitLoop):
         """Send one row to every logger."""
         trainer, hidden = self.trainer, self.trainer.active_module.logs.unlogged_names
         row = {name: value for name, value in record.items() if name not in hidden}
-        trainer._logger_connector._logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
+        trainer._logger_connector._logged_metrics = {
+            name: torch.tensor(float(value)) for name, value in trainer.with_suffixed(row).items()
+        }
         if not self._is_due(trainer.log_every_n_rounds):
             return
         self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})
