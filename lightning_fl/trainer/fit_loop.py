@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -25,6 +26,7 @@ from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.clients.rows import add_rows
 from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
+from lightning_fl.outputs.last_checkpoint import LastCheckpoint, offer_model
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
@@ -52,6 +54,7 @@ class FitLoop(StockFitLoop):
         federation: trains the rounds; set by `start`, as are `folder`, `saved_states`, `saved_frozen` and `evaluation`.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
+        batches_before_round: batches that Lightning's own loop had trained clients on before the current round.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
         saved_frozen: files of frozen weights that it refers to.
@@ -74,6 +77,7 @@ class FitLoop(StockFitLoop):
         self.epoch_loop = RoundEpochLoop(trainer)
         self.epoch_loop.batch_progress.is_last_batch = True  # `Hooks.after_round` comes after the last batch
         self.before_round: dict[str, Any] | None = None
+        self.batches_before_round = 0
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
@@ -93,6 +97,11 @@ class FitLoop(StockFitLoop):
             return False
         return self.federation.flat_module.module is self.trainer.lightning_module
 
+    @property
+    def num_logged_batches(self) -> int:
+        """Position of loggers on the axis of single steps, after the last whole round."""
+        return self.batches_before_round if self.before_round else int(self.epoch_loop._batches_that_stepped)
+
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""
         progress: Any = self.epoch_progress.current
@@ -102,7 +111,7 @@ class FitLoop(StockFitLoop):
         """Build the federation, and find the validation loaders."""
         trainer = self.trainer
         self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
-        self.before_round = None
+        self.before_round, self.batches_before_round, self.epoch_loop._batches_that_stepped = None, 0, 0
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
             trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
@@ -187,7 +196,10 @@ class FitLoop(StockFitLoop):
         self._adopt_module_changes()
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = checkpointing.build_checkpoint(trainer)
-            checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
+            path = os.path.join(trainer.default_root_dir, EXPORT)
+            checkpoint_file.save_atomically(exported, path)
+            if any(isinstance(callback, LastCheckpoint) for callback in trainer.callbacks):
+                offer_model(trainer, path)
         wandb_run.send_results(
             trainer, final_lines(trainer, self.rows), results_of(trainer, self.rows), trainer.enable_checkpointing
         )
@@ -219,6 +231,7 @@ class FitLoop(StockFitLoop):
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round, frozen = run.state_dict(), flat_module.sample_frozen()
+        self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
         self.epoch_loop._results.clear()  # those of the last client
