@@ -206,8 +206,14 @@ def _replace_trainer() -> None:
             return self._run_on("predict", "predict", model, dataloaders, datamodule, others)
 
     def without_own_columns(name: str) -> Any:
-        read = getattr(FederatedTrainer, name).fget
-        return property(lambda self: {key: x for key, x in read(self).items() if not key.startswith(own_columns)})
+        def shown(self: Any) -> Any:
+            values = getattr(FederatedTrainer, name).fget(self)
+            own = [key for key in values if key.startswith(own_columns)]
+            if name == "logged_metrics":  # in which a value on step and on epoch has its own name beside Lightning's
+                own += [key for key in values if "{}_epoch{}{}".format(*key.partition("/dataloader_idx")) in values]
+            return {key: x for key, x in values.items() if key not in own} if own else values
+
+        return property(shown)
 
     for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
         setattr(Trainer, name, without_own_columns(name))

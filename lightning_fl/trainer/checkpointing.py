@@ -60,14 +60,17 @@ def build_checkpoint(
     module, datamodule = trainer.lightning_module, trainer.data
     run_state = before_round or trainer.run.state_dict()
     frozen = frozen_names(module)  # which nobody changes until the checkpoint is written
+    has_clients_model = (
+        before_round is not None and trainer.flat_module is not None
+    )  # else `fit` has left the server's there
     # As in Lightning: the model in training, whose round a resumed run repeats.
-    is_within_round = before_round is not None and trainer.flat_module is not None and trainer.trains_only_client
+    is_within_round = has_clients_model and trainer.trains_only_client
     checkpoint: dict[str, Any] = {
         "epoch": run_state["round"],
         "global_step": trainer.global_step if is_within_round else run_state["num_steps"],
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": trainer.active_module.state_dict(run_state, frozen)
-        if before_round and not is_within_round
+        if has_clients_model and not is_within_round
         else copied_state(module, frozen),
     }
     checkpoint |= follow_pruning.as_saved(module)

@@ -265,6 +265,8 @@ class FederatedTrainer(TrainerInterface):
     ) -> None:
         """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` resumes from here.
 
+        Within a round, also after a fit that an error ended there, it saves the run before the round.
+
         Args:
             filepath: Path of the file, which is written under another name and then renamed.
             weights_only: Leave the run out, except from the run's own `checkpoints/last.ckpt` during `fit`.
@@ -282,7 +284,7 @@ class FederatedTrainer(TrainerInterface):
                 self.fit_loop.renew_folder()
                 self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
-            before_round = self.fit_loop.before_round if self.fitting else None
+            before_round = self.fit_loop.before_round if self.fitting or self.fit_loop.has_whole_run else None
             # A ModelCheckpoint may save there, too; a killed run is resumed from it.
             to_files = is_last and self.fitting
             federation = None if weights_only and not to_files else self.fit_loop.federation

@@ -81,7 +81,7 @@ class FitLoop(StockFitLoop):
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
-        self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
+        self._has_begun = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
 
@@ -92,10 +92,9 @@ class FitLoop(StockFitLoop):
 
     @property
     def has_whole_run(self) -> bool:
-        """True after a fit that has ended its rounds, if the trainer still has its module: the run can be saved."""
-        if not hasattr(self, "federation") or self.before_round is not None:
-            return False
-        return self.federation.flat_module.module is self.trainer.lightning_module
+        """True after a fit that has begun its rounds, if the trainer still has its module: the run can be saved."""
+        has_run = self._has_begun and "run" in vars(self.trainer)  # a later fit may have failed before it had one
+        return has_run and self.federation.flat_module.module is self.trainer.lightning_module
 
     @property
     def num_logged_batches(self) -> int:
@@ -110,7 +109,9 @@ class FitLoop(StockFitLoop):
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
         trainer = self.trainer
-        self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
+        self._has_begun = self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = (
+            False
+        )
         self.before_round, self.batches_before_round, self.epoch_loop._batches_that_stepped = None, 0, 0
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
@@ -154,6 +155,7 @@ class FitLoop(StockFitLoop):
             num_rows: number of rows that a resumed run had logged; None if that is unknown.
         """
         trainer, run, privacy = self.trainer, self.trainer.run, self.federation.privacy
+        self._has_begun = True
         trainer.num_rounds = privacy.begin(run, trainer.num_rounds)
         self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()

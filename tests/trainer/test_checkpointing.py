@@ -657,3 +657,45 @@ def test_loggers_are_offered_the_final_model_or_those_of_a_model_checkpoint(
         assert len(logger.offered) == count
         assert logger.offered[-1] == str(callbacks[0].best_model_path if callbacks else tmp_path / "model.ckpt")
         assert "state_dict" in torch.load(logger.offered[-1], weights_only=True)
+
+
+def test_a_run_that_an_error_ended_can_be_saved(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    class FailsInRound(L.Callback):
+        def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+            if trainer.current_epoch == 1:
+                raise ZeroDivisionError
+
+    whole = Perceptron()
+    begun, resumed = copy.deepcopy(whole), copy.deepcopy(whole)
+    make_trainer(max_rounds=3).fit(whole, federation(), FedProx())
+    trainer = make_trainer(max_rounds=3, callbacks=FailsInRound())
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(begun, federation(), FedProx())
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)
+    assert saved["epoch"] == 1
+    assert equal(begun, Perceptron.load_from_checkpoint(tmp_path / "saved.ckpt"))
+    make_trainer(max_rounds=3).fit(resumed, federation(), FedProx(), ckpt_path=tmp_path / "saved.ckpt")
+    assert equal(whole, resumed)
+
+
+class FailsInPreparation(FedAvg):
+    def prepare(self, *arguments: Any, **options: Any) -> None:
+        raise ZeroDivisionError
+
+
+class FailsInSetup(Perceptron):
+    def setup(self, stage: str) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("module", "method"), [(Perceptron(), FailsInPreparation()), (FailsInSetup(), FedAvg())])
+def test_a_run_that_failed_before_its_rounds_is_not_saved(
+    module: Perceptron, method: FedAvg, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    trainer = make_trainer()
+    trainer.fit(Perceptron(), federation())
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(module, federation(), method)
+    with pytest.raises(UserError, match="only during or after fit"):
+        trainer.save_checkpoint(tmp_path / "run.ckpt")
