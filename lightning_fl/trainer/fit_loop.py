@@ -115,7 +115,10 @@ class FitLoop(StockFitLoop):
         self.before_round, self.batches_before_round, self.epoch_loop._batches_that_stepped = None, 0, 0
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
-            trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
+            trainer.default_root_dir,
+            [] if trainer.fast_dev_run else trainer.loggers,
+            trainer.enable_checkpointing,
+            trainer.ckpt_path,
         )
         self.federation = assemble(trainer)
         data = self.federation.data

@@ -181,7 +181,8 @@ def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | Light
 def _reserve_folder(trainer: TrainerInterface) -> None:
     """Reserve the run's folder in the process that writes to it; every process raises its refusal."""
     refusal = ""
-    if trainer.is_global_zero and (trainer.loggers or trainer.enable_checkpointing):
+    writes = trainer.enable_checkpointing or (trainer.loggers and not trainer.fast_dev_run)
+    if trainer.is_global_zero and writes:
         try:
             trainer.reservation.begin()
         except UserError as error:
