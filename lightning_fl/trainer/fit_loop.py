@@ -249,8 +249,11 @@ class FitLoop(StockFitLoop):
         flat_module.load_server_model(run)
         flat_module.optimizer.schedules.end_round(run.round)
         self.before_round = None
+        if trainer.trains_only_client:  # the callbacks read the values of its last step, as of the others
+            trainer.hooks.after_round(trainer.round_batches)
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
-        trainer.hooks.after_round(trainer.round_batches)
+        if not trainer.trains_only_client:
+            trainer.hooks.after_round(trainer.round_batches)
         evaluated = set[str]()
         self._evaluate(record, evaluated)
         if trainer.validates_this_round:
@@ -397,9 +400,9 @@ class FitLoop(StockFitLoop):
         """Send one row to every logger."""
         trainer, hidden = self.trainer, self.trainer.active_module.logs.unlogged_names
         row = {name: value for name, value in record.items() if name not in hidden}
-        trainer._logger_connector._logged_metrics = {
-            name: torch.tensor(float(value)) for name, value in trainer.with_suffixed(row).items()
-        }
+        trainer._logger_connector._logged_metrics.update(
+            {name: torch.tensor(float(value)) for name, value in trainer.with_suffixed(row).items()}
+        )
         if not self._is_due(trainer.log_every_n_rounds):
             return
         self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})

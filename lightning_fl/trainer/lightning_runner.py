@@ -154,6 +154,7 @@ class RoundEpochLoop(StockEpochLoop):
         fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
         iter(fetcher)
         self.run(fetcher)
+        self.trainer._logger_connector._callback_metrics.update(self.trainer.callback_metrics)  # of the last step
         self.trainer._logger_connector.epoch_end_reached()
 
     @property

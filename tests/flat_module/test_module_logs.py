@@ -629,11 +629,14 @@ def test_logged_metrics_have_lightnings_names_with_suffix_too(make_trainer: Make
             self.log("hidden", 1.0, on_step=True, on_epoch=True, logger=False)
             return self.loss(batch)
 
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("validated", 1.0, on_step=True, on_epoch=True)
+
         def on_train_epoch_end(self) -> None:
             seen.append(set(self.trainer.logged_metrics))
 
     trainer = make_trainer()
     trainer.fit(LogsBoth(), federation())
     for names in (*seen, set(trainer.logged_metrics)):
-        assert {"both", "both_epoch", "both_step"} <= names
+        assert {"both", "both_epoch", "both_step", "validated_epoch"} <= names
         assert not any(name.startswith("hidden") for name in names)

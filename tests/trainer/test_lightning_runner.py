@@ -162,6 +162,32 @@ def test_callbacks_that_save_or_average_see_the_steps_of_the_only_client(
     torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
 
 
+class Rises(Perceptron):
+    """Module whose logged value rises with each step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("risen", float(self.global_step))
+        return self.loss(batch)
+
+
+def test_a_checkpoint_of_each_step_reads_the_values_of_that_step(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
+) -> None:
+    def saves(folder: str) -> ModelCheckpoint:
+        every = {"every_n_train_steps": 1, "every_n_epochs": 0, "save_on_train_epoch_end": False}
+        return ModelCheckpoint(tmp_path / folder, monitor="risen", mode="max", save_top_k=-1, **every)
+
+    ours, stock = saves("ours"), saves("stock")
+    flags = {"enable_checkpointing": True, "limit_val_batches": 0}
+    make_trainer(callbacks=ours, runner="lightning", clients_per_round=1, **flags).fit(
+        Rises(), Federated(One(), num_clients=1)
+    )
+    make_stock_trainer(callbacks=stock, **flags).fit(Rises(), datamodule=One())
+    scores = [{Path(path).name: float(score) for path, score in each.best_k_models.items()} for each in (ours, stock)]
+    assert scores[0] == scores[1]
+    assert sorted(scores[0].values()) == [0, 1, 2, 3, 4, 5]
+
+
 class KeepsSteps(DummyLogger):
     """Logger that keeps the step of each value logged in a single step."""
 
