@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ def _replace_trainer() -> None:
 
     from lightning_fl import FederatedTrainer
     from lightning_fl.data import Federated
+    from lightning_fl.outputs.run_folder import LAST, WRITTEN
 
     defaults = {name: each.default for name, each in signature(pl.Trainer.__init__).parameters.items()}
     names = {"max_epochs": "max_rounds", "min_epochs": "min_rounds", "check_val_every_n_epoch": "val_every_n_rounds"}
@@ -168,6 +170,21 @@ def _replace_trainer() -> None:
                 super().fit(model, Federated(data, num_clients=1), ckpt_path=ckpt_path, verbose=False, **others)
             except KeyboardInterrupt as error:  # which would end the suite
                 raise RuntimeError("fit raises KeyboardInterrupt") from error
+            finally:
+                self._remove_own_files()
+
+        def _remove_own_files(self) -> None:
+            """Remove the files of the run, which tests do not expect beside those of loggers and of a ModelCheckpoint."""
+            saving = [c for c in self.checkpoint_callbacks if isinstance(c, pl.callbacks.ModelCheckpoint)]
+            folder = Path(self.default_root_dir)
+            kept = {os.path.abspath(c.last_model_path) for c in saving}
+            if self.enable_checkpointing and not saving:
+                kept |= {str(folder / LAST)}
+            for name in WRITTEN:
+                if str(folder / name) not in kept:
+                    (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (folder / LAST).parent.rmdir()
 
         def _run_on(self, method: str, stage: str, model: Any, dataloaders: Any, datamodule: Any, others: Any) -> Any:
             if isinstance(dataloaders, pl.LightningDataModule):
@@ -188,8 +205,14 @@ def _replace_trainer() -> None:
             return self._run_on("predict", "predict", model, dataloaders, datamodule, others)
 
     def without_own_columns(name: str) -> Any:
-        read = getattr(FederatedTrainer, name).fget
-        return property(lambda self: {key: x for key, x in read(self).items() if not key.startswith(own_columns)})
+        def shown(self: Any) -> Any:
+            values = getattr(FederatedTrainer, name).fget(self)
+            own = [key for key in values if key.startswith(own_columns)]
+            if name == "logged_metrics":  # in which a value on step and on epoch has its own name beside Lightning's
+                own += [key for key in values if "{}_epoch{}{}".format(*key.partition("/dataloader_idx")) in values]
+            return {key: x for key, x in values.items() if key not in own} if own else values
+
+        return property(shown)
 
     for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
         setattr(Trainer, name, without_own_columns(name))

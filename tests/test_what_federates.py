@@ -159,7 +159,8 @@ ROWS = {  # the tests by the row's first words
     "`distributed_sampler_kwargs`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`logger`": [(CONTRACT, "test_the_users_logger_is_the_modules")],
     "`checkpoint_callback`": [
-        ("trainer/test_federated_trainer.py", "test_the_checkpoint_callback_names_the_last_checkpoint")
+        ("trainer/test_federated_trainer.py", "test_the_checkpoint_callback_names_the_last_checkpoint"),
+        ("trainer/test_checkpointing.py", "test_loggers_are_offered_the_final_model_or_those_of_a_model_checkpoint"),
     ],
     # callbacks
     "`EarlyStopping`": [
@@ -172,8 +173,13 @@ ROWS = {  # the tests by the row's first words
         (LIGHTNING, "test_callbacks_that_log_steps_work"),
     ],
     "`DeviceStatsMonitor`": [(LIGHTNING, "test_callbacks_that_log_steps_work")],
-    "`ModelCheckpoint(every": [(FACE, "test_a_checkpoint_every_few_steps_says_when_it_saves")],
+    "`ModelCheckpoint(every": [(FACE, "test_a_checkpoint_every_few_steps_or_seconds_says_when_it_saves")],
+    "the same with the runner `lightning`": [
+        (LIGHTNING, "test_callbacks_that_save_or_average_see_the_steps_of_the_only_client"),
+        (LIGHTNING, "test_a_run_saved_within_a_round_resumes_at_its_beginning_to_the_same_bits"),
+    ],
     "`WeightAveraging`": [
+        (LIGHTNING, "test_callbacks_that_save_or_average_see_the_steps_of_the_only_client"),
         (STOCK, "test_weight_averaging_averages_the_servers_models"),
         (STOCK, "test_stochastic_weight_averaging_is_that_of_a_stock_trainer"),
     ],

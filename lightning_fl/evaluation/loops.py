@@ -30,6 +30,7 @@ class EvaluationLoop(StockEvaluationLoop):
     Attributes:
         gather, gather_tensors: as in `SharedResults.share`; set when a session begins.
         averages: averages of the last run over samples of the values that the module logged, by name.
+        loaders: index of the loader whose steps logged a name, if there are several loaders.
     """
 
     trainer: Any
@@ -42,6 +43,7 @@ class EvaluationLoop(StockEvaluationLoop):
         self.gather: Gather | None = None
         self.gather_tensors: Callable[[Tensor], list[Tensor]] = _alone
         self.averages: dict[str, float] = {}
+        self.loaders: dict[str, int] = {}
         self._when_averaged: Callable[[dict[str, float]], None] | None = None
 
     @property
@@ -143,7 +145,7 @@ class EvaluationLoop(StockEvaluationLoop):
         if any(overrides(hook, owner) for owner in (*trainer.callbacks, trainer.lightning_module)):
             self._share()  # what they have logged
         self.averages = self._results.averages()
-        self.unlogged_names = self._results.unlogged_names
+        self.unlogged_names, self.loaders = self._results.unlogged_names, self._results.loaders
         if self._when_averaged is not None:
             self._when_averaged(self.averages)
 

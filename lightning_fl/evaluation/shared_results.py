@@ -87,6 +87,12 @@ class SharedResults(ResultCollection):
         """Names that loggers do not get."""
         return {self._forked_name(item, on_step=False)[0] for item in self.values() if not item.meta.logger}
 
+    @property
+    def loaders(self) -> dict[str, int]:
+        """Index of the loader whose steps logged a name, if there are several loaders."""
+        indices = {self._forked_name(item, on_step=False)[0]: item.meta.dataloader_idx for item in self.values()}
+        return {name: index for name, index in indices.items() if index is not None}
+
     def share(
         self, gather: Gather | None, gather_tensors: Callable[[Tensor], list[Tensor]], module: LightningModule
     ) -> None:

@@ -119,14 +119,10 @@ class LogCollector:
         self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
 
     def _check_value(self, name: str, value: Any) -> None:
-        is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (Number, np.generic))
-        if not is_number:
-            kind = (
-                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            )
+        if not _is_number(value):
             several = isinstance(value, (Mapping, MetricCollection))
             remedy = "self.log_dict logs several values" if several else "log a mean or another number of it"
-            raise UserError(f"self.log({name!r}, …) gets {kind}, but logs one number or a Metric: {remedy}.")
+            raise UserError(f"self.log({name!r}, …) gets {_kind(value)}, but logs one number or a Metric: {remedy}.")
 
     def _samples_of(self, name: str) -> int:
         """Return the samples of the batch; ask for their number only if a mean needs it."""
@@ -237,7 +233,7 @@ class LogCollector:
     def _compute(self, name: str, metric: Metric) -> float:
         value = metric.compute() if self.gather is None else computed(metric, self.gather_tensors)
         require(
-            isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1),
+            _is_number(value),
             f"The `.compute()` return of the metric logged as {name!r} must be a tensor of one number, got {value!r}.",
         )
         return float(value)
@@ -412,6 +408,14 @@ def on_host(parts: Sequence[Sums]) -> list[Sums]:
         {key: (next(numbers) if isinstance(total, Tensor) else total, weight) for key, (total, weight) in part.items()}
         for part in parts
     ]
+
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (Number, np.generic))
+
+
+def _kind(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _alone(mine: Tensor) -> list[Tensor]:

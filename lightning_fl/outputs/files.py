@@ -78,7 +78,7 @@ def _keep(path: Path, name: str) -> None:
     """Give a file a second name by a link, so that the file itself is never missing."""
     linked = path.with_name(f".{name}.{os.getpid()}.linking")
     linked.unlink(missing_ok=True)
-    os.link(path, linked)
+    os.link(os.path.realpath(path), linked)  # of a link, which may point to a file that goes
     os.replace(linked, path.with_name(name))
 
 

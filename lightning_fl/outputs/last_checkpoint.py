@@ -1,11 +1,14 @@
-"""Callback that says where a run's checkpoint is, as Lightning's default ModelCheckpoint does."""
+"""What Lightning's default ModelCheckpoint does: a callback says where a run's checkpoint is, and loggers get the final model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import WandbLogger
 
+from lightning_fl.checks import is_a
+from lightning_fl.outputs.loggers import HasLoggers, tell
 from lightning_fl.outputs.run_folder import LAST
 
 
@@ -15,10 +18,12 @@ class LastCheckpoint(Checkpoint):
     Attributes:
         dirpath: folder of the checkpoint.
         last_model_path, best_model_path: its path once it has been written; "" before that.
-        best_model_score: None, as no metric decides.
+        best_model_score, current_score, monitor: None, as no metric decides.
+        save_top_k: 1, as it keeps one checkpoint.
     """
 
-    best_model_score = None
+    best_model_score = current_score = monitor = None
+    save_top_k = 1
 
     def __init__(self, root: str) -> None:
         self.dirpath = str(Path(root, LAST.parent))
@@ -27,3 +32,17 @@ class LastCheckpoint(Checkpoint):
     def saved(self, path: str) -> None:
         """Note that the checkpoint has been written."""
         self.last_model_path = self.best_model_path = path
+
+
+def offer_model(trainer: HasLoggers, path: str) -> None:
+    """Offer the final model to loggers, of which some keep it, such as `MLFlowLogger(log_model=True)`.
+
+    `wandb_run.send_results` sends it to W&B.
+
+    Args:
+        trainer: trainer at the end of a fit without a ModelCheckpoint, which offers its checkpoints itself.
+        path: file of the model.
+    """
+    model = LastCheckpoint(path)
+    model.saved(path)
+    tell(trainer, lambda logger: None if is_a(logger, WandbLogger) else logger.after_save_checkpoint(model))

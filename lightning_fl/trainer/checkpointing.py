@@ -12,16 +12,18 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import is_a
 from lightning_fl.clients.choose_runner import describe_runner
+from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
+from lightning_fl.internals import call
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.frozen_weights import frozen_names
 from lightning_fl.outputs.metric import ACCURACY, find_metric
@@ -58,12 +60,17 @@ def build_checkpoint(
     module, datamodule = trainer.lightning_module, trainer.data
     run_state = before_round or trainer.run.state_dict()
     frozen = frozen_names(module)  # which nobody changes until the checkpoint is written
+    has_clients_model = (
+        before_round is not None and trainer.flat_module is not None
+    )  # else `fit` has left the server's there
+    # As in Lightning: the model in training, whose round a resumed run repeats.
+    is_within_round = has_clients_model and trainer.trains_only_client
     checkpoint: dict[str, Any] = {
         "epoch": run_state["round"],
-        "global_step": run_state["num_steps"],
+        "global_step": trainer.global_step if is_within_round else run_state["num_steps"],
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": trainer.active_module.state_dict(run_state, frozen)
-        if before_round
+        if has_clients_model and not is_within_round
         else copied_state(module, frozen),
     }
     checkpoint |= follow_pruning.as_saved(module)
@@ -87,6 +94,7 @@ def build_checkpoint(
             "stop": trainer.stop.state_dict() if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
             "learning_rates": schedules.state_dict(),
+            "batches": trainer.fit_loop.num_logged_batches,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
             "logged_rows": num_rows,
@@ -94,9 +102,15 @@ def build_checkpoint(
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
         if datamodule_state := datamodule.state_dict():
-            checkpoint[type(datamodule).__qualname__] = datamodule_state
+            checkpoint[type(_given(datamodule)).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)
     return checkpoint if saved_frozen is None else saved_frozen.moved_out(checkpoint, frozen)
+
+
+def _given(datamodule: FederatedDataModule) -> LightningDataModule:
+    """Return the user's data module, which the federation may wrap."""
+    wrapped = getattr(datamodule, "datamodule", None)
+    return wrapped if is_a(wrapped, LightningDataModule) else datamodule
 
 
 def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None) -> str | None:
@@ -175,17 +189,24 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
     saved["run"] = read_states(saved["run"], Path(path))
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
+    trainer.active_module.load_server_model(trainer.run)  # the checkpoint's model may be a client's, or an average
     trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"], saved["run"]["round"])
-    trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
+    call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
         if callback.state_key in states:
             patience = {"patience": callback.patience} if is_a(callback, EarlyStopping) else {}
             callback.load_state_dict(states[callback.state_key])
             vars(callback).update(patience)  # which the state of EarlyStopping replaces, but a resumed run may change
-    if type(trainer.data).__qualname__ in checkpoint:
-        trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
+    for owner in (
+        _given(trainer.data),
+        trainer.data,
+    ):  # earlier versions saved the state of both under the latter's name
+        if (name := type(owner).__qualname__) in checkpoint:
+            trainer.data.load_state_dict(checkpoint[name])
+            break
     trainer.fit_loop.set_round(trainer.run.round)
+    trainer.fit_loop.epoch_loop._batches_that_stepped = saved.get("batches", trainer.run.round)
     if trainer.metric is None and (metric := saved.get("metric")):
         trainer.metric, trainer.metric_mode = metric["name"], metric["mode"]
     elif trainer.metric is None:  # checkpoints of earlier versions do not name it
@@ -210,6 +231,8 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
         )
     else:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
+        if checkpoint["global_step"] > saved["run"]["num_steps"]:
+            rank_zero_info(f"It was saved within round {done + 1}, which is repeated from its beginning.")
         if stopped is not None:
             rank_zero_info(f"{stopped.in_words(done, planned)}; it goes on, because that has changed.")
         if changes:

@@ -66,7 +66,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     callback_values = _logged_by_callbacks(trainer)
     averages = evaluate_with_method(trainer, validation) | callback_values
     num_results = len(counts) if is_sequential(loaders) else 1
-    return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)]
+    return [_of_loader(index, averages, loop.loaders) for index in range(num_results)]
 
 
 def run_prediction(trainer: TrainerInterface) -> Any:
@@ -114,9 +114,17 @@ def _logged_by_callbacks(trainer: TrainerInterface) -> dict[str, float]:
     return logged
 
 
-def _without_other_loaders(averages: dict[str, float], suffix: str) -> dict[str, float]:
-    """Return the values of the loader whose names have this suffix, and those of no particular loader."""
-    return {name: x for name, x in averages.items() if name.endswith(suffix) or "/dataloader_idx_" not in name}
+def _of_loader(index: int, averages: Mapping[str, float], loaders: Mapping[str, int]) -> dict[str, float]:
+    """Return the values of a loader, and those of no particular loader.
+
+    Args:
+        index: index of the loader.
+        averages: values by name, to which Lightning has added the index unless told not to.
+        loaders: indices of the loaders whose steps logged names.
+    """
+    suffix = f"/dataloader_idx_{index}"
+    named = {name: x for name, x in averages.items() if name.endswith(suffix) or "/dataloader_idx_" not in name}
+    return {name: x for name, x in named.items() if loaders.get(name, index) == index}
 
 
 def evaluate_with_method(

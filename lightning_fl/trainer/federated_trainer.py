@@ -270,9 +270,11 @@ class FederatedTrainer(TrainerInterface):
     ) -> None:
         """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` resumes from here.
 
+        Within a round, also after a fit that an error ended there, it saves the run before the round.
+
         Args:
             filepath: Path of the file, which is written under another name and then renamed.
-            weights_only: Leave the run out.
+            weights_only: Leave the run out, except from the run's own `checkpoints/last.ckpt` during `fit`.
 
         Raises:
             UserError: the run is to be saved, but there is none.
@@ -287,9 +289,10 @@ class FederatedTrainer(TrainerInterface):
                 self.fit_loop.renew_folder()
                 self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
-            before_round = self.fit_loop.before_round if self.fitting else None
-            federation = None if weights_only else self.fit_loop.federation
-            to_files = is_last and self.fitting and not weights_only
+            before_round = self.fit_loop.before_round if self.fitting or self.fit_loop.has_whole_run else None
+            # A ModelCheckpoint may save there, too; a killed run is resumed from it.
+            to_files = is_last and self.fitting
+            federation = None if weights_only and not to_files else self.fit_loop.federation
             files = (self.fit_loop.saved_states, self.fit_loop.saved_frozen) if to_files else (None, None)
             num_rows = self.fit_loop.folder.num_rows if self.fitting else 0
             checkpoint = checkpointing.build_checkpoint(self, federation, before_round, files[0], num_rows, files[1])

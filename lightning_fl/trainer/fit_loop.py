@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -25,6 +26,7 @@ from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.clients.rows import add_rows
 from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
+from lightning_fl.outputs.last_checkpoint import LastCheckpoint, offer_model
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
@@ -53,6 +55,7 @@ class FitLoop(StockFitLoop):
         federation: trains the rounds; set by `start`, as are `folder`, `saved_states`, `saved_frozen` and `evaluation`.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
+        batches_before_round: batches that Lightning's own loop had trained clients on before the current round.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
         saved_frozen: files of frozen weights that it refers to.
@@ -75,10 +78,11 @@ class FitLoop(StockFitLoop):
         self.epoch_loop = RoundEpochLoop(trainer)
         self.epoch_loop.batch_progress.is_last_batch = True  # `Hooks.after_round` comes after the last batch
         self.before_round: dict[str, Any] | None = None
+        self.batches_before_round = 0
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
-        self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
+        self._has_begun = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
         self._delete_states: Callable[[], Any] | None = None
@@ -90,10 +94,14 @@ class FitLoop(StockFitLoop):
 
     @property
     def has_whole_run(self) -> bool:
-        """True after a fit that has ended its rounds, if the trainer still has its module: the run can be saved."""
-        if not hasattr(self, "federation") or self.before_round is not None:
-            return False
-        return self.federation.flat_module.module is self.trainer.lightning_module
+        """True after a fit that has begun its rounds, if the trainer still has its module: the run can be saved."""
+        has_run = self._has_begun and "run" in vars(self.trainer)  # a later fit may have failed before it had one
+        return has_run and self.federation.flat_module.module is self.trainer.lightning_module
+
+    @property
+    def num_logged_batches(self) -> int:
+        """Position of loggers on the axis of single steps, after the last whole round."""
+        return self.batches_before_round if self.before_round else int(self.epoch_loop._batches_that_stepped)
 
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""
@@ -109,11 +117,17 @@ class FitLoop(StockFitLoop):
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
         trainer = self.trainer
-        self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
+        self._has_begun = self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = (
+            False
+        )
         self.before_round = self._delete_states = None
+        self.batches_before_round = self.epoch_loop._batches_that_stepped = 0
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
-            trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
+            trainer.default_root_dir,
+            [] if trainer.fast_dev_run else trainer.loggers,
+            trainer.enable_checkpointing,
+            trainer.ckpt_path,
         )
         self.federation = assemble(trainer)
         self._first_model = checksum(trainer.run.params)
@@ -155,6 +169,7 @@ class FitLoop(StockFitLoop):
         """
         trainer, run, privacy = self.trainer, self.trainer.run, self.federation.privacy
         is_new = run.spent is None
+        self._has_begun = True
         trainer.num_rounds = privacy.begin(run, trainer.num_rounds)
         if is_new and run.spent is not None:
             run.spent.noise_key = self._noise_key(run.spent.noise_multiplier)
@@ -198,7 +213,10 @@ class FitLoop(StockFitLoop):
         self._adopt_module_changes()
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = checkpointing.build_checkpoint(trainer)
-            checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
+            path = os.path.join(trainer.default_root_dir, EXPORT)
+            checkpoint_file.save_atomically(exported, path)
+            if any(isinstance(callback, LastCheckpoint) for callback in trainer.callbacks):
+                offer_model(trainer, path)
         wandb_run.send_results(
             trainer, final_lines(trainer, self.rows), results_of(trainer, self.rows), trainer.enable_checkpointing
         )
@@ -266,6 +284,7 @@ class FitLoop(StockFitLoop):
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round, frozen = run.state_dict(), flat_module.sample_frozen()
+        self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
         self.epoch_loop._results.clear()  # those of the last client
@@ -278,8 +297,11 @@ class FitLoop(StockFitLoop):
         flat_module.load_server_model(run)
         flat_module.optimizer.schedules.end_round(run.round)
         self.before_round = None
+        if trainer.trains_only_client:  # the callbacks read the values of its last step, as of the others
+            trainer.hooks.after_round(trainer.round_batches)
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
-        trainer.hooks.after_round(trainer.round_batches)
+        if not trainer.trains_only_client:
+            trainer.hooks.after_round(trainer.round_batches)
         evaluated = set[str]()
         self._evaluate(record, evaluated)
         if trainer.validates_this_round:
@@ -426,7 +448,9 @@ class FitLoop(StockFitLoop):
         """Send one row to every logger."""
         trainer, hidden = self.trainer, self.trainer.active_module.logs.unlogged_names
         row = {name: value for name, value in record.items() if name not in hidden}
-        trainer._logger_connector._logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
+        trainer._logger_connector._logged_metrics.update(
+            {name: torch.tensor(float(value)) for name, value in trainer.with_suffixed(row).items()}
+        )
         if not self._is_due(trainer.log_every_n_rounds):
             return
         self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})

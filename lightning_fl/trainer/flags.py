@@ -12,6 +12,7 @@ from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import GradClipAlgorithmType
 
@@ -321,7 +322,9 @@ class TrainerFlags(Trainer, ABC):
         self.fabric = build_fabric(accelerator, strategy, devices, num_nodes, precision, plugins)
         given_loggers = logger if isinstance(logger, Iterable) else [logger]
         self.default_root_dir = trial_folder(self.default_root_dir, given_loggers)
-        self.loggers = build_loggers(False if fast_dev_run else logger, self.default_root_dir)
+        self.loggers = build_loggers(logger, self.default_root_dir)
+        if fast_dev_run and self.loggers:
+            self.loggers = [DummyLogger()]  # as in Lightning: modules may call it, and nothing is written
         self.profiler = build_profiler(profiler)
         listed_callbacks = [] if callbacks is None else listed(callbacks, Callback)
         check_callbacks(listed_callbacks, runner == "lightning")

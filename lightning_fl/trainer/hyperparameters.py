@@ -29,7 +29,7 @@ def hyperparameters_of(module: LightningModule, data: FederatedDataModule) -> di
             continue
         added = set(OFFERED) - set(parameters_of(type(owner))) if owner is module else set()
         for name, value in owner.hparams_initial.items():
-            if name in added or name.startswith("_"):
+            if name in added or str(name).startswith("_"):
                 continue
             require(
                 name not in merged or _are_same(value, merged[name]),

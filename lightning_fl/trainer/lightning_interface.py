@@ -134,6 +134,11 @@ class TrainerInterface(TrainerFlags):
         return done % self.val_every_n_rounds == 0 or self.ends_after(done)
 
     @property
+    def trains_only_client(self) -> bool:
+        """True if Lightning's own loop trains the only client: callbacks that save or average the model then see its steps."""
+        return self.by_lightning and self.data.num_clients == 1 and self.world_size == 1 and self.privacy is None
+
+    @property
     def _active_loop(self) -> Any:
         return self.loop_in_use or Trainer._active_loop.fget(self)  # type: ignore[attr-defined]
 
@@ -227,15 +232,23 @@ class TrainerInterface(TrainerFlags):
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         """Make metrics visible to callbacks, under Lightning's names with suffix too, and to progress bars."""
-        suffixed = self.active_module.logs.suffixed
-        named = {other: value for name in metrics for other, value in suffixed.get(name, {}).items()} | dict(metrics)
-        self._logger_connector._callback_metrics.update(
-            {name: torch.tensor(float(value), dtype=torch.float64) for name, value in named.items()}
-        )
+        values = {
+            name: torch.tensor(float(value), dtype=torch.float64) for name, value in self.with_suffixed(metrics).items()
+        }
+        self._logger_connector._callback_metrics.update(values)
+        if self.privacy is None:  # whose loggers get less
+            hidden = self.active_module.logs.unlogged_names
+            logged = self.with_suffixed({name: x for name, x in metrics.items() if name not in hidden})
+            self._logger_connector._logged_metrics.update({name: torch.tensor(float(x)) for name, x in logged.items()})
         shown = self.active_module.logs.progress_bar_names
         self._logger_connector._progress_bar_metrics.update(
             {name: float(value) for name, value in metrics.items() if name in shown}
         )
+
+    def with_suffixed(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return metrics, and those logged on step and on epoch under Lightning's names with suffix, too."""
+        suffixed = self.active_module.logs.suffixed
+        return {other: value for name in metrics for other, value in suffixed.get(name, {}).items()} | dict(metrics)
 
     @property
     def active_module(self) -> FlatModule:

@@ -164,17 +164,29 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
         # A federation stops only after a round: clients that are trained at once make no separate steps.
         if is_a(callback, Timer):
             callback._interval = "epoch"
-        if is_a(callback, ModelCheckpoint) and (every := callback._every_n_train_steps) > 1:
-            rank_zero_warn(
-                f"{type(callback).__name__} saves only after rounds at whose end the steps of all clients are a multiple of "
-                f"every_n_train_steps={every}, which may be none: every_n_epochs counts rounds."
-            )
         if is_a(callback, LearningRateMonitor) and not by_lightning:
             if callback.logging_interval == "step":
                 rank_zero_info(
                     "LearningRateMonitor logs once a round, the rate of a client's first step, because a federation logs rounds."
                 )
             callback.logging_interval = "epoch"
+
+
+def say_when_saved(callbacks: Iterable[Callback]) -> None:
+    """Say which callbacks of Lightning save within an epoch, but in this federation only after a round."""
+    for callback in callbacks:
+        if not is_a(callback, ModelCheckpoint):
+            continue
+        name = type(callback).__name__
+        if (every := callback._every_n_train_steps) > 1:
+            rank_zero_warn(
+                f"{name} saves only after rounds at whose end the steps of all clients are a multiple of "
+                f"every_n_train_steps={every}, which may be none: every_n_epochs counts rounds."
+            )
+        if callback._train_time_interval is not None:
+            rank_zero_info(
+                f"{name} looks at its train_time_interval after each round, because it saves the server's model."
+            )
 
 
 def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> None:

@@ -7,7 +7,7 @@ methods that read only the trained weights; those that act on gradients need the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -93,7 +93,7 @@ def train_by_lightning(
     trainer: Any = flat_module.module.trainer
     local, _ = begin_training(flat_module, job, work, state)
     loader = ClientLoader(flat_module, work, job.schedule)
-    with _logging_in_both(flat_module), _without_server_callbacks(trainer):
+    with _logging_in_both(flat_module):
         if len(loader):
             trainer.fit_loop.epoch_loop.train(loader, local, job.schedule.most_steps)
     flat_module.bind_replaced()
@@ -155,6 +155,7 @@ class RoundEpochLoop(StockEpochLoop):
         fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
         iter(fetcher)
         self.run(fetcher)
+        self.trainer._logger_connector._callback_metrics.update(self.trainer.callback_metrics)  # of the last step
         self.trainer._logger_connector.epoch_end_reached()
 
     @property
@@ -171,7 +172,10 @@ class RoundEpochLoop(StockEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
-        with noting(self._description):
+        is_last = self.batch_progress.current.ready + 1 >= len(self.loader)
+        # The last batch ends with the round: `Hooks.after_round`.
+        sees_step = self.trainer.trains_only_client and not is_last
+        with noting(self._description), nullcontext() if sees_step else _without_server_callbacks(self.trainer):
             super().advance(data_fetcher)
         self.starts_step = self.loader.batch.ends_step
 

@@ -18,9 +18,11 @@ class RoundLoggerConnector(LoggerConnector):
     trainer: Any
 
     def log_eval_end_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Send the values of an evaluation outside a fit."""
+        """Send the values of an evaluation outside a fit; in one they are in the round's row."""
         if not self.trainer.fitting:
             super().log_eval_end_metrics(metrics)  # type: ignore[arg-type]
+        elif self.trainer.privacy is None and not self.trainer.sanity_checking:
+            self._logged_metrics.update(metrics)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Send values to the user's loggers, of which one that fails is left out from then on."""

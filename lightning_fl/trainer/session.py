@@ -41,7 +41,7 @@ from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks
+from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks, say_when_saved
 from lightning_fl.trainer.memory_format import prefers_channels_last
 from lightning_fl.vectors.pieces import BLOCKS
 
@@ -116,7 +116,7 @@ def session(
         status = "success"
     except BaseException as error:
         trainer.state.status = TrainerStatus.INTERRUPTED
-        if trainer.flat_module is not None:
+        if trainer.flat_module is not None and not trainer.trains_only_client:
             trainer.flat_module.progress = None  # callbacks save the server's model under its own number of steps
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         trainer.hooks.call("on_exception", error)
@@ -168,6 +168,8 @@ def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, br
     model.configure_model()
     if trainer.fitting:
         check_averaging(trainer.callbacks, model)
+        if not trainer.trains_only_client:
+            say_when_saved(trainer.callbacks)
 
 
 def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | LightningModule) -> None:
@@ -180,7 +182,8 @@ def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | Light
 def _reserve_folder(trainer: TrainerInterface) -> None:
     """Reserve the run's folder in the process that writes to it; every process raises its refusal."""
     refusal = ""
-    if trainer.is_global_zero and (trainer.loggers or trainer.enable_checkpointing):
+    writes = trainer.enable_checkpointing or (trainer.loggers and not trainer.fast_dev_run)
+    if trainer.is_global_zero and writes:
         try:
             trainer.reservation.begin()
         except UserError as error:

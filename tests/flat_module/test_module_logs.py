@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection, SumMetric
+from torchmetrics import MeanMetric, MeanSquaredError, Metric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision
 from toys import Perceptron, Served, federation, read_rows, samples
 
@@ -594,28 +594,49 @@ def test_names_of_reductions_may_be_capitals(make_trainer: MakeTrainer) -> None:
     assert result["largest"] == sum(trainer.num_val_batches) - 1
 
 
-class Moments(SumMetric):
-    """Metric that computes two numbers."""
+class ReturnsTwo(Metric):
+    """Metric of two values."""
 
-    def compute(self) -> Any:
-        return torch.tensor(1.0), torch.tensor(2.0)
+    def update(self) -> None:
+        """Do nothing."""
 
-
-class LogsMoments(Perceptron):
-    """Module that logs the two numbers under one name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moments = Moments()
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = self.loss(batch)
-        self.moments(loss)
-        self.log("moments", self.moments)
-        return loss
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(()), torch.ones(())
 
 
-def test_a_metric_of_several_numbers_is_refused_in_a_sentence(make_trainer: MakeTrainer) -> None:
-    said = r"compute\(\)` return of the metric logged as 'moments' must be a tensor of one number, got \(tensor\(1\.\),"
-    with pytest.raises(UserError, match=said):
-        make_trainer(runner="serial").fit(LogsMoments(), federation())
+def test_a_metric_of_several_values_is_refused_in_a_sentence(make_trainer: MakeTrainer) -> None:
+    class LogsIt(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.two = ReturnsTwo()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("two", self.two)
+            return self.loss(batch)
+
+    with pytest.raises(
+        UserError, match=r"compute\(\)` return of the metric logged as 'two' must be a tensor of one number"
+    ):
+        make_trainer().fit(LogsIt(), federation())
+
+
+def test_logged_metrics_have_lightnings_names_with_suffix_too(make_trainer: MakeTrainer) -> None:
+    seen: list[set[str]] = []
+
+    class LogsBoth(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("both", 1.0, on_step=True, on_epoch=True)
+            self.log("hidden", 1.0, on_step=True, on_epoch=True, logger=False)
+            return self.loss(batch)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("validated", 1.0, on_step=True, on_epoch=True)
+
+        def on_train_epoch_end(self) -> None:
+            seen.append(set(self.trainer.logged_metrics))
+
+    trainer = make_trainer()
+    trainer.fit(LogsBoth(), federation())
+    for names in (*seen, set(trainer.logged_metrics)):
+        assert {"both", "both_epoch", "both_step", "validated_epoch"} <= names
+        assert not any(name.startswith("hidden") for name in names)

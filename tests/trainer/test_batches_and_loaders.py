@@ -20,7 +20,9 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
+    TensorDataset,
 )
+from toys import Perceptron, samples
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.data import Federated
@@ -430,3 +432,34 @@ def test_each_fit_trains_on_what_its_setup_does_not_hold_back(make_trainer: Make
         module = Line(STRUCTURES["tuple"])
         make_trainer(max_rounds=1, clients_per_round=1).fit(module, data)
         assert sorted(module.order) == expected
+
+
+class NamesLoaders(Perceptron):
+    """Module that names the loader itself."""
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("index", float(dataloader_idx))
+        self.log(f"of loader {dataloader_idx}", 1.0, add_dataloader_idx=False)
+
+    def on_test_epoch_end(self) -> None:
+        self.log("of all", 2.0)
+
+
+class TwoTests(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(*samples(8)), batch_size=4)
+
+    def test_dataloader(self) -> list[DataLoader]:
+        return [self.train_dataloader(), self.train_dataloader()]
+
+
+def test_results_of_a_loader_are_those_that_its_steps_logged(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    expected = make_stock_trainer().test(NamesLoaders(), datamodule=TwoTests(), verbose=False)
+    results = make_trainer().test(NamesLoaders(), Federated(TwoTests(), num_clients=2), verbose=False)
+    of_all = [result.pop("of all") for result in results]  # which Lightning gives to the last loader
+    assert of_all == [2.0, 2.0]
+    for result in expected:
+        result.pop("of all", None)
+    assert results == expected

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ import torch
 from compared_runs import MakeTrainer, resumed_like_whole
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from toys import Perceptron, federation, read_rows, samples
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import TargetReached
 from lightning_fl.communication import ClientClock
+from lightning_fl.data import Federated
 from lightning_fl.outputs import checkpoint_file
 
 
@@ -558,3 +562,140 @@ def test_rates_that_a_callback_has_set_go_on(
     algorithm: Callable[[], Any], flags: dict[str, Any], make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     resumed_like_whole(make_trainer, tmp_path, Perceptron, algorithm=algorithm, callbacks=[Halving()], **flags)
+
+
+class Interrupts(Callback):
+    """Callback that interrupts a round, once."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 3 and trainer.ckpt_path is None:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("options", [{"save_last": True, "save_weights_only": True}, {"save_last": "link"}], ids=str)
+def test_a_model_checkpoint_in_the_runs_own_folder_never_keeps_it_from_being_resumed(
+    options: dict[str, Any], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    whole = Perceptron()
+    resumed = copy.deepcopy(whole)
+    make_trainer(max_rounds=5).fit(whole, federation())
+    for ckpt_path in (None, "last"):
+        flags = {"max_rounds": 5, "checkpoint_every_n_rounds": 2, **keeps_files}
+        trainer = make_trainer(callbacks=[ModelCheckpoint(monitor="val/loss", **options), Interrupts()], **flags)
+        with suppress(KeyboardInterrupt):
+            trainer.fit(resumed, federation(), ckpt_path=ckpt_path)
+        assert trainer.run.round == (3 if ckpt_path is None else 5)
+        for name in ("last.ckpt", "previous.ckpt"):
+            checkpoint_file.federation_of(checkpoint_file.load(tmp_path / "checkpoints" / name), name, "FedAvg")
+    assert equal(whole, resumed)
+
+
+class Counts(L.LightningDataModule):
+    """Data module with a state, and a name that is no text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.save_hyperparameters({1: "one"})
+
+    def train_dataloader(self) -> DataLoader:
+        self.count += 1
+        return DataLoader(TensorDataset(*samples(24)), batch_size=4)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.count = 100 + state_dict["count"]
+
+
+@pytest.mark.parametrize("name", ["Counts", "Federated"])
+def test_a_data_module_finds_its_state_under_its_own_name_or_an_earlier_versions(
+    name: str, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    path, data = tmp_path / "run.ckpt", Counts()
+    trainer = make_trainer(max_rounds=1)
+    trainer.fit(Perceptron(), Federated(data, num_clients=4))
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    state = saved.pop("Counts")
+    assert state["count"] > 0
+    torch.save(saved | {name: state}, path)
+    resumed = Counts()
+    make_trainer(max_rounds=1).fit(Perceptron(), Federated(resumed, num_clients=4), ckpt_path=path)
+    assert resumed.count == 100 + state["count"]
+
+
+def test_a_missing_callback_is_named_as_in_lightning(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    stops, path = EarlyStopping("val/loss"), tmp_path / "run.ckpt"
+    trainer = make_trainer(callbacks=stops)
+    trainer.fit(Perceptron(), federation())
+    trainer.save_checkpoint(path)
+    with pytest.warns(UserWarning, match="Please add the following callbacks:") as said:
+        make_trainer(max_rounds=3).fit(Perceptron(), federation(), ckpt_path=path)
+    assert any(stops.state_key in str(one.message) for one in said)
+
+
+class Receives(DummyLogger):
+    """Logger that is offered models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offered: list[str] = []
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        self.offered.append(checkpoint_callback.best_model_path)
+
+
+def test_loggers_are_offered_the_final_model_or_those_of_a_model_checkpoint(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    for callbacks, count in (([], 1), ([ModelCheckpoint(tmp_path / "kept", save_top_k=-1)], 2)):
+        logger = Receives()
+        flags = {"logger": logger, "callbacks": callbacks, "enable_checkpointing": True}
+        make_trainer(max_rounds=2, **flags).fit(Perceptron(), federation())
+        assert len(logger.offered) == count
+        assert logger.offered[-1] == str(callbacks[0].best_model_path if callbacks else tmp_path / "model.ckpt")
+        assert "state_dict" in torch.load(logger.offered[-1], weights_only=True)
+
+
+def test_a_run_that_an_error_ended_can_be_saved(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    class FailsInRound(L.Callback):
+        def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+            if trainer.current_epoch == 1:
+                raise ZeroDivisionError
+
+    whole = Perceptron()
+    begun, resumed = copy.deepcopy(whole), copy.deepcopy(whole)
+    make_trainer(max_rounds=3).fit(whole, federation(), FedProx())
+    trainer = make_trainer(max_rounds=3, callbacks=FailsInRound())
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(begun, federation(), FedProx())
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)
+    assert saved["epoch"] == 1
+    assert equal(begun, Perceptron.load_from_checkpoint(tmp_path / "saved.ckpt"))
+    make_trainer(max_rounds=3).fit(resumed, federation(), FedProx(), ckpt_path=tmp_path / "saved.ckpt")
+    assert equal(whole, resumed)
+
+
+class FailsInPreparation(FedAvg):
+    def prepare(self, *arguments: Any, **options: Any) -> None:
+        raise ZeroDivisionError
+
+
+class FailsInSetup(Perceptron):
+    def setup(self, stage: str) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("module", "method"), [(Perceptron(), FailsInPreparation()), (FailsInSetup(), FedAvg())])
+def test_a_run_that_failed_before_its_rounds_is_not_saved(
+    module: Perceptron, method: FedAvg, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    trainer = make_trainer()
+    trainer.fit(Perceptron(), federation())
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(module, federation(), method)
+    with pytest.raises(UserError, match="only during or after fit"):
+        trainer.save_checkpoint(tmp_path / "run.ckpt")

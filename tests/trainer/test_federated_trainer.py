@@ -155,7 +155,11 @@ def test_clients_without_samples_are_never_selected(make_trainer: MakeTrainer) -
 def test_fast_dev_run_tries_everything_and_leaves_no_file(
     fast_dev_run: Any, rounds: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    module = Counting()
+    class LogsItself(Counting):
+        def on_train_epoch_end(self) -> None:
+            self.logger.experiment.add_scalar("mine", 1.0, self.current_epoch)  # type: ignore[union-attr]
+
+    module = LogsItself()
     callbacks = [ModelCheckpoint(tmp_path / "saved", monitor="val/loss")]
     flags = {**keeps_files, "max_rounds": 50, "num_sanity_val_steps": 2, "callbacks": callbacks}
     trainer = make_trainer(fast_dev_run=fast_dev_run, clients_per_round=1, **flags)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
@@ -9,8 +10,9 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, ThroughputMonitor
+from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor, ModelCheckpoint, ThroughputMonitor
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Perceptron, federation, samples, vector
@@ -127,6 +129,98 @@ def test_a_round_of_one_client_is_an_epoch_of_lightnings_trainer(
     make_stock_trainer(max_epochs=rounds, callbacks=stock_hooks).fit(stock, datamodule=data)
     assert hooks.hooks == stock_hooks.hooks
     torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
+
+
+class One(Given):
+    """Three batches of the same samples, because a federation shuffles."""
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(*(x[:1].repeat(12, 1) for x in samples(12))), batch_size=4)
+
+
+def test_callbacks_that_save_or_average_see_the_steps_of_the_only_client(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
+) -> None:
+    ours = Perceptron()
+    stock = copy.deepcopy(ours)
+
+    def callbacks(folder: str) -> list[Callback]:
+        saves = ModelCheckpoint(tmp_path / folder, save_top_k=-1, every_n_train_steps=2)
+        return [EMAWeightAveraging(decay=0.5), saves]
+
+    flags = {"runner": "lightning", "clients_per_round": 1, "enable_checkpointing": True}
+    make_trainer(callbacks=callbacks("ours"), **flags).fit(ours, Federated(One(), num_clients=1))
+    make_stock_trainer(callbacks=callbacks("stock"), enable_checkpointing=True).fit(stock, datamodule=One())
+    names = {path.name for path in (tmp_path / "ours").iterdir()}
+    assert names == {"epoch=0-step=2.ckpt", "epoch=1-step=4.ckpt", "epoch=1-step=6.ckpt"}
+    assert names == {path.name for path in (tmp_path / "stock").iterdir()}
+    for name in names:
+        mine, theirs = (torch.load(tmp_path / kind / name, weights_only=True) for kind in ("ours", "stock"))
+        assert mine["global_step"] == theirs["global_step"]
+        for key in ("state_dict", "current_model_state"):  # the average and the model in training
+            torch.testing.assert_close(mine[key], theirs[key], rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
+
+
+class Rises(Perceptron):
+    """Module whose logged value rises with each step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("risen", float(self.global_step))
+        return self.loss(batch)
+
+
+def test_a_checkpoint_of_each_step_reads_the_values_of_that_step(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
+) -> None:
+    def saves(folder: str) -> ModelCheckpoint:
+        every = {"every_n_train_steps": 1, "every_n_epochs": 0, "save_on_train_epoch_end": False}
+        return ModelCheckpoint(tmp_path / folder, monitor="risen", mode="max", save_top_k=-1, **every)
+
+    ours, stock = saves("ours"), saves("stock")
+    flags = {"enable_checkpointing": True, "limit_val_batches": 0}
+    make_trainer(callbacks=ours, runner="lightning", clients_per_round=1, **flags).fit(
+        Rises(), Federated(One(), num_clients=1)
+    )
+    make_stock_trainer(callbacks=stock, **flags).fit(Rises(), datamodule=One())
+    scores = [{Path(path).name: float(score) for path, score in each.best_k_models.items()} for each in (ours, stock)]
+    assert scores[0] == scores[1]
+    assert sorted(scores[0].values()) == [0, 1, 2, 3, 4, 5]
+
+
+class KeepsSteps(DummyLogger):
+    """Logger that keeps the step of each value logged in a single step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int | None] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if "drawn_step" in metrics:
+            self.steps.append(step)
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_run_saved_within_a_round_resumes_at_its_beginning_to_the_same_bits(
+    step: int, make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = Draws(configure=lambda m: torch.optim.Adam(m.parameters(), lr=0.1))
+    flags = {"runner": "lightning", "clients_per_round": 1, "max_rounds": 3, "log_every_n_steps": 1}
+
+    def fitted(ckpt_path: Path | None = None, **more: Any) -> tuple[Any, list[int | None]]:
+        L.seed_everything(0, verbose=False)
+        module, logger = copy.deepcopy(start), KeepsSteps()
+        make_trainer(logger=logger, **flags, **more).fit(module, Federated(Given(), num_clients=1), ckpt_path=ckpt_path)
+        return vector(module), logger.steps
+
+    saves = ModelCheckpoint(tmp_path / "kept", filename="{step}", save_top_k=-1, every_n_train_steps=2)
+    whole, steps = fitted(callbacks=saves, enable_checkpointing=True, default_root_dir=tmp_path / "whole")
+    with caplog.at_level("INFO"):
+        resumed, later = fitted(tmp_path / "kept" / f"step={step}.ckpt", default_root_dir=tmp_path / "resumed")
+    assert (resumed == whole).all()
+    assert steps == list(range(9))
+    assert later == steps[step // BATCHES * BATCHES :]
+    assert ("was saved within round" in caplog.text) == (step % BATCHES > 0)
 
 
 METHODS: dict[str, Callable[[], Any]] = {

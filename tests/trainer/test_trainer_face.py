@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +194,16 @@ def test_checkpoints_keep_the_steps_of_all_clients_in_their_names(
         assert (saved["epoch"], saved["global_step"]) == (t + 1, 12 * (t + 1))
 
 
-def test_a_checkpoint_every_few_steps_says_when_it_saves(make_trainer: MakeTrainer) -> None:
+def test_a_checkpoint_every_few_steps_or_seconds_says_when_it_saves(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = make_trainer(callbacks=ModelCheckpoint(every_n_train_steps=7), enable_checkpointing=True)
     with pytest.warns(UserWarning, match=r"a multiple of every_n_train_steps=7, which may be none: every_n_epochs"):
         trainer.fit(Perceptron(), federation())
+    saves = ModelCheckpoint(train_time_interval=timedelta(hours=1))
+    with caplog.at_level("INFO"):
+        make_trainer(callbacks=saves, enable_checkpointing=True).fit(Perceptron(), federation())
+    assert "looks at its train_time_interval after each round" in caplog.text
 
 
 def test_a_checkpoint_saved_on_an_exception_keeps_the_steps_of_all_clients(
