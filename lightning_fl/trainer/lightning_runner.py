@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
+from math import inf
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fl.checks import is_a
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
@@ -23,6 +26,7 @@ from lightning_fl.clients.local_training import begin_training
 from lightning_fl.clients.serial import serial
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_batch
+from lightning_fl.data.samples.own_loaders import OwnLoader
 from lightning_fl.errors import noting, require
 from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.flat_module.flat_module import FlatModule
@@ -91,10 +95,16 @@ def train_by_lightning(
     """Train the flat module from the received model on one client's samples; see `train_locally`."""
     assert beside is None  # `check_lightning_runner` refuses it
     trainer: Any = flat_module.module.trainer
-    local, _ = begin_training(flat_module, job, work, state)
-    loader = ClientLoader(flat_module, work, job.schedule)
+    local, progress = begin_training(flat_module, job, work, state)
     with _logging_in_both(flat_module), _without_server_callbacks(trainer):
-        if len(loader):
+        if isinstance(work.selection, OwnLoader):
+            loaders = trainer.fit_loop.own_loaders(work.selection.client)
+            progress.batches_in_pass, progress.planned_steps = (
+                trainer.num_training_batches,
+                trainer.estimated_stepping_batches,
+            )
+            trainer.fit_loop.epoch_loop.train_on_own(loaders, local, job.schedule)
+        elif len(loader := ClientLoader(flat_module, work, job.schedule)):
             trainer.fit_loop.epoch_loop.train(loader, local)
     flat_module.bind_replaced()
     flat_module.zero_gradient()
@@ -114,6 +124,12 @@ class ClientLoader:
     def __init__(self, flat_module: FlatModule, work: ClientWork, schedule: LocalSchedule) -> None:
         self._flat_module, self._work, self._schedule = flat_module, work, schedule
         self.batch_sampler = None  # which Lightning looks for
+        self.batch_size = schedule.batch_size
+
+    @property
+    def dataset(self) -> Any:
+        """The client's part of the user's data set; None if its samples come from no data set."""
+        return getattr(self._work.selection, "dataset", None)
 
     def __len__(self) -> int:
         return self._schedule.num_batches(len(self._work.selection), self._work.num_steps)
@@ -134,6 +150,11 @@ class RoundEpochLoop(StockEpochLoop):
 
     trainer: Any
     val_loop: EvaluationLoop
+    loader: ClientLoader | None
+    """Batches of the client in training; None if it reads loaders of its own."""
+    local: LocalTraining
+    steps_left: int | float
+    """Optimiser steps after which the client in training ends, whatever its loader still has."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
@@ -149,17 +170,39 @@ class RoundEpochLoop(StockEpochLoop):
             loader: the client's batches.
             local: its local training, whose optimiser steps are counted.
         """
-        self.loader, self.local, self.starts_step = loader, local, True
+        self.loader, self.local, self.starts_step, self.steps_left = loader, local, True, inf
+        self._run_on(CombinedLoader(loader, "max_size_cycle"), num_passes=1)
+
+    def train_on_own(self, loaders: CombinedLoader, local: LocalTraining, schedule: LocalSchedule) -> None:
+        """Train a client on loaders of its own, as Lightning reads them.
+
+        Args:
+            loaders: the client's loaders.
+            local: its local training.
+            schedule: number of passes over them, or of optimiser steps in as many passes as these need.
+        """
+        self.loader, self.local, self.starts_step = None, local, True
+        self.steps_left = inf if schedule.steps is None else schedule.steps
+        self._run_on(loaders, inf if schedule.epochs is None else schedule.epochs)
+
+    def _run_on(self, loaders: CombinedLoader, num_passes: int | float) -> None:
+        """Run passes over loaders, in Lightning's own loop, until there are no steps left to make, or a pass makes none."""
         fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
-        fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
-        iter(fetcher)
-        self.run(fetcher)
+        fetcher.setup(loaders)
+        steps_before = inf
+        while num_passes > 0 and self.steps_left > 0 and (self.steps_left < steps_before or self.steps_left == inf):
+            steps_before = self.steps_left
+            iter(fetcher)
+            self.run(fetcher)
+            num_passes -= 1
+        loaders._iterator = None  # ends workers that a loader does not keep until the next pass
         self.trainer._logger_connector.epoch_end_reached()
 
     @property
     def done(self) -> bool:
         """True after the last batch: a federation stops after a round."""
-        return self.batch_progress.is_last_batch and self.batch_progress.current.ready > 0
+        is_last = self.batch_progress.is_last_batch and self.batch_progress.current.ready > 0
+        return is_last or self.steps_left <= 0
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """Read from the beginning."""
@@ -168,11 +211,26 @@ class RoundEpochLoop(StockEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
+        if self.loader is None:
+            self.trainer.active_module.logs.batch_size = self._size_of_batch
+            self.trainer.active_module.progress.batch_index += 1
+            self.trainer.round_batches += 1
         with noting(self._description):
             super().advance(data_fetcher)
-        self.starts_step = self.loader.batch.ends_step
+        self.starts_step = not self._should_accumulate()
+        self.steps_left -= self.starts_step
+
+    def _size_of_batch(self) -> int:
+        """Return the number of samples of the present batch of a client's own loader; 1 if Lightning cannot tell it."""
+        batch: Any = self._results.batch
+        try:
+            return extract_batch_size(batch)
+        except MisconfigurationException:  # which Lightning raises itself if the module logs a mean
+            return 1
 
     def _description(self) -> str:
+        if self.loader is None:
+            return f"training_step read batch {self.batch_idx}: {describe_batch(self._results.batch)}."
         batch = self.loader.batch
         return f"training_step read batch {batch.batch_index}: {describe_batch(batch.content)}."
 
@@ -180,7 +238,7 @@ class RoundEpochLoop(StockEpochLoop):
         """Do nothing: processes train different clients, on different numbers of batches."""
 
     def _should_accumulate(self) -> bool:
-        return not self.loader.batch.ends_step
+        return super()._should_accumulate() if self.loader is None else not self.loader.batch.ends_step
 
     def _num_ready_batches_reached(self) -> bool:
         return bool(self.batch_progress.is_last_batch)
