@@ -236,8 +236,14 @@ class Federated(FederatedDataModule):
         self._count_clients()
 
     def client(self, k: int) -> Selection:
-        """Return the training samples of client `k`, 0..num_clients-1, or what it reads through its own loader."""
-        return OwnLoader(k, int(self.client_sizes[k])) if self.reads_own_loaders else super().client(k)
+        """Return the training samples of client `k`, 0..num_clients-1, or what it reads through its own loader.
+
+        Raises:
+            UserError: an adversary would change what is read through a loader of its own.
+        """
+        if not self.reads_own_loaders:
+            return super().client(k)
+        return OwnLoader(k, int(self.client_sizes[k])) if self._read is None else refuse_reading()
 
     def pooled(self) -> FederatedDataModule:
         """Return a copy with one client, which holds the samples of all.
