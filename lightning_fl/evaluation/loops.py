@@ -103,7 +103,9 @@ class EvaluationLoop(StockEvaluationLoop):
                 self._combined_loader._iterator = None  # ends workers that a loader does not keep until the next pass
 
     def setup_data(self) -> None:
-        """Do nothing: `evaluate` gets the loaders."""
+        """Keep the loaders that `evaluate` gets."""
+        if self._combined_loader is None:
+            super().setup_data()
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         strategy = self.trainer.strategy
