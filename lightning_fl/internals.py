@@ -15,7 +15,12 @@ from lightning.pytorch.loops.prediction_loop import _PredictionLoop as StockPred
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as StockEpochLoop
 from lightning.pytorch.loops.utilities import _select_data_fetcher as data_fetcher_for
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.data_connector import _check_dataloader_iterable as check_iterable
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector as DataHookSelector
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource as DataLoaderSource
+from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader as processed_loader
+from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader as requested_loader
+from lightning.pytorch.trainer.connectors.data_connector import _resolve_overfit_batches as read_in_order
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector as LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _METRICS as Metrics  # noqa: N811
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata as ResultMetadata
@@ -26,6 +31,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync a
 __all__ = [
     "AutomaticOptimization",
     "DataHookSelector",
+    "DataLoaderSource",
     "LoggerConnector",
     "ManualOptimization",
     "Metrics",
@@ -39,9 +45,13 @@ __all__ = [
     "StockFitLoop",
     "StockPredictionLoop",
     "call",
+    "check_iterable",
     "configured_optimizers",
     "configured_schedulers",
     "data_fetcher_for",
+    "processed_loader",
+    "read_in_order",
+    "requested_loader",
 ]
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -51,7 +61,16 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "trainer._logger_connector": ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"),
     "trainer.strategy": ("_lightning_optimizers", "_optimizers"),
     "trainer.fit_loop.epoch_loop": ("_batches_that_stepped", "_results"),
-    "trainer.validate_loop": ("_combined_loader", "_has_run", "_max_batches", "_module_mode", "_results", "_stage"),
+    "trainer.fit_loop": ("_combined_loader", "_data_fetcher", "_data_source"),
+    "trainer.validate_loop": (
+        "_combined_loader",
+        "_data_source",
+        "_has_run",
+        "_max_batches",
+        "_module_mode",
+        "_results",
+        "_stage",
+    ),
     "trainer.predict_loop": ("_combined_loader", "_data_source"),
 }
 """Attributes of Lightning's objects that the package reads or sets."""

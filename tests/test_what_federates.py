@@ -15,7 +15,7 @@ FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
 MANUAL = "flat_module/test_manual_optimization.py"
-LIGHTNING = "trainer/test_lightning_runner.py"
+LIGHTNING, OWN_LOADERS = "trainer/test_lightning_runner.py", "trainer/test_own_loaders.py"
 CONTRACT = "evaluation/test_lightnings_contract.py"
 OTHER_NAME = "trainer/test_pytorch_lightning.py"
 WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
@@ -148,12 +148,18 @@ ROWS = {  # the tests by the row's first words
         (FACE, "test_the_global_step_counts_a_clients_own_steps"),
         (FACE, "test_checkpoints_keep_the_steps_of_all_clients_in_their_names"),
     ],
-    "`num_training_batches`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`num_training_batches`": [
+        (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
+        (OWN_LOADERS, "test_a_single_client_reads_any_loader_as_lightnings_trainer_does"),
+    ],
     "`estimated_stepping_batches`": [
         ("flat_module/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be")
     ],
     "`is_last_batch`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
-    "`train_dataloader`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`train_dataloader`": [
+        (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
+        (OWN_LOADERS, "test_the_trainer_shows_the_loader_of_the_client_in_training"),
+    ],
     "`val_dataloaders`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`log_every_n_steps`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`distributed_sampler_kwargs`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
@@ -198,7 +204,10 @@ ROWS = {  # the tests by the row's first words
     "training loader with another": [
         (WRAPPED, "test_samplers_that_clients_would_not_follow"),
         (WRAPPED, "test_what_cannot_be_divided"),
+        (OWN_LOADERS, "test_a_single_client_reads_any_loader_as_lightnings_trainer_does"),
+        (OWN_LOADERS, "test_clients_with_streams_are_averaged"),
     ],
+    "no training loader": [(OWN_LOADERS, "test_an_evaluation_needs_no_training_data")],
     "training loader of your own class": [(WRAPPED, "test_a_loader_that_changes_its_batches_is_named")],
     "classes of the samples": [("data/test_given_classes.py", "test_classes_wherever_they_are")],
     "batches of any structure": [

@@ -145,7 +145,7 @@ def _batches(
 ) -> Iterator[Batch]:
     """Yield the batches of passes without end, of a group of processes this one's shares."""
     order, num_samples, batch_size = (
-        torch.Generator().manual_seed(work.seeds[0]),
+        None if schedule.in_order else torch.Generator().manual_seed(work.seeds[0]),
         len(work.selection),
         schedule.batch_size,
     )

@@ -64,6 +64,7 @@ class LocalSchedule:
         repeat: optimiser steps on the batches of each step, one after the other; `steps`, `epochs` and batches count the first.
         drop_last: True if a pass leaves out its last batch when that is not full.
         most_steps: optimiser steps of a client at most, those that are left until `max_steps`; None without such a limit.
+        in_order: True if each pass reads the samples in the stored order, without augmentation.
     """
 
     batch_size: int
@@ -80,6 +81,7 @@ class LocalSchedule:
     skips_single_samples: bool = False
     drop_last: bool = False
     most_steps: int | None = None
+    in_order: bool = False
 
     def with_cohort(self, cohort_size: int, num_clients: int, batches_per_epoch: int) -> LocalSchedule:
         """Return the schedule of one client that holds all samples and makes the steps of a cohort.

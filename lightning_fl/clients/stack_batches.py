@@ -207,7 +207,7 @@ class _Reader:
 
     def __init__(self, member: Member, start: int, schedule: LocalSchedule, shuffled: bool) -> None:
         """Begin before the first pass; `start` is the position of the client's first sample among those of the stack."""
-        self.num_steps, self._shuffled = member.work.num_steps, shuffled
+        self.num_steps, self._shuffled = member.work.num_steps, shuffled and not schedule.in_order
         self._start, self._num_samples = start, len(member.work.selection)
         self._generator = torch.Generator().manual_seed(member.work.seeds[0])
         sizes = _batch_sizes(member, schedule)

@@ -26,6 +26,7 @@ from lightning_fl.data.partitions.partition import Partition, Pool, require_enou
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.evaluation_pipeline import say_unknown
 from lightning_fl.data.samples.loaders import SampleLoader
+from lightning_fl.data.samples.own_loaders import OwnLoaders
 from lightning_fl.data.samples.tensor_samples import Samples, Selection
 from lightning_fl.data.server_samples import draw_server
 from lightning_fl.data.shift import Shift, shift_clients
@@ -168,6 +169,11 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     def has_classes(self) -> bool:
         """True if the class of each training sample and the number of classes are known, after `setup`."""
         return "train" in vars(self) and self.train.labels is not None and self.num_classes is not None
+
+    @property
+    def reads_own_loaders(self) -> bool:
+        """True if clients read loaders of their own, after `setup`: then no samples are divided."""
+        return isinstance(vars(self).get("train"), OwnLoaders)
 
     @property
     def label_histograms(self) -> np.ndarray | None:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from lightning_fl.checks import check_choice, check_whole, is_a, overrides
 from lightning_fl.data.federated_data_module import FederatedDataModule
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.dataset_samples import DatasetSamples, dataset_labels, named_labels
 from lightning_fl.data.samples.evaluation_pipeline import EvaluationPipeline, loaders_in
 from lightning_fl.data.samples.given_classes import given_classes
-from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.data.samples.own_loaders import (
+    OwnLoader,
+    OwnLoaders,
+    check_client_loaders,
+    refuse_reading,
+    settings_of_samples,
+)
+from lightning_fl.data.samples.tensor_samples import Samples, Selection, TensorSamples
+from lightning_fl.data.sources import Source
 from lightning_fl.data.split_checks import are_quantities, needing_classes, warn_of_gaps
 from lightning_fl.data.training_loader import read_loader
-from lightning_fl.errors import require
+from lightning_fl.errors import UserError, require
 
+EVALUATIONS = ("validate", "test", "predict")
+"""Stages that need training samples only for what they hold out of them."""
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -50,12 +62,19 @@ class Federated(FederatedDataModule):
             and the server's are evaluated; None: the transforms of the dataset of the datamodule's validation loader, or without
             one of its test loader, if it is of the same class, else those of training, which is said.
         eval_collate_fn: function from a list of samples to a batch there; None: that of the same loader, else that of training.
+        client_loaders: function from a client's index, 0..num_clients-1, to what it reads in training: a loader, also of an
+            IterableDataset, a list or dictionary of loaders, or any iterable of batches; called once for each client, and nothing
+            is divided. Runner lightning trains such clients. None: divide the datamodule's training set. A single client reads
+            the datamodule's training loader as it is if runner lightning trains it, or if the loader cannot be divided.
+        num_samples: number of samples of each client with `client_loaders`, (num_clients,), at least 1, by which averages weigh
+            them; None: unknown, so that all clients weigh the same.
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
     """
 
     changeable = FederatedDataModule.changeable | {
         "class_of",
         "datamodule",
+        "client_loaders",
         "drop_last",
         "eval_collate_fn",
         "eval_transform",
@@ -72,6 +91,8 @@ class Federated(FederatedDataModule):
         class_of: Any = None,
         eval_transform: Callable[[Any], Any] | None = None,
         eval_collate_fn: Callable[[list], Any] | None = None,
+        client_loaders: Callable[[int], Any] | None = None,
+        num_samples: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
         known_size = 1 if batch_size is None else batch_size
@@ -82,7 +103,7 @@ class Federated(FederatedDataModule):
             check_whole("num_classes", num_classes, 1)
         check_choice("drop_last", drop_last, (True, False, None))
         require(
-            callable(getattr(datamodule, "train_dataloader", None)),
+            client_loaders is not None or callable(getattr(datamodule, "train_dataloader", None)),
             f"{type(datamodule).__name__} cannot be divided over clients: it has no train_dataloader().",
         )
         self._batch_size_given = batch_size is not None
@@ -90,6 +111,12 @@ class Federated(FederatedDataModule):
         self.drop_last = bool(drop_last)
         self.class_of = class_of
         self.eval_transform, self.eval_collate_fn = eval_transform, eval_collate_fn
+        self.client_loaders, self.num_samples = client_loaders, num_samples
+        check_client_loaders(self)
+        self._next_loader: Any = None
+        """Training loader that was read to see whether it can be divided, until it is used."""
+        self._divisible: tuple[Samples, int, bool] | None = None
+        """What `read_loader` returned of it."""
         self._num_classes = num_classes
         self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
@@ -113,7 +140,7 @@ class Federated(FederatedDataModule):
     @property
     def trainer(self) -> Any:
         """Trainer that uses the data, which the datamodule's own hooks can read as well."""
-        return self._trainer
+        return vars(self).get("_trainer")
 
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
@@ -129,7 +156,7 @@ class Federated(FederatedDataModule):
     @property
     def in_channels(self) -> int | None:
         """Channels of an image after `setup`; None before it, or if the samples are not tensors C×H×W."""
-        if "train" not in vars(self):
+        if "train" not in vars(self) or self.reads_own_loaders:
             return None
         if isinstance(self.train, TensorSamples):
             shape = self.train.sample_shape
@@ -151,9 +178,108 @@ class Federated(FederatedDataModule):
         if stage == "fit" and "fit" not in self._stages:
             # The datamodule is set up anew, and may then hold back other samples for validation.
             self._is_set_up = False
-        super().setup(stage)
+        if not self._is_set_up and self._reads_training_samples(stage):
+            self._set_up_training(stage)
+        elif not self._is_set_up:
+            self._leave_undivided(TensorSamples(torch.zeros(0, 1)), [0] * (self._num_clients or 1))
         if stage is not None:
             self._set_up(stage)
+
+    def _reads_training_samples(self, stage: str | None) -> bool:
+        """True if a stage needs training samples: a fit, held-out samples, or callbacks that ask for those of several clients."""
+        if stage not in EVALUATIONS or (stage == "validate" and self.val_fraction > 0):
+            return True
+        return self._has("train_dataloader") and self._num_clients != 1
+
+    def _set_up_training(self, stage: str | None) -> None:
+        """Divide the training set, or let each client read its own loader."""
+        self._set_up("fit")
+        if self.client_loaders is not None:
+            source = self.client_loaders
+        elif self._num_clients == 1 and not settings_of_samples(self) and self._is_read_whole():
+            source = self._take_training_loader
+        else:
+            super().setup(stage)
+            return
+        assert self._num_clients is not None
+        sizes = [1] * self._num_clients if self.num_samples is None else self.num_samples
+        self._leave_undivided(OwnLoaders(source), sizes)
+        self._is_set_up = True
+
+    def _is_read_whole(self) -> bool:
+        """True if the single client reads the training loader as it is: with runner lightning, or where it cannot be divided."""
+        if getattr(self.trainer, "by_lightning", False):
+            return True
+        self._next_loader = self.datamodule.train_dataloader()
+        try:
+            self._divisible = read_loader(self._next_loader, type(self.datamodule).__name__)
+        except UserError:
+            return True
+        return False
+
+    def _take_training_loader(self, client: int = 0) -> Any:
+        """Return the datamodule's training loader, read anew unless it has just been read."""
+        loader, self._next_loader = self._next_loader, None
+        return self.datamodule.train_dataloader() if loader is None else loader
+
+    def _leave_undivided(self, train: Samples, sizes: Sequence[int]) -> None:
+        """Divide nothing.
+
+        Args:
+            train: stands for the training samples.
+            sizes: number of samples of each client.
+        """
+        self.train, self.num_clients = train, len(sizes)
+        none = np.zeros(0, dtype=np.int64)
+        self.client_indices = ClientIndices(none, np.asarray(sizes))
+        self.client_val_indices = ClientIndices(none, np.zeros(len(sizes)))
+        self._count_clients()
+
+    def client(self, k: int) -> Selection:
+        """Return the training samples of client `k`, 0..num_clients-1, or what it reads through its own loader.
+
+        Raises:
+            UserError: an adversary would change what is read through a loader of its own.
+        """
+        if not self.reads_own_loaders:
+            return super().client(k)
+        return OwnLoader(k, int(self.client_sizes[k])) if self._read is None else refuse_reading()
+
+    def pooled(self) -> FederatedDataModule:
+        """Return a copy with one client, which holds the samples of all.
+
+        Raises:
+            UserError: several clients read loaders of their own.
+        """
+        if not self.reads_own_loaders:
+            return super().pooled()
+        require(
+            self.num_clients == 1,
+            "clients read loaders of their own, so that their samples cannot be pooled: use another method, or one client.",
+        )
+        return self
+
+    def sources(self) -> list[Source]:
+        """Return the holders of training samples.
+
+        Raises:
+            UserError: clients read loaders of their own.
+        """
+        if self.reads_own_loaders:
+            refuse_reading()
+        return super().sources()
+
+    def description(self) -> str:
+        """Describe the split in one line."""
+        if not self.reads_own_loaders:
+            return super().description()
+        wrapped, count = type(self.datamodule).__name__, self.num_clients
+        if self.client_loaders is None:
+            return f"Federated: one client, which reads the training loader of {wrapped} as it is; test data as given."
+        weights = (
+            "; their numbers of samples are unknown, so that all weigh the same" if self.num_samples is None else ""
+        )
+        return f"Federated: {count:,} clients with loaders of their own{weights}; test data as given."
 
     def teardown(self, stage: str) -> None:
         """Call the datamodule's own `teardown`; the next stage sets it up again."""
@@ -183,8 +309,9 @@ class Federated(FederatedDataModule):
         """Return the training set of the datamodule's loader."""
         self._set_up("fit")
         name = type(self.datamodule).__name__
-        loader = self.datamodule.train_dataloader()
-        train, batch_size, drop_last = read_loader(loader, name)
+        loader = self._take_training_loader()
+        divisible, self._divisible = self._divisible or read_loader(loader, name), None
+        train, batch_size, drop_last = divisible
         if not self._batch_size_given:
             self.batch_size = batch_size
         if not self._drop_last_given:
@@ -233,6 +360,16 @@ class Federated(FederatedDataModule):
             if loaders:
                 return loaders
         return ()
+
+    def train_dataloader(self) -> Any:
+        """Return a loader of all clients' training samples, pooled and shuffled; a single client's own loader as it is.
+
+        Raises:
+            UserError: several clients read loaders of their own.
+        """
+        if not isinstance(self.train, OwnLoaders):
+            return super().train_dataloader()
+        return self.train.loader_of(0) if self.num_clients == 1 else refuse_reading()
 
     def val_dataloader(self) -> Any:
         """Return a loader of the clients' validation parts, or the datamodule's own one if `val_fraction` is 0."""

@@ -11,27 +11,38 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 
+from lightning_fl.checks import misconfiguration
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_objects
 from lightning_fl.switches.evaluation_mode import evaluating, measuring
 
 
-def as_loaders(loaders: Any) -> CombinedLoader:
-    """Return a loader, a list or mapping of loaders, a `CombinedLoader` or None as Lightning iterates over them."""
+def as_loaders(loaders: Any, mode: Any = "sequential") -> CombinedLoader:
+    """Return a loader, a list or mapping of loaders, a `CombinedLoader` or None as Lightning iterates over them.
+
+    Args:
+        loaders: the loaders.
+        mode: mode of a `CombinedLoader` of them; Lightning's of training is `max_size_cycle`.
+    """
     if isinstance(loaders, CombinedLoader):
         return loaders
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec")  # Lightning's own, of torch
-        return CombinedLoader([] if loaders is None else loaders, "sequential")
+        return CombinedLoader([] if loaders is None else loaders, mode)
 
 
 def num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int | float]:
     """Return the batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all).
 
     Raises:
-        UserError: a fraction is less than one batch, or a loader has no length to take a fraction of.
+        MisconfigurationError: a fraction is less than one batch, or a loader has no length to take a fraction of.
     """
+    with misconfiguration():
+        return _num_batches(loaders, limit)
+
+
+def _num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int | float]:
     counts: list[int | float] = []
     for loader in loaders.flattened:
         length = sized_len(loader)

@@ -104,6 +104,11 @@ class EvaluationLoop(StockEvaluationLoop):
             if self._combined_loader is not None:
                 self._combined_loader._iterator = None  # ends workers that a loader does not keep until the next pass
 
+    def setup_data(self) -> None:
+        """Keep the loaders that `evaluate` gets."""
+        if self._combined_loader is None:
+            super().setup_data()
+
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         strategy = self.trainer.strategy
         if self.gather is not None and batch_idx % strategy.world_size != strategy.global_rank:

@@ -13,12 +13,12 @@ class LocalProgress:
 
     Attributes:
         local: the local training, which counts its optimiser steps; in a stack, that of the clients with the most steps.
-        batches_in_pass: batches of one pass of the client, in a stack of the client with the most.
-        planned_steps: optimiser steps of the whole local training.
+        batches_in_pass: batches of one pass of the client, in a stack of the client with the most; infinity if unknown.
+        planned_steps: optimiser steps of the whole local training; infinity if unknown.
         batch_index: index of the present batch, from 0.
     """
 
     local: LocalTraining
-    batches_in_pass: int
-    planned_steps: int
+    batches_in_pass: int | float
+    planned_steps: int | float
     batch_index: int = -1

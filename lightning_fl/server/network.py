@@ -33,7 +33,9 @@ class Network:
             data: source of the sample for a forward pass.
         """
         model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
-        macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)
+        macs = None  # of clients with loaders of their own, from which nothing is read beside the training
+        if not data.reads_own_loaders:
+            macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)
         flat_module.load(*model)
         groups = layer_groups(flat_module.module, without=flat_module.personal_layout.names)
         return cls(groups, sum(parameter.numel() for parameter in flat_module.module.parameters()), macs)

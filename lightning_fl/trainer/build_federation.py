@@ -140,7 +140,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
         rank_zero_info(
             f"privacy.side_channels drop leaves out what clients of {algorithm.name} measure with what they own."
         )
-    check_single_samples(flat_module, data, schedule)
+    if not data.reads_own_loaders:
+        check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
     wanted = "lightning" if trainer.by_lightning else trainer.runner
@@ -184,7 +185,9 @@ def _check_lightning(trainer: TrainerInterface) -> None:
     method, module = trainer.algorithm, trainer.lightning_module
     owns = bool(trainer.active_module.read_personal()) or method.model_keeper is not None
     why = ""
-    if trainer.runner == "auto":
+    if trainer.runner == "auto" and trainer.data.reads_own_loaders:
+        why = "clients read loaders of their own, which only runner 'lightning' does"
+    elif trainer.runner == "auto":
         why = f"{type(module).__name__} overrides {' and '.join(changes_steps(module))}, which only runner 'lightning' calls"
     check_lightning_runner(method.name, module, [*method.rules(), *method.personal], owns, why)
     require(
@@ -425,6 +428,7 @@ def _local_schedule(
         reports_last_loss=trainer.loss_guard.clients is not None,
         straggler_rate=trainer.straggler_rate,
         drop_last=data.drop_last,
+        in_order=trainer.overfit_batches > 0,
         skips_single_samples=trainer.active_module.skips_single_samples,
     )
     pooled = cohort if trainer.algorithm.pools_clients else None

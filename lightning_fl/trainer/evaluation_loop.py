@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.errors import require
 from lightning_fl.evaluation.evaluation import as_loaders, is_sequential, num_batches
-from lightning_fl.evaluation.loops import without_callbacks
+from lightning_fl.evaluation.loops import STAGES, without_callbacks
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
@@ -31,6 +32,7 @@ from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_monitors
+from lightning_fl.trainer.loaders import request_loaders
 from lightning_fl.trainer.run_metric import choose_metric
 
 
@@ -52,7 +54,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     require(overrides(f"{stage}_step", module), f"{type(module).__name__} has no {stage}_step.")
     client_states, saved = _load_checkpoint(trainer)
     loop = trainer.test_loop if stage == "test" else trainer.validate_loop
-    loaders = as_loaders(trainer.data.test_dataloader() if stage == "test" else trainer.data.val_dataloader())
+    loaders = request_loaders(trainer, loop._data_source, STAGES[stage])
     check_loaders(module, loaders.flattened, stage)
     limit = trainer.limits["limit_test_batches" if stage == "test" else "limit_val_batches"]
     counts = num_batches(loaders, limit)
@@ -203,15 +205,26 @@ class RoundEvaluation:
                 f"validation_clients has no effect, because clients of {trainer.algorithm.name} keep nothing."
             )
         self.loaders = {"validation": as_loaders(None), "test": as_loaders(None)}
+        self._requested_in: float = -inf
         if overrides("validation_step", trainer.lightning_module):
-            self.loaders["validation"] = as_loaders(data.val_dataloader())
+            stage = trainer.state.stage
+            if trainer.num_sanity_val_steps:  # as Lightning, which requests the loaders in the sanity check
+                trainer.state.stage = RunningStage.SANITY_CHECKING
+            self._request_validation_loaders()
+            trainer.state.stage = stage
             check_loaders(trainer.lightning_module, self.loaders["validation"].flattened, "validation")
-        loop = trainer.fit_loop.epoch_loop.val_loop
-        loop._max_batches = num_batches(self.loaders["validation"], trainer.limits["limit_val_batches"])
-        loop._combined_loader = self.loaders["validation"] if self.loaders["validation"].flattened else None
         if trainer.test_every_n_rounds is not None:
             self._load_test_data(data)
         rank_zero_info(self._description(data))
+
+    def _request_validation_loaders(self) -> None:
+        """Request the validation loaders, which the validations of the coming rounds read."""
+        trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
+        loaders = request_loaders(trainer, loop._data_source, RunningStage.VALIDATING)
+        self.loaders["validation"], loop._combined_loader = loaders, loaders if loaders.flattened else None
+        loop._max_batches = num_batches(loaders, trainer.limits["limit_val_batches"])
+        if trainer.state.stage != RunningStage.SANITY_CHECKING or trainer.validates_this_round:
+            self._requested_in = trainer.current_epoch
 
     def _load_test_data(self, data: FederatedDataModule) -> None:
         trainer, module = self.trainer, self.trainer.lightning_module
@@ -220,7 +233,7 @@ class RoundEvaluation:
             overrides("test_step", module),
             f"{flag}, but {type(module).__name__} has no test_step: write one, or leave test_every_n_rounds out.",
         )
-        self.loaders["test"] = as_loaders(data.test_dataloader())
+        self.loaders["test"] = request_loaders(trainer, trainer.test_loop._data_source, STAGES["test"])
         check_loaders(module, self.loaders["test"].flattened, "test")
         trainer.test_loop._max_batches = num_batches(self.loaders["test"], limit)
         trainer.test_loop._combined_loader = self.loaders["test"]
@@ -291,6 +304,9 @@ class RoundEvaluation:
         """Validate at the end of a round."""
         trainer = self.trainer
         trainer.state.stage = RunningStage.VALIDATING
+        every = trainer.reload_dataloaders_every_n_epochs
+        if every and trainer.current_epoch - self._requested_in >= every:
+            self._request_validation_loaders()
         trainer.hooks.call("on_validation_model_zero_grad")
         validation = ModelValidation(
             trainer.active_module,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.errors import FileError, UserError
@@ -44,6 +45,7 @@ from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import RoundEpochLoop
+from lightning_fl.trainer.loaders import ClientLoaders, batches_of
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
 from lightning_fl.trainer.stops import stoppers_of
 
@@ -103,6 +105,12 @@ class FitLoop(StockFitLoop):
         """Position of loggers on the axis of single steps, after the last whole round."""
         return self.batches_before_round if self.before_round else int(self.epoch_loop._batches_that_stepped)
 
+    def own_loaders(self, client: int) -> CombinedLoader:
+        """Return the loaders of a client that has its own, which are then the trainer's."""
+        loaders = self._combined_loader = self._client_loaders.of(client)
+        self.max_batches = batches_of(loaders)
+        return loaders
+
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""
         progress: Any = self.epoch_progress.current
@@ -129,6 +137,7 @@ class FitLoop(StockFitLoop):
             trainer.enable_checkpointing,
             trainer.ckpt_path,
         )
+        self._client_loaders = ClientLoaders(trainer)
         self.federation = assemble(trainer)
         self._first_model = checksum(trainer.run.params)
         data = self.federation.data
@@ -136,7 +145,12 @@ class FitLoop(StockFitLoop):
         self._delete_states = keep_client_states(trainer)
         self.saved_states, self.saved_frozen = self._new_files()
         rank_zero_info(data.description())
+        # The first loader of a client is requested in Lightning's order, so that errors in it come before the first round.
+        if data.reads_own_loaders and not trainer.num_sanity_val_steps:
+            self.own_loaders(0)
         self.evaluation = RoundEvaluation(trainer, data)
+        if data.reads_own_loaders:
+            self.own_loaders(0)
         self._hyperparameters = hyperparameters_of(trainer.lightning_module, data)
         log_metric_choice(trainer)
         self._say_who_is_idle()
@@ -273,7 +287,8 @@ class FitLoop(StockFitLoop):
         flat_module.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
         self.federation.schedule = replace(self.federation.schedule, most_steps=trainer.steps_left)
-        trainer.round_batches = self.federation.num_batches()
+        # The batches of loaders of clients are counted as they are read.
+        trainer.round_batches = 0 if self.federation.data.reads_own_loaders else self.federation.num_batches()
         if not trainer.by_lightning:  # which counts single steps
             self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step

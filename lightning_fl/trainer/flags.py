@@ -25,6 +25,7 @@ from lightning_fl.checks import (
     check_whole,
     is_whole,
     listed,
+    misconfiguration,
 )
 from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.errors import nearest, require
@@ -70,6 +71,8 @@ class TrainerFlags(Trainer, ABC):
         "local_steps",
         "limit_train_batches",
         "limit_val_batches",
+        "overfit_batches",
+        "reload_dataloaders_every_n_epochs",
         "val_every_n_rounds",
         "test_every_n_rounds",
         "validation_clients",
@@ -145,6 +148,8 @@ class TrainerFlags(Trainer, ABC):
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        reload_dataloaders_every_n_epochs: int = 0,
         num_sanity_val_steps: int = 2,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: int | float | None = None,
@@ -228,6 +233,10 @@ class TrainerFlags(Trainer, ABC):
             limit_val_batches: Validation batches, a count or a fraction.
             limit_test_batches: Test batches, a count or a fraction.
             limit_predict_batches: Prediction batches, a count or a fraction.
+            overfit_batches: Train in every pass on the same first batches of each client, a count or a fraction, and validate on
+                as many; replaces limit_train_batches and limit_val_batches. Off if 0.
+            reload_dataloaders_every_n_epochs: Request the loaders anew every n rounds, where clients read loaders of their own;
+                never if 0.
             num_sanity_val_steps: Validation batches to try before the first round; -1 for all.
             accumulate_grad_batches: Batches whose gradients make one optimiser step.
             gradient_clip_val: Clip each step's gradient to this norm or value.
@@ -287,13 +296,15 @@ class TrainerFlags(Trainer, ABC):
         self.client_states = os.fspath(client_states)
         self.devices_per_client = devices_per_client
         self.default_root_dir = os.path.abspath(default_root_dir or os.curdir)
-        self.fast_dev_run = fast_dev_run
+        self.fast_dev_run = True if fast_dev_run == 1 else fast_dev_run
         self.limits = {
             "limit_train_batches": limit_train_batches,
             "limit_val_batches": limit_val_batches,
             "limit_test_batches": limit_test_batches,
             "limit_predict_batches": limit_predict_batches,
         }
+        self.overfit_batches = overfit_batches
+        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
         self.num_sanity_val_steps = num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
@@ -307,11 +318,14 @@ class TrainerFlags(Trainer, ABC):
         self.float32_precision = float32_precision
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
-        self._check()
+        with misconfiguration():
+            self._check()
         if gradient_clip_algorithm is not None:
             self.gradient_clip_algorithm = GradClipAlgorithmType(
                 gradient_clip_algorithm
             )  # as modules find it in Lightning
+        if overfit_batches:
+            self.limits |= {"limit_train_batches": overfit_batches, "limit_val_batches": overfit_batches}
         self.max_rounds = int(fast_dev_run or max_rounds)
         if local_epochs is None and local_steps is None:
             self.local_epochs = 1
@@ -435,7 +449,8 @@ class TrainerFlags(Trainer, ABC):
             f"client_states {self.client_states!r} is not a folder; {nearest(self.client_states, ('memory', 'disk'))}, or a "
             "folder.",
         )
-        for name, limit in self.limits.items():
+        check_whole("reload_dataloaders_every_n_epochs", self.reload_dataloaders_every_n_epochs, 0)
+        for name, limit in {**self.limits, "overfit_batches": self.overfit_batches}.items():
             if is_whole(limit):
                 check_at_least(f"{name} as a count", limit, 0)
             elif limit is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from math import ceil, inf
 from typing import Any
 
 import torch
@@ -171,13 +172,26 @@ class TrainerInterface(TrainerFlags):
         return progress is None or (progress.batch_index + 1) % max(1, progress.batches_in_pass) == 0
 
     @property
-    def num_training_batches(self) -> int:
-        """Batches of one pass of the client in training, for schedules by epoch; else `round_batches`."""
+    def num_training_batches(self) -> int | float:
+        """Batches of one pass of the client in training, for schedules by epoch; else `round_batches`.
+
+        Of a client with loaders of its own those of its last pass, also after a fit; infinity if they are unknown.
+        """
+        if self.fit_loop._combined_loader is not None:
+            return self.fit_loop.max_batches
         return self.round_batches if self._progress is None else self._progress.batches_in_pass
 
     @property
-    def estimated_stepping_batches(self) -> int:
-        """Optimiser steps of the client in training, else of the largest: step-wise schedules span one local training."""
+    def estimated_stepping_batches(self) -> int | float:
+        """Optimiser steps of the client in training, else of the largest: step-wise schedules span one local training.
+
+        Of a client with loaders of its own, infinity if they have no length.
+        """
+        if self.fitting and self.data.reads_own_loaders:
+            if self.fit_loop._combined_loader is None:
+                self.fit_loop.own_loaders(0)
+            steps_in_pass = ceil(x) if (x := self.fit_loop.max_batches / self.accumulate_grad_batches) < inf else inf
+            return self.local_steps or (self.local_epochs or 1) * steps_in_pass
         planned = 0 if self._progress is None else self._progress.planned_steps
         return planned or self.most_local_steps
 
@@ -191,7 +205,16 @@ class TrainerInterface(TrainerFlags):
 
     @property
     def train_dataloader(self) -> Any:
-        """Loader of all clients' training samples, pooled, during a fit; clients read their own. None outside a fit."""
+        """Loader of the client that Lightning's own loop trains; else that of all clients' samples, pooled; None outside a fit.
+
+        Of a client with loaders of its own it stays after the fit, as in Lightning.
+        """
+        if self.fit_loop._combined_loader is not None:
+            return self.fit_loop._combined_loader.iterables
+        if self.by_lightning and self._progress is not None:
+            return self.fit_loop.epoch_loop.loader
+        if self.fitting and self.data.reads_own_loaders:
+            return None
         return self.data.train_dataloader() if self.fitting and self.flat_module is not None else None
 
     @property

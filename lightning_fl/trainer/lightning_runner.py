@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
+from math import inf
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fl.checks import is_a
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
@@ -23,6 +26,7 @@ from lightning_fl.clients.local_training import begin_training
 from lightning_fl.clients.serial import serial
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_batch
+from lightning_fl.data.samples.own_loaders import OwnLoader
 from lightning_fl.errors import noting, require
 from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.flat_module.flat_module import FlatModule
@@ -91,10 +95,16 @@ def train_by_lightning(
     """Train the flat module from the received model on one client's samples; see `train_locally`."""
     assert beside is None  # `check_lightning_runner` refuses it
     trainer: Any = flat_module.module.trainer
-    local, _ = begin_training(flat_module, job, work, state)
-    loader = ClientLoader(flat_module, work, job.schedule)
+    local, progress = begin_training(flat_module, job, work, state)
     with _logging_in_both(flat_module):
-        if len(loader):
+        if isinstance(work.selection, OwnLoader):
+            loaders = trainer.fit_loop.own_loaders(work.selection.client)
+            progress.batches_in_pass, progress.planned_steps = (
+                trainer.num_training_batches,
+                trainer.estimated_stepping_batches,
+            )
+            trainer.fit_loop.epoch_loop.train_on_own(loaders, local, job.schedule)
+        elif len(loader := ClientLoader(flat_module, work, job.schedule)):
             trainer.fit_loop.epoch_loop.train(loader, local, job.schedule.most_steps)
     flat_module.bind_replaced()
     flat_module.zero_gradient()
@@ -114,6 +124,12 @@ class ClientLoader:
     def __init__(self, flat_module: FlatModule, work: ClientWork, schedule: LocalSchedule) -> None:
         self._flat_module, self._work, self._schedule = flat_module, work, schedule
         self.batch_sampler = None  # which Lightning looks for
+        self.batch_size = schedule.batch_size
+
+    @property
+    def dataset(self) -> Any:
+        """The client's part of the user's data set; None if its samples come from no data set."""
+        return getattr(self._work.selection, "dataset", None)
 
     def __len__(self) -> int:
         return self._schedule.num_batches(len(self._work.selection), self._work.num_steps)
@@ -134,6 +150,15 @@ class RoundEpochLoop(StockEpochLoop):
 
     trainer: Any
     val_loop: EvaluationLoop
+    loader: ClientLoader | None
+    """Batches of the client in training; None if it reads loaders of its own."""
+    local: LocalTraining
+    steps_left: int | float
+    """Steps after which the client in training ends, whatever its loader still has; one of manual optimisation is a batch."""
+    most_steps: int | float
+    """Optimiser steps after which it ends."""
+    passes_left: int | float
+    """Passes that it still makes over its loader, the present one included."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer, trainer.min_steps, trainer.max_steps)
@@ -150,20 +175,49 @@ class RoundEpochLoop(StockEpochLoop):
             local: its local training, whose optimiser steps are counted.
             most_steps: number of them after which the training ends; None for no such limit.
         """
-        self.loader, self.local, self.most_steps, self.starts_step = loader, local, most_steps, True
+        self.loader, self.local, self.starts_step, self.steps_left = loader, local, True, inf
+        self.most_steps = inf if most_steps is None else most_steps
+        self._run_on(CombinedLoader(loader, "max_size_cycle"), num_passes=1)
+
+    def train_on_own(self, loaders: CombinedLoader, local: LocalTraining, schedule: LocalSchedule) -> None:
+        """Train a client on loaders of its own, as Lightning reads them.
+
+        Args:
+            loaders: the client's loaders.
+            local: its local training.
+            schedule: number of passes over them, or of optimiser steps in as many passes as these need.
+        """
+        self.loader, self.local, self.starts_step = None, local, True
+        self.steps_left = inf if schedule.steps is None else schedule.steps
+        self.most_steps = inf if schedule.most_steps is None else schedule.most_steps
+        self._run_on(loaders, inf if schedule.epochs is None else schedule.epochs)
+
+    def _run_on(self, loaders: CombinedLoader, num_passes: int | float) -> None:
+        """Run passes over loaders, in Lightning's own loop, until there are no steps left to make, or a pass makes none."""
         fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
-        fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
-        iter(fetcher)
-        self.run(fetcher)
+        fetcher.setup(loaders)
+        self.passes_left, steps_before = num_passes, inf
+        while (
+            self.passes_left > 0 and not self._is_at_end and (self.steps_left < steps_before or self.steps_left == inf)
+        ):
+            steps_before = self.steps_left
+            iter(fetcher)
+            self.run(fetcher)
+            self.passes_left -= 1
+        loaders._iterator = None  # ends workers that a loader does not keep until the next pass
         self.trainer._logger_connector._callback_metrics.update(self.trainer.callback_metrics)  # of the last step
         self.trainer._logger_connector.epoch_end_reached()
 
     @property
     def done(self) -> bool:
-        """True after the last batch: a federation stops after a round. A batch of manual optimisation may make several steps."""
-        if self.most_steps is not None and self.local.num_steps >= self.most_steps:
-            return True
-        return self.batch_progress.is_last_batch and self.batch_progress.current.ready > 0
+        """True after the last batch: a federation stops after a round."""
+        is_last = self.batch_progress.is_last_batch and self.batch_progress.current.ready > 0
+        return is_last or self._is_at_end
+
+    @property
+    def _is_at_end(self) -> bool:
+        """True if no steps are left to make. A batch of manual optimisation may make several."""
+        return self.steps_left <= 0 or self.local.num_steps >= self.most_steps
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """Read from the beginning."""
@@ -172,14 +226,30 @@ class RoundEpochLoop(StockEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
-        is_last = self.batch_progress.current.ready + 1 >= len(self.loader)
+        if self.loader is None:
+            self.trainer.active_module.logs.batch_size = self._size_of_batch
+            self.trainer.active_module.progress.batch_index += 1
+            self.trainer.round_batches += 1
+        num_batches = self.trainer.num_training_batches if self.loader is None else len(self.loader)
+        is_last = self.passes_left == 1 and self.batch_progress.current.ready + 1 >= num_batches
         # The last batch ends with the round: `Hooks.after_round`.
         sees_step = self.trainer.trains_only_client and not is_last
         with noting(self._description), nullcontext() if sees_step else _without_server_callbacks(self.trainer):
             super().advance(data_fetcher)
-        self.starts_step = self.loader.batch.ends_step
+        self.starts_step = not self._should_accumulate()
+        self.steps_left -= self.starts_step
+
+    def _size_of_batch(self) -> int:
+        """Return the number of samples of the present batch of a client's own loader; 1 if Lightning cannot tell it."""
+        batch: Any = self._results.batch
+        try:
+            return extract_batch_size(batch)
+        except MisconfigurationException:  # which Lightning raises itself if the module logs a mean
+            return 1
 
     def _description(self) -> str:
+        if self.loader is None:
+            return f"training_step read batch {self.batch_idx}: {describe_batch(self._results.batch)}."
         batch = self.loader.batch
         return f"training_step read batch {batch.batch_index}: {describe_batch(batch.content)}."
 
@@ -187,7 +257,7 @@ class RoundEpochLoop(StockEpochLoop):
         """Do nothing: processes train different clients, on different numbers of batches."""
 
     def _should_accumulate(self) -> bool:
-        return not self.loader.batch.ends_step
+        return super()._should_accumulate() if self.loader is None else not self.loader.batch.ends_step
 
     def _num_ready_batches_reached(self) -> bool:
         return bool(self.batch_progress.is_last_batch)

@@ -40,7 +40,7 @@ from lightning_fl.callbacks import (
 )
 from lightning_fl.checks import listed, overrides
 from lightning_fl.clients.stacked import Stacked
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.privacy.central import CentralMechanism
 from lightning_fl.processes import gather_objects
@@ -125,6 +125,11 @@ def rehearse(
         with isolate_rng(), _quietly():
             stage = _stage(trainer)
             with session(stage, TrainerFn.FITTING, _copied(model), datamodule, algorithm, None, None):
+                require(
+                    not stage.data.reads_own_loaders,
+                    "plan needs the number of each client's batches, which loaders of their own do not tell: train a few rounds "
+                    "instead.",
+                )
                 first = _Rehearsal(stage, times=True)
                 rehearsed = first.run()
                 plan = first.plan(rehearsed, trainer)

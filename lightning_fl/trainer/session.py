@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch._dynamo import OptimizedModule
 from torch.utils.data import DataLoader
 
@@ -93,6 +94,10 @@ def session(
         if brings_data:  # which the data module sets up as its own
             call._call_callback_hooks(trainer, "setup", stage=fn)
         call._call_lightning_datamodule_hook(trainer, "setup", stage=fn)
+        if trainer.fitting and datamodule.reads_own_loaders:
+            _take_own_loaders(trainer)
+        elif trainer.fitting:
+            _check_divided(trainer, model)
         if trainer.fitting:
             check_module(model, trainer.by_lightning)
             _check_manual(trainer, model)
@@ -146,6 +151,43 @@ def _check_manual(trainer: TrainerInterface, model: LightningModule) -> None:
     }
     method = trainer.algorithm
     check_manual(model, method.name, [*method.rules(), *method.personal], flags)
+
+
+def _take_own_loaders(trainer: TrainerInterface) -> None:
+    """Let Lightning's own loop train clients that read loaders of their own.
+
+    Raises:
+        UserError: a flag needs samples that are divided, or another runner.
+    """
+    require(
+        trainer.runner in ("auto", "lightning"),
+        f"runner {trainer.runner!r} reads divided samples, but here clients read loaders of their own: use runner "
+        "'auto' or 'lightning'.",
+    )
+    for flag, given in (
+        ("straggler_rate", trainer.straggler_rate > 0),
+        ("loss_guard.clients", trainer.loss_guard.clients is not None),
+        ("devices_per_client", trainer.devices_per_client > 1),
+    ):
+        require(
+            not given,
+            f"trainer.{flag} needs the number of each client's samples, which loaders of their own do not tell: leave it out.",
+        )
+    trainer.by_lightning = trainer.strategy.by_lightning = True
+
+
+def _check_divided(trainer: TrainerInterface, model: LightningModule) -> None:
+    """Raise `UserError` if a flag or the module needs clients that read loaders of their own, but samples are divided."""
+    require(
+        not trainer.reload_dataloaders_every_n_epochs,
+        "reload_dataloaders_every_n_epochs requests loaders anew, but the samples of a client do not change in a run: leave it "
+        "out, or let clients read loaders of their own (client_loaders of Federated).",
+    )
+    require(
+        not is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True),
+        f"training_step of {type(model).__name__} takes dataloader_iter, which only clients with loaders of their own have: take "
+        "(batch, batch_idx), or give Federated client_loaders.",
+    )
 
 
 def _memory_sentence(error: torch.OutOfMemoryError) -> str:
@@ -247,8 +289,9 @@ def _attach(
     by_lightning = trainer.runner == "lightning" or (trainer.runner == "auto" and bool(changes_steps(model)))
     trainer.by_lightning = trainer.strategy.by_lightning = trainer.fitting and by_lightning
     trainer._data_connector._datahook_selector = _BatchHooks(model, datamodule)
+    trainer.fit_loop._combined_loader = None
     for loop in _evaluation_loops(trainer):
-        loop._combined_loader, loop._max_batches = None, []
+        loop._combined_loader, loop._max_batches, loop._data_source.instance = None, [], datamodule
         loop.gather = partial(gather_objects, trainer.fabric) if trainer.world_size > 1 else None
         loop.gather_tensors = partial(gather_tensors, trainer.fabric)
     trainer.predict_loop._combined_loader, trainer.predict_loop.max_batches = None, []

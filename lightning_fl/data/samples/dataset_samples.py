@@ -147,6 +147,11 @@ class DatasetSelection(Selection):
         """Number of samples."""
         return len(self._indices)
 
+    @property
+    def dataset(self) -> Subset:
+        """See `Selection.dataset`."""
+        return Subset(self._samples.source, self._indices.tolist())
+
     def batches(
         self, batch_size: int, generator: torch.Generator | None = None, share: Callable[[int], slice] | None = None
     ) -> Iterator[Any]:

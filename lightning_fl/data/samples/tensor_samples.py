@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from lightning_fl.data.users import Groups
 from lightning_fl.errors import require
@@ -42,6 +43,11 @@ class Selection(ABC):
             share: returns the rows of a batch, given its size, of which alone a batch consists, where several processes train
                 a client together; a batch without rows may be anything. Only given in this case.
         """
+
+    @property
+    def dataset(self) -> Subset | None:
+        """The samples as part of the data set from which they are read, unchanged; None if there is no such data set."""
+        return None
 
 
 class Samples(ABC):
@@ -278,6 +284,11 @@ class TensorSelection(Selection):
     def __len__(self) -> int:
         """Number of samples."""
         return len(self._indices)
+
+    @property
+    def dataset(self) -> Subset | None:
+        """See `Selection.dataset`."""
+        return None if self._samples.source is None else Subset(self._samples.source, self._indices.tolist())
 
     @staticmethod
     def join(selections: Sequence[Any]) -> TensorSelection | None:

@@ -1,0 +1,23 @@
+"""Errors about flags that `lightning.Trainer` refuses, too: whoever catches Lightning's exception also catches these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_fl.errors import UserError
+
+
+class MisconfigurationError(UserError, MisconfigurationException):
+    """Error in a flag of the user's; a `UserError`, and the exception that `lightning.Trainer` raises."""
+
+
+@contextmanager
+def misconfiguration() -> Iterator[None]:
+    """Raise a `UserError` of the block as a `MisconfigurationError`."""
+    try:
+        yield
+    except UserError as error:
+        raise MisconfigurationError(str(error)) from None
