@@ -14,11 +14,13 @@ from typing import Any, Literal
 from weakref import finalize
 
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
+from lightning_fl.checks import is_a
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
@@ -30,6 +32,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
+from lightning_fl.federation import follow_unfreezing
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
@@ -350,20 +353,21 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
         UserError: clients are to be fine-tuned, but the module has not exactly one optimiser.
     """
     flat_module, saved, data = trainer.active_module, trainer.evaluated, trainer.algorithm.arrange_data(trainer.data)
-    schedule, run, rates = _local_schedule(trainer, data), _new_run(flat_module), None
+    rates = trainer.learning_rates if saved.run is None and "run" in vars(trainer) else saved.learning_rates
+    follow_unfreezing.rebuild(flat_module, rates or {})
+    schedule, run = _local_schedule(trainer, data), _new_run(flat_module)
     if saved.run is not None:
         empty: dict[str, Any] = {"clients": {}, "client_memory": {}, "server": {}, "server_memory": {}}
         run.load_state_dict({**saved.run, **empty})
-        rates = saved.learning_rates
     elif "run" in vars(trainer):
         run.seed, run.round, run.mask, run.unpruned = (
             getattr(trainer.run, name) for name in ("seed", "round", "mask", "unpruned")
         )
-        rates = trainer.learning_rates
     for client, state in saved.states.items():
         run.clients[client] = state
     if trains and not flat_module.has_optimizer:
         _configure_optimizer(trainer)
+        follow_unfreezing.rebuild(flat_module, rates or {})  # the groups of its optimiser
         if rates is not None:
             flat_module.optimizer.schedules.load_state_dict(rates, run.round)
     context = RoundContext(run.layout, run.buffer_layout, data.num_clients, round=run.round, unpruned=run.unpruned)
@@ -440,7 +444,8 @@ def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> No
     steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
     flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
     by_sgd = trainer.client_optimizer == "sgd"
-    flat_module.configure_optimizer(flat_gradient or adds_up, by_sgd, gives_closures=trainer.by_lightning)
+    begins_frozen = any(is_a(callback, BaseFinetuning) for callback in trainer.callbacks)
+    flat_module.configure_optimizer(flat_gradient or adds_up, by_sgd, trainer.by_lightning, begins_frozen)
     trainer.strategy.adopt(flat_module.optimizer)
     stepper = next((part for part in steppers if part.own_step), None)
     if stepper is not None and not flat_module.optimizer.is_plain_sgd:

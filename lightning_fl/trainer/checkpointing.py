@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fl.checks import is_a
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.errors import UserError
-from lightning_fl.federation import follow_pruning
+from lightning_fl.federation import follow_pruning, follow_unfreezing
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
 from lightning_fl.outputs import checkpoint_file
@@ -86,7 +86,7 @@ def build_checkpoint(
             # A stop in the middle of a round comes again with that round.
             "stop": trainer.stop.state_dict() if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
-            "learning_rates": schedules.state_dict(),
+            "learning_rates": schedules.state_dict() | follow_unfreezing.as_saved(federation.flat_module),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
             "logged_rows": num_rows,
@@ -173,6 +173,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
     saved = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
     changes = changes_since(trainer, checkpoint, path)
     saved["run"] = read_states(saved["run"], Path(path))
+    follow_unfreezing.rebuild(federation.flat_module, saved["learning_rates"], federation)
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"], saved["run"]["round"])
