@@ -188,9 +188,24 @@ def _replace_trainer() -> None:
         def predict(self, model: Any = None, dataloaders: Any = None, datamodule: Any = None, **others: Any) -> Any:
             return self._run_on("predict", "predict", model, dataloaders, datamodule, others)
 
+    class Shown(dict[str, Any]):
+        """Metrics without the columns of a federation; what a callback writes reaches the trainer, as in Lightning."""
+
+        def __init__(self, metrics: dict[str, Any]) -> None:
+            super().__init__({key: x for key, x in metrics.items() if not key.startswith(own_columns)})
+            self.metrics = metrics
+
+        def __setitem__(self, key: str, value: Any) -> None:
+            super().__setitem__(key, value)
+            self.metrics[key] = value
+
+        def update(self, *given: Any, **named: Any) -> None:
+            super().update(*given, **named)
+            self.metrics.update(*given, **named)
+
     def without_own_columns(name: str) -> Any:
         read = getattr(FederatedTrainer, name).fget
-        return property(lambda self: {key: x for key, x in read(self).items() if not key.startswith(own_columns)})
+        return property(lambda self: Shown(read(self)))
 
     for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
         setattr(Trainer, name, without_own_columns(name))

@@ -188,7 +188,10 @@ ROWS = {  # the tests by the row's first words
     ],
     "`StochasticWeightAveraging` of": [(STOCK, "test_averages_that_need_one_more_epoch_are_refused")],
     "`BackboneFinetuning`": [(UNFREEZING, "test_one_client_with_all_samples_trains_as_with_lightning")],
-    "`BatchSizeFinder`": [(FACE, "test_callbacks_that_need_a_stock_trainer_are_refused")],
+    "a `Timer` beside": [(FACE, "test_a_timer_among_the_callbacks_replaces_max_time")],
+    "callbacks that you put": [(FACE, "test_the_list_of_callbacks_is_the_users")],
+    "`BatchSizeFinder`": [(FACE, "test_the_tuner_is_refused_and_helps_beside_a_federation")],
+    "`ModelPruning` (use": [(FACE, "test_callbacks_that_need_a_stock_trainer_are_refused")],
     # data
     "its hooks:": [(BATCHES, "test_hooks_of_the_data_module"), (HOOKS, "test_hooks_come_in_the_same_order")],
     "its attributes": [(WRAPPED, "test_attributes_of_the_data_module_are_found")],

@@ -41,9 +41,10 @@ PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 STRATEGIES = ("auto", "ddp")
 SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
-    BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size",
+    BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size, or use "
+    "Lightning's Tuner with a lightning.Trainer",
     LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
-    "with different model.learning_rate",
+    "with different model.learning_rate, or use Lightning's Tuner with a lightning.Trainer",
     ModelPruning: "gives pruned parameters other names between rounds, and resets them to their first values, which clients that "
     "are trained at once and resumed runs do not follow: use lightning_fl.callbacks.MagnitudePruning",
     SpikeDetection: "compares the losses of successive steps, which in a federation belong to different clients: "

@@ -37,6 +37,7 @@ from lightning_fl.outputs.plan import Plan
 from lightning_fl.privacy import ClientPrivacy
 from lightning_fl.processes import gather_objects
 from lightning_fl.state.run_state import Run
+from lightning_fl.trainer.callback_list import CallbackList
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.needed_resources import (
@@ -291,8 +292,8 @@ def _stage(trainer: TrainerInterface) -> Any:
         if name in ("run", "hooks", "reservation", "datamodule") or name.endswith(("_loop", "_connector")):
             del vars(stage)[name]
     stage.state = TrainerState()
-    stage.given_callbacks = [deepcopy(each) for each in trainer.given_callbacks if isinstance(each, CHANGES_COSTS)]
-    stage.callbacks = stage.given_callbacks
+    callbacks = [deepcopy(each) for each in trainer.given_callbacks if isinstance(each, CHANGES_COSTS)]
+    stage.callback_list = CallbackList(callbacks, None, trainer.default_root_dir)
     stage.loggers, stage.timer, stage.profiler = [], None, SimpleProfiler()
     stage.enable_checkpointing = stage.enable_progress_bar = stage.enable_model_summary = False
     stage.num_sanity_val_steps, stage.log_every_n_rounds, stage.min_rounds = 0, 1, None
