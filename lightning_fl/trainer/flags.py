@@ -37,7 +37,7 @@ from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.processes import launch
 from lightning_fl.switches.float32 import PRECISIONS
-from lightning_fl.trainer.callback_list import CallbackList
+from lightning_fl.trainer.callback_list import CallbackList, require_no_tuner
 from lightning_fl.trainer.fabric_strategy import FabricStrategy, lightning_flags, without_infos
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
@@ -343,6 +343,21 @@ class TrainerFlags(Trainer, ABC):
         self.test_loop = EvaluationLoop(self, "test", self.inference_mode)
         self.predict_loop = PredictionLoop(self, self.inference_mode)
         self.fit_loop = self._loop_of_rounds()
+
+    @property
+    def callbacks(self) -> list[Callback]:  # type: ignore[override]
+        """The callbacks; a fit, validation, test or prediction adds those of module and algorithm."""
+        return self.callback_list.present
+
+    @callbacks.setter
+    def callbacks(self, callbacks: list[Callback]) -> None:
+        require_no_tuner(callbacks)
+        self.callback_list.present = callbacks
+
+    @property
+    def given_callbacks(self) -> list[Callback]:
+        """The user's callbacks."""
+        return self.callback_list.given
 
     @abstractmethod
     def _loop_of_rounds(self) -> Any:

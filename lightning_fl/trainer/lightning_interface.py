@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -25,7 +25,6 @@ from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.settings.settings import RunSettings
 from lightning_fl.state.run_state import Run
 from lightning_fl.state.saved_states import LoadedRun
-from lightning_fl.trainer.callback_list import require_no_tuner
 from lightning_fl.trainer.flags import TrainerFlags
 from lightning_fl.trainer.stops import Stop, stop_of
 
@@ -189,21 +188,6 @@ class TrainerInterface(TrainerFlags):
     def log_dir(self) -> str:
         """The run's folder."""
         return self.default_root_dir
-
-    @property
-    def callbacks(self) -> list[Callback]:
-        """The callbacks; a fit, validation, test or prediction adds those of module and algorithm."""
-        return self.callback_list.present
-
-    @callbacks.setter
-    def callbacks(self, callbacks: list[Callback]) -> None:
-        require_no_tuner(callbacks)
-        self.callback_list.present = callbacks
-
-    @property
-    def given_callbacks(self) -> list[Callback]:
-        """The user's callbacks."""
-        return self.callback_list.given
 
     @property
     def progress_bar_callback(self) -> ProgressBar | None:

@@ -13,10 +13,11 @@ from roster import COVERING, ROSTER
 from test_follow_pruning import with_client_states
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Perceptron, federation, samples
+from toys import Perceptron, Pruning, federation, samples
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBuff, FedProx
+from lightning_fl.callbacks import MagnitudePruning
 
 SHAPES = {"hidden.weight": (4, 3), "hidden.bias": (4,), "output.weight": (2, 4), "output.bias": (2,)}
 
@@ -131,6 +132,33 @@ def test_resumed_runs_go_on_with_the_layers_and_groups_of_callbacks(
 ) -> None:
     configure = plain_head if algorithm is SCAFFOLD else falling_head
     resumed_like_whole(make_trainer, tmp_path, partial(Thawed, configure=configure), algorithm=algorithm, stop=stop)
+
+
+class Changing(Perceptron):
+    """Perceptron that lets one layer train, and freezes the other, in round 1, and is pruned in round 2."""
+
+    def __init__(self, freezes: str) -> None:
+        super().__init__()
+        self.freezes = getattr(self, freezes)
+        self.unfreezes = self.output if self.freezes is self.hidden else self.hidden
+        self.unfreezes.requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.freezes.requires_grad_(False)
+            self.unfreezes.requires_grad_(True)
+
+
+@pytest.mark.parametrize("pruning", [Pruning(when=2), MagnitudePruning(0.5, prune_epoch=2)], ids=["units", "mask"])
+@pytest.mark.parametrize("freezes", ["hidden", "output"])
+def test_layers_that_change_follow_a_pruning(
+    freezes: str, pruning: Callback, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    module, trainer = resumed_like_whole(
+        make_trainer, tmp_path, partial(Changing, freezes), algorithm=SCAFFOLD, stop=3, callbacks=pruning
+    )
+    assert trainer.run.layout.names == tuple(SHAPES)
+    assert module.freezes.weight.requires_grad is False
 
 
 class Backbone(Perceptron):

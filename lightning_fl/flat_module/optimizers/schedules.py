@@ -68,6 +68,7 @@ class Schedules:
         self._advance = advance or _advance
         self._optimizer = optimizer
         self._groups = list(optimizer.param_groups)
+        self._client: list[Options] = []
         self._present: dict[str, Any] | None = None
         self._step_schedulers = [config for config in configs if config.interval == "step"]
         self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._step_schedulers]
