@@ -23,8 +23,11 @@ KEY = "trainable"
 """Key in the saved learning rates of a run."""
 
 
-def follow(federation: Federation) -> None:
+def follow(federation: Federation) -> bool:
     """Adapt the federation to what callbacks and hooks have unfrozen, and to their groups of the optimiser, since the last call.
+
+    Returns:
+        True if clients train more parameters than before.
 
     Raises:
         UserError: an unfrozen parameter is personal to each client, or a state cannot follow.
@@ -32,7 +35,7 @@ def follow(federation: Federation) -> None:
     flat_module, run, method = federation.flat_module, federation.run, federation.algorithm
     unfrozen = flat_module.unfrozen
     if not unfrozen and not flat_module.optimizer.has_other_groups:
-        return
+        return False
     what = f"lets {unfrozen[0]} train" if unfrozen else "changes the groups of the optimizer"
     require(
         method.pace is None,
@@ -48,7 +51,7 @@ def follow(federation: Federation) -> None:
         )
     flat_module.lay_out_anew(unfrozen)
     if not unfrozen:
-        return
+        return False
     federation.prunings = zlib.crc32(repr(unfrozen).encode(), federation.prunings)
     steps = dict(zip(method.step_names(), method.steps, strict=True))
     run.grow(flat_module.layout, flat_module.params, method.rule, steps, method.name)
@@ -56,6 +59,7 @@ def follow(federation: Federation) -> None:
         flat_module.fabric.barrier()  # wait: one process of a machine writes the state files that the others read
     federation.network = replace(federation.network, groups=groups_of(flat_module))
     method.check(federation.context, federation.server, federation.population.cohort_size)
+    return True
 
 
 def as_saved(flat_module: FlatModule) -> dict[str, Any]:

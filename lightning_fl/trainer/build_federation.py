@@ -25,6 +25,7 @@ from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_run
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.serial import serial
 from lightning_fl.communication import ClientClock
 from lightning_fl.communication.availability import Availability
 from lightning_fl.communication.messages import RoundObserver
@@ -475,6 +476,25 @@ def build_runner(
     flat_module = federation.flat_module
     runner = choose_runner(wanted, clients_at_once, flat_module, job, federation.data, work, share)
     return agreed_runner(gather_objects(flat_module.fabric, describe_runner(runner)))
+
+
+def try_runner_again(trainer: TrainerInterface, federation: Federation) -> None:
+    """Let clients train one after the other from now on if they were stacked, and more parameters train than a stack can.
+
+    Raises:
+        UserError: the flag asks for the runner `stacked`.
+    """
+    runner = describe_runner(federation.runner)
+    if runner["wanted"] != "stacked":
+        return
+    try:
+        federation.runner = build_runner(federation, **runner)
+    except UserError as error:
+        if trainer.runner == "stacked":
+            raise
+        rank_zero_info(f"Clients train one after the other from now on: {error}")
+        federation.runner = serial
+    trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
 
 
 def _work_of_a_step(network: Network, data: FederatedDataModule) -> int | None:

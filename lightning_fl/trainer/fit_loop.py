@@ -36,7 +36,7 @@ from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
-from lightning_fl.trainer.build_federation import assemble, keep_client_states
+from lightning_fl.trainer.build_federation import assemble, keep_client_states, try_runner_again
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -77,7 +77,7 @@ class FitLoop(StockFitLoop):
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
-        self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
+        self._knows_metrics = self._says_repeated = self._says_it_goes_on = self._has_grown = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
 
@@ -374,12 +374,15 @@ class FitLoop(StockFitLoop):
                 views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
+        if self._has_grown:
+            self._has_grown = False
+            try_runner_again(self.trainer, self.federation)
         self.federation.charge_queries()
 
     def _follow_module(self) -> None:
         """Adapt the federation to what callbacks have pruned and unfrozen."""
         follow_pruning.follow(self.federation)
-        follow_unfreezing.follow(self.federation)
+        self._has_grown |= follow_unfreezing.follow(self.federation)
 
     def _log(self, record: dict[str, float]) -> None:
         """Send one row to every logger."""

@@ -11,13 +11,14 @@ from compared_runs import MakeTrainer, equal_states, resumed_like_whole
 from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning, Callback, LearningRateMonitor
 from roster import COVERING, ROSTER
 from test_follow_pruning import with_client_states
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Perceptron, Pruning, federation, samples
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.clients.choose_runner import describe_runner
 
 SHAPES = {"hidden.weight": (4, 3), "hidden.bias": (4,), "output.weight": (2, 4), "output.bias": (2,)}
 
@@ -183,6 +184,39 @@ def test_one_client_with_all_samples_trains_as_with_lightning(
     trainer.fit(module, data)
     torch.testing.assert_close(module.state_dict(), stock.state_dict())
     assert trainer.run.ledger.total_bits["up"]["model"] == 32 * (2 * 10 + 4 * 26)
+
+
+class Padded(Perceptron):
+    """Perceptron with an embedding that trains from round 1 on, except for the row of the padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 3, padding_idx=0).requires_grad_(False)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return super().loss((x + self.words((x[:, 0] > 0).long()), y))
+
+    def on_train_epoch_start(self) -> None:
+        self.words.requires_grad_(self.current_epoch > 0)
+
+
+def test_clients_leave_a_stack_that_cannot_train_an_unfrozen_layer(make_trainer: MakeTrainer) -> None:
+    data, runners, modules = federation(sizes=(4,) * 12), [], [Padded()]
+    modules.append(copy.deepcopy(modules[0]))
+
+    class Watches(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            runners.append(describe_runner(trainer.fit_loop.federation.runner)["wanted"])
+
+    for runner, module in zip(("serial", "auto"), modules, strict=True):
+        make_trainer(runner=runner, clients_per_round=12, max_rounds=3, callbacks=Watches()).fit(module, data)
+        assert not module.words.weight[0].any()
+        assert module.words.weight[1].abs().sum() > 0
+    assert runners == ["serial"] * 3 + ["stacked", "serial", "serial"]
+    torch.testing.assert_close(modules[0].state_dict(), modules[1].state_dict())
+    with pytest.raises(UserError, match="row of an embedding's padding_idx"):
+        make_trainer(runner="stacked").fit(Padded(), data)
 
 
 def test_what_no_state_of_the_run_could_follow_is_refused(make_trainer: MakeTrainer) -> None:
