@@ -345,7 +345,7 @@ class TrainerFlags(Trainer, ABC):
         self.fit_loop = self._loop_of_rounds()
 
     @property
-    def callbacks(self) -> list[Callback]:  # type: ignore[override]
+    def callbacks(self) -> list[Callback]:
         """The callbacks; a fit, validation, test or prediction adds those of module and algorithm."""
         return self.callback_list.present
 
