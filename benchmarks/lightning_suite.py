@@ -204,13 +204,28 @@ def _replace_trainer() -> None:
         def predict(self, model: Any = None, dataloaders: Any = None, datamodule: Any = None, **others: Any) -> Any:
             return self._run_on("predict", "predict", model, dataloaders, datamodule, others)
 
+    class Shown(dict[str, Any]):
+        """Metrics without the columns of a federation; what a callback writes reaches the trainer, as in Lightning."""
+
+        def __init__(self, metrics: dict[str, Any], own: list[str]) -> None:
+            super().__init__({key: x for key, x in metrics.items() if key not in own})
+            self.metrics = metrics
+
+        def __setitem__(self, key: str, value: Any) -> None:
+            super().__setitem__(key, value)
+            self.metrics[key] = value
+
+        def update(self, *given: Any, **named: Any) -> None:
+            super().update(*given, **named)
+            self.metrics.update(*given, **named)
+
     def without_own_columns(name: str) -> Any:
         def shown(self: Any) -> Any:
             values = getattr(FederatedTrainer, name).fget(self)
             own = [key for key in values if key.startswith(own_columns)]
             if name == "logged_metrics":  # in which a value on step and on epoch has its own name beside Lightning's
                 own += [key for key in values if "{}_epoch{}{}".format(*key.partition("/dataloader_idx")) in values]
-            return {key: x for key, x in values.items() if key not in own} if own else values
+            return Shown(values, own)
 
         return property(shown)
 

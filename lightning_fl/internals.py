@@ -4,6 +4,8 @@ Lightning does not promise these names, so that a new version may change them: t
 `tests/test_internals.py` says whether the installed version has them all; 2.6.6 has.
 """
 
+from typing import Any
+
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher as MultiProcessingLauncher
 from lightning.pytorch.core.optimizer import _configure_optimizers as configured_optimizers
 from lightning.pytorch.core.optimizer import _configure_schedulers_automatic_opt as configured_schedulers
@@ -49,6 +51,7 @@ __all__ = [
     "configured_optimizers",
     "configured_schedulers",
     "data_fetcher_for",
+    "is_of_tuner",
     "processed_loader",
     "read_in_order",
     "requested_loader",
@@ -101,3 +104,8 @@ METHODS: dict[type, tuple[str, ...]] = {
     ResultCollection: ("_forked_name", "_get_cache"),
 }
 """Methods of Lightning's classes that the package calls or replaces."""
+
+
+def is_of_tuner(callback: Any) -> bool:
+    """True if Lightning's Tuner has made this callback, which ends a fit once it has found what it looks for."""
+    return getattr(callback, "_early_exit", False) is True

@@ -199,17 +199,17 @@ def checksum(vector: Tensor) -> int:
 
 
 def check_agreement(prunings: Sequence[int]) -> None:
-    """Check that all processes have pruned their modules equally.
+    """Check that all processes have pruned and unfrozen their modules equally.
 
     Args:
-        prunings: checksum of the prunings of each process.
+        prunings: checksum of the prunings and unfreezings of each process.
 
     Raises:
         UserError: they have not.
     """
     require(
         len(set(prunings)) == 1,
-        "the processes have pruned their models differently: a callback must prune the same in each, so its choice must "
+        "the processes have pruned or unfrozen their models differently: a callback must do the same in each, so its choice must "
         "not depend on a random number or on samples that only one of them has.",
     )
 

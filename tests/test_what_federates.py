@@ -14,6 +14,7 @@ BUFFERS = "flat_module/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
+UNFREEZING = "federation/test_follow_unfreezing.py"
 MANUAL = "flat_module/test_manual_optimization.py"
 LIGHTNING, OWN_LOADERS = "trainer/test_lightning_runner.py", "trainer/test_own_loaders.py"
 CONTRACT = "evaluation/test_lightnings_contract.py"
@@ -89,7 +90,15 @@ ROWS = {  # the tests by the row's first words
     "parameters that a hook freezes": [
         ("flat_module/test_missing_gradients.py", "test_a_layer_that_a_hook_freezes_stays_as_it_is")
     ],
-    "parameters that a hook unfreezes": [(FLAT, "test_what_no_message_would_carry_does_not_train")],
+    "parameters that a hook or callback unfreezes": [
+        (UNFREEZING, "test_goes_on_as_a_run_whose_states_were_extended_by_hand"),
+        (UNFREEZING, "test_resumed_runs_go_on_with_the_layers_and_groups_of_callbacks"),
+    ],
+    "the same with methods": [
+        (UNFREEZING, "test_methods_whose_states_cannot_follow_refuse_by_name"),
+        (UNFREEZING, "test_what_no_state_of_the_run_could_follow_is_refused"),
+    ],
+    "parameters that are the optimiser's": [(FLAT, "test_what_no_message_would_carry_does_not_train")],
     "a step in which a parameter has no gradient": [
         ("flat_module/test_missing_gradients.py", "test_one_client_makes_the_steps_of_lightning"),
         ("flat_module/test_missing_gradients.py", "test_a_stack_makes_the_same_steps_or_refuses"),
@@ -190,7 +199,11 @@ ROWS = {  # the tests by the row's first words
         (STOCK, "test_stochastic_weight_averaging_is_that_of_a_stock_trainer"),
     ],
     "`StochasticWeightAveraging` of": [(STOCK, "test_averages_that_need_one_more_epoch_are_refused")],
-    "`BackboneFinetuning`": [(FACE, "test_callbacks_that_need_a_stock_trainer_are_refused")],
+    "`BackboneFinetuning`": [(UNFREEZING, "test_one_client_with_all_samples_trains_as_with_lightning")],
+    "a `Timer` beside": [(FACE, "test_a_timer_among_the_callbacks_replaces_max_time")],
+    "callbacks that you put": [(FACE, "test_the_list_of_callbacks_is_the_users")],
+    "`BatchSizeFinder`": [(FACE, "test_the_tuner_is_refused_and_helps_beside_a_federation")],
+    "`ModelPruning` (use": [(FACE, "test_callbacks_that_need_a_stock_trainer_are_refused")],
     # data
     "its hooks:": [(BATCHES, "test_hooks_of_the_data_module"), (HOOKS, "test_hooks_come_in_the_same_order")],
     "its attributes": [(WRAPPED, "test_attributes_of_the_data_module_are_found")],

@@ -103,9 +103,17 @@ def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
     if shapes == wanted:
         return []
     missing = _saved_plans(checkpoint)[len(plans_of(module)) :]
+    first_names = _first_names(module)
     for plan in missing:
-        shapes = {name: _cut_shape(name, shape, plan) for name, shape in shapes.items()}
+        shapes = {name: _cut_shape(first_names.get(name, name), shape, plan) for name, shape in shapes.items()}
     return missing if shapes == wanted else []
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name, which plans use, of each parameter and buffer; tied ones have several."""
+    firsts: dict[int, str] = {}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: firsts.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def _saved_plans(checkpoint: dict[str, Any]) -> list[Plan]:

@@ -84,7 +84,7 @@ class Federation:
         attackers: lets clients attack; None if nobody does.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
-        prunings: checksum of the prunings of the module in this process since the run began or was resumed.
+        prunings: checksum of the prunings and unfreezings of the module in this process since the run began or was resumed.
         most_setup_steps: optimiser steps of each training of clients before the first round at most; None for all.
         setup_steps_left_out: steps that `most_setup_steps` has left out.
     """

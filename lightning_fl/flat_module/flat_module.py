@@ -54,6 +54,7 @@ class FlatModule:
         personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
         reads_gradient: True if gradients are gathered in `gradient`.
         own_parts: the module and its parts, without torch's own layers, whose attributes no training changes.
+        trained_at_first: names of the parameters that needed a gradient when the module was bound.
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
         progress: progress of the present local training; None between trainings.
@@ -80,6 +81,8 @@ class FlatModule:
         self._channels_last = channels_last
         self._personal_names = frozenset(personal)
         self._is_released = False
+        self.trained_at_first = trainable_names(module)
+        self._trained = self.trained_at_first
         self._lay_out()
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.progress: LocalProgress | None = None
@@ -95,10 +98,10 @@ class FlatModule:
         check_sizes(self.module)
         self._plans = plans_of(self.module)
         self.own_parts = [part for part in self.module.modules() if not type(part).__module__.startswith("torch.nn.")]
-        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        named = {name: p for name, p in self.module.named_parameters() if name in self._trained}
         trainable = {name: p for name, p in named.items() if name not in self._personal_names}
         self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
-        self._frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        self._frozen = {name: p for name, p in self.module.named_parameters() if name not in named}
         dtype = common_dtype(named)
         self.layout = Layout.of(trainable)
         self.params = bind(self.layout, trainable, dtype, self.fabric.device)
@@ -125,14 +128,10 @@ class FlatModule:
         self.personal_buffers = ModuleBuffers(personal, *bound)
         self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
 
-    def require_frozen(self) -> None:
-        """Raise `UserError` if a parameter has begun to train since the module was laid out, which no message would carry."""
-        for name, parameter in self._frozen.items():
-            require(
-                not parameter.requires_grad,
-                f"{type(self.module).__name__} unfreezes {name} after the run has begun, but clients send what trains at its "
-                "beginning: set requires_grad in __init__ or configure_model, or begin another run from model.ckpt.",
-            )
+    @property
+    def unfrozen(self) -> list[str]:
+        """Names of parameters that have begun to train since the module was laid out, so that no message carries them yet."""
+        return [name for name, parameter in self._frozen.items() if parameter.requires_grad]
 
     @property
     def newly_frozen(self) -> list[slice]:
@@ -192,32 +191,38 @@ class FlatModule:
         """True if the module's parameters are views of vectors of this layout."""
         return self.layout == layout and not self.new_plans
 
-    def lay_out_anew(self) -> None:
-        """Bind a pruned module, with its current values, to shorter vectors, and its optimiser to them."""
+    def lay_out_anew(self, unfrozen: Collection[str] = ()) -> None:
+        """Bind a module that is pruned, or trains more, with its current values to other vectors, and its optimiser to them.
+
+        Args:
+            unfrozen: names of parameters that train from now on.
+        """
         plans = self.new_plans
-        pieces.BLOCKS.release()  # memory of the longer vectors
+        pieces.BLOCKS.release()  # memory of the present vectors
+        self._trained |= set(unfrozen)
         self._lay_out()
         if self.has_optimizer:
             self.optimizer.follow(plans, self.layout)
+            self._make_personal_optimizer()
             self.bind_optimizer()
 
     def configure_optimizer(
-        self, flat_gradient: bool, by_plain_sgd: bool = False, gives_closures: bool = False
+        self,
+        flat_gradient: bool,
+        by_plain_sgd: bool = False,
+        gives_closures: bool = False,
+        begins_frozen: bool = False,
     ) -> None:
         """Set up the module's optimiser, or plain SGD at its learning rates.
 
-        With `flat_gradient`, every gradient is a view of `gradient`; with `gives_closures`, steps get a closure.
+        With `flat_gradient`, every gradient is a view of `gradient`; with `gives_closures`, steps get a closure; with
+        `begins_frozen`, callbacks may unfreeze the first parameter.
 
         Raises:
             UserError: nothing is left to train together, there is not exactly one optimiser, or it lacks a personal parameter.
         """
-        if not self.parameters:
-            require(
-                not self.personal_leaves,
-                f"clients own all trainable parameters of {type(self.module).__name__}, so that none is left to federate: let "
-                "personal name fewer of them, or train each client alone, with LocalOnly.",
-            )
-            raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
+        if not begins_frozen:
+            self.require_trained()
         check_real(self.module)
         self.reads_gradient = flat_gradient
         if self.is_manual:
@@ -231,9 +236,22 @@ class FlatModule:
                 f"{name!r} is personal to each client, but configure_optimizers of {type(self.module).__name__} does not train "
                 "it: pass all of self.parameters() to the optimizer.",
             )
+        self._make_personal_optimizer()
+        self.bind_optimizer()
+
+    def require_trained(self) -> None:
+        """Raise `UserError` if nothing is left to train together."""
+        if not self.parameters:
+            require(
+                not self.personal_leaves,
+                f"clients own all trainable parameters of {type(self.module).__name__}, so that none is left to federate: let "
+                "personal name fewer of them, or train each client alone, with LocalOnly.",
+            )
+            raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
+
+    def _make_personal_optimizer(self) -> None:
         source: Any = self.optimizer.optimizer
         self.personal_optimizer = PersonalOptimizer(source, self.optimizer.personal_names)
-        self.bind_optimizer()
 
     def bind_optimizer(self) -> None:
         """Make the optimiser step this module, but only parameters that have had a gradient in the training that begins."""
@@ -553,6 +571,11 @@ def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str,
         return copies[same]
 
     return {name: copied(name, value) for name, value in module.state_dict().items()}
+
+
+def trainable_names(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that need a gradient."""
+    return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
 def _stay() -> None:

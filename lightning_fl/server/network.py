@@ -37,5 +37,11 @@ class Network:
         if not data.reads_own_loaders:
             macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)
         flat_module.load(*model)
-        groups = layer_groups(flat_module.module, without=flat_module.personal_layout.names)
-        return cls(groups, sum(parameter.numel() for parameter in flat_module.module.parameters()), macs)
+        return cls(
+            groups_of(flat_module), sum(parameter.numel() for parameter in flat_module.module.parameters()), macs
+        )
+
+
+def groups_of(flat_module: FlatModule) -> tuple[Group, ...]:
+    """Return the layers of the module, without personal parameters; parameters that it has frozen in the run are still sent."""
+    return layer_groups(flat_module.module, flat_module.personal_layout.names, frozen_since=flat_module.layout.names)

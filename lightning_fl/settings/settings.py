@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -134,7 +134,8 @@ def _as_settings(value: Any, changeable: bool) -> tuple[Any, list[tuple[str, Any
         return [type(item).__name__ for item in value], settings
     declared = getattr(value, "changeable", None)
     settings = [
-        (name, inner, changeable if declared is None else name in declared) for name, inner in _settings_in(value)
+        (name, inner, name in declared if isinstance(declared, Collection) else changeable)
+        for name, inner in _settings_in(value)
     ]
     return type(value).__name__, settings
 
@@ -150,7 +151,13 @@ def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Part | FederatedDataModule) or is_dataclass(value):
         yield from ((name, getattr(value, name)) for name in parameters_of(type(value)) if hasattr(value, name))
     else:  # a LightningDataModule under `Federated`
-        yield from getattr(value, "hparams", {}).items()
+        yield from hyper_parameters(value).items()
+
+
+def hyper_parameters(value: Any) -> Mapping[str, Any]:
+    """Return the hyper-parameters of a LightningModule or LightningDataModule; {} of another object."""
+    hparams = getattr(value, "hparams", None)
+    return hparams if isinstance(hparams, Mapping) else {}  # a mock has an attribute of every name
 
 
 def kept_arguments(callback: Callback) -> dict[str, Any]:

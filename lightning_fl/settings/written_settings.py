@@ -20,7 +20,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import Remembering, is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.run_folder import UNKNOWN
-from lightning_fl.settings.settings import UNKEPT, kept_arguments, walk
+from lightning_fl.settings.settings import UNKEPT, hyper_parameters, kept_arguments, walk
 from lightning_fl.slots import Part
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
@@ -98,7 +98,7 @@ def _arguments(value: Any) -> dict[str, Any]:
         parameters = parameters_of(type(value))
     except (TypeError, ValueError):  # of a class written in C
         return {"settings": UNKNOWN}
-    arguments = dict(getattr(value, "hparams", {}))
+    arguments = dict(hyper_parameters(value))
     attributes = getattr(value, "__dict__", {})
     attributes = attributes | attributes.get("_modules", {})
     if is_a(value, Callback):

@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fl.codecs.error_feedback import RESIDUAL
 from lightning_fl.communication.ledger import Bits, Ledger
 from lightning_fl.communication.link import Link
 from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
-from lightning_fl.slots import Rule, State
+from lightning_fl.slots import Rule, State, Step
 from lightning_fl.state.arrivals import Arrival
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.state.staging import StagedStates, Staging
+from lightning_fl.vectors.growth import Growth
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.personal import PERSONAL, initially_owned
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
@@ -299,6 +301,42 @@ class Run:
         for states_by_client in (self.clients, self.client_memory):
             for client in list(states_by_client):
                 states_by_client[client] = pruning_map.state(states_by_client[client])
+
+    def grow(self, layout: Layout, params: Tensor, rule: Rule, steps: Mapping[str, Step], method: str) -> None:
+        """Let more of the network's parameters train, with their present values; nothing changes if a state cannot follow.
+
+        Args:
+            layout: layout with the new parameters.
+            params: module's present parameters (d',), of which the values of the new ones are read.
+            rule: rule of the clients.
+            steps: server steps by the keys of their states.
+            method: name of the method, for the error.
+
+        Raises:
+            UserError: nothing says with which value a state begins for the new parameters.
+        """
+        growth = Growth.between(self.layout, layout, self.buffer_layout)
+        params = growth.vector(self.params, params)
+
+        def memory(state: State, where: str) -> State:
+            first = {name: torch.zeros_like(params) for name in state if RESIDUAL in name}
+            return growth.state(state, first, f"the codec of {method}'s {where}")
+
+        server = {
+            key: growth.state(state, steps[key].init(params), f"{method}'s step {type(steps[key]).__name__}")
+            for key, state in self.server.items()
+        }
+        server_memory, attack = memory(self.server_memory, "downlink"), growth.state(self.attack, {"model": params}, "")
+        first, client_of = rule.init(params.cpu()), f"each client of {method}"
+        states = [(client, growth.state(self.clients[client], first, client_of)) for client in list(self.clients)]
+        memories = [(client, memory(self.client_memory[client], "uplink")) for client in list(self.client_memory)]
+        for states_by_client, grown in ((self.clients, states), (self.client_memory, memories)):
+            for client, state in grown:
+                states_by_client[client] = state
+        self.layout, self.params, self.server = layout, params, server
+        self.server_memory, self.attack = server_memory, attack
+        if self.mask is not None:
+            self._prune_to(growth.vector(self.mask, torch.ones_like(params)))
 
     def first_state(self, rule: Rule, received: Tensor) -> State:
         """Return a client's first state: that of the rule, and what the client owns."""

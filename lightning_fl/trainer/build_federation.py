@@ -14,15 +14,18 @@ from typing import Any, Literal
 from weakref import finalize
 
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
+from lightning_fl.checks import is_a
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.serial import serial
 from lightning_fl.communication import ClientClock
 from lightning_fl.communication.availability import Availability
 from lightning_fl.communication.messages import RoundObserver
@@ -30,6 +33,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
+from lightning_fl.federation import follow_unfreezing
 from lightning_fl.federation.attackers import Attackers
 from lightning_fl.federation.client_devices import ClientDevices
 from lightning_fl.federation.follow_pruning import require_prunable
@@ -359,20 +363,21 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
         UserError: clients are to be fine-tuned, but the module has not exactly one optimiser.
     """
     flat_module, saved, data = trainer.active_module, trainer.evaluated, trainer.algorithm.arrange_data(trainer.data)
-    schedule, run, rates = _local_schedule(trainer, data), _new_run(flat_module), None
+    rates = trainer.learning_rates if saved.run is None and "run" in vars(trainer) else saved.learning_rates
+    follow_unfreezing.rebuild(flat_module, rates or {})
+    schedule, run = _local_schedule(trainer, data), _new_run(flat_module)
     if saved.run is not None:
         empty: dict[str, Any] = {"clients": {}, "client_memory": {}, "server": {}, "server_memory": {}}
         run.load_state_dict({**saved.run, **empty})
-        rates = saved.learning_rates
     elif "run" in vars(trainer):
         run.seed, run.round, run.mask, run.unpruned = (
             getattr(trainer.run, name) for name in ("seed", "round", "mask", "unpruned")
         )
-        rates = trainer.learning_rates
     for client, state in saved.states.items():
         run.clients[client] = state
     if trains and not flat_module.has_optimizer:
         _configure_optimizer(trainer)
+        follow_unfreezing.rebuild(flat_module, rates or {})  # the groups of its optimiser
         if rates is not None:
             flat_module.optimizer.schedules.load_state_dict(rates, run.round)
     num_clients = int((data.client_sizes > 0).sum())
@@ -450,7 +455,8 @@ def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> No
     steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
     flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
     by_sgd = trainer.client_optimizer == "sgd"
-    flat_module.configure_optimizer(flat_gradient or adds_up, by_sgd, gives_closures=trainer.by_lightning)
+    begins_frozen = any(is_a(callback, BaseFinetuning) for callback in trainer.callbacks)
+    flat_module.configure_optimizer(flat_gradient or adds_up, by_sgd, trainer.by_lightning, begins_frozen)
     trainer.strategy.adopt(flat_module.optimizer)
     stepper = next((part for part in steppers if part.own_step), None)
     if stepper is not None and not flat_module.optimizer.is_plain_sgd:
@@ -480,6 +486,25 @@ def build_runner(
     flat_module = federation.flat_module
     runner = choose_runner(wanted, clients_at_once, flat_module, job, federation.data, work, share)
     return agreed_runner(gather_objects(flat_module.fabric, describe_runner(runner)))
+
+
+def try_runner_again(trainer: TrainerInterface, federation: Federation) -> None:
+    """Let clients train one after the other from now on if they were stacked, and more parameters train than a stack can.
+
+    Raises:
+        UserError: the flag asks for the runner `stacked`.
+    """
+    runner = describe_runner(federation.runner)
+    if runner["wanted"] != "stacked":
+        return
+    try:
+        federation.runner = build_runner(federation, **runner)
+    except UserError as error:
+        if trainer.runner == "stacked":
+            raise
+        rank_zero_info(f"Clients train one after the other from now on: {error}")
+        federation.runner = serial
+    trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
 
 
 def _work_of_a_step(network: Network, data: FederatedDataModule) -> int | None:

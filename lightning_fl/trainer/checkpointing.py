@@ -20,7 +20,7 @@ from lightning_fl.checks import is_a
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
-from lightning_fl.federation import follow_pruning
+from lightning_fl.federation import follow_pruning, follow_unfreezing
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
 from lightning_fl.internals import call
@@ -93,7 +93,7 @@ def build_checkpoint(
             # A stop in the middle of a round comes again with that round.
             "stop": trainer.stop.state_dict() if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
-            "learning_rates": schedules.state_dict(),
+            "learning_rates": schedules.state_dict() | follow_unfreezing.as_saved(federation.flat_module),
             "batches": trainer.fit_loop.num_logged_batches,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
@@ -187,6 +187,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
     saved = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
     changes = changes_since(trainer, checkpoint, path)
     saved["run"] = read_states(saved["run"], Path(path))
+    follow_unfreezing.rebuild(federation.flat_module, saved["learning_rates"], federation)
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.active_module.load_server_model(trainer.run)  # the checkpoint's model may be a client's, or an average

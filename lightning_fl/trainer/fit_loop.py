@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.evaluation.loops import EvaluationLoop
-from lightning_fl.federation import follow_pruning
+from lightning_fl.federation import follow_pruning, follow_unfreezing
 from lightning_fl.federation.round import Federation
 from lightning_fl.federation.round_record import check_logged
 from lightning_fl.flat_module.hooks import check_watched
@@ -40,7 +40,7 @@ from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
-from lightning_fl.trainer.build_federation import assemble, keep_client_states
+from lightning_fl.trainer.build_federation import assemble, keep_client_states, try_runner_again
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -84,7 +84,7 @@ class FitLoop(StockFitLoop):
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
-        self._has_begun = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
+        self._has_begun = self._knows_metrics = self._says_repeated = self._says_it_goes_on = self._has_grown = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
         self._delete_states: Callable[[], Any] | None = None
@@ -213,7 +213,7 @@ class FitLoop(StockFitLoop):
         self.set_round(run.round)
         schedules = trainer.active_module.optimizer.schedules
         schedules.adopt()  # what callbacks have set since the last training
-        trainer.learning_rates = schedules.state_dict()
+        trainer.learning_rates = schedules.state_dict() | follow_unfreezing.as_saved(trainer.active_module)
         trainer.privacy_in_words = privacy.in_words(run)
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
@@ -292,10 +292,11 @@ class FitLoop(StockFitLoop):
         if not trainer.by_lightning:  # which counts single steps
             self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
-        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune
-            trainer.hooks.call("on_train_epoch_start")
+        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune and unfreeze
+            with flat_module.optimizer.showing_parameters():
+                trainer.hooks.call("on_train_epoch_start")
             self._adopt_module_changes()
-            flat_module.require_frozen()
+            flat_module.require_trained()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round, frozen = run.state_dict(), flat_module.sample_frozen()
@@ -323,7 +324,7 @@ class FitLoop(StockFitLoop):
             record |= self.federation.privacy.loss(run)
         record = self.federation.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
-        follow_pruning.follow(self.federation)
+        self._follow_module()
         self.federation.charge_queries()
         record = self.federation.privacy.shown(record | self._logged_beside(record))
         trainer.publish(record)
@@ -445,7 +446,7 @@ class FitLoop(StockFitLoop):
 
     def _adopt_module_changes(self) -> None:
         """Adopt callbacks' changes to the server's model."""
-        follow_pruning.follow(self.federation)
+        self._follow_module()
         run, flat_module = self.trainer.run, self.trainer.active_module
         flat_module.bind_replaced()
         flat_module.adopt_unsaved_buffers()
@@ -457,7 +458,15 @@ class FitLoop(StockFitLoop):
                 views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
+        if self._has_grown:
+            self._has_grown = False
+            try_runner_again(self.trainer, self.federation)
         self.federation.charge_queries()
+
+    def _follow_module(self) -> None:
+        """Adapt the federation to what callbacks have pruned and unfrozen."""
+        follow_pruning.follow(self.federation)
+        self._has_grown |= follow_unfreezing.follow(self.federation)
 
     def _log(self, record: dict[str, float]) -> None:
         """Send one row to every logger."""

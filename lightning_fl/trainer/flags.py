@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.attacks import Adversary
 from lightning_fl.checks import (
@@ -23,6 +25,7 @@ from lightning_fl.checks import (
     check_choice,
     check_positive,
     check_whole,
+    is_a,
     is_whole,
     listed,
     misconfiguration,
@@ -36,6 +39,7 @@ from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.processes import launch
 from lightning_fl.switches.float32 import PRECISIONS
+from lightning_fl.trainer.callback_list import CallbackList, require_no_tuner
 from lightning_fl.trainer.fabric_strategy import FabricStrategy, lightning_flags, without_infos
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
@@ -342,13 +346,17 @@ class TrainerFlags(Trainer, ABC):
         self.profiler = build_profiler(profiler)
         listed_callbacks = [] if callbacks is None else listed(callbacks, Callback)
         check_callbacks(listed_callbacks, runner == "lightning")
-        self.given_callbacks = self.callbacks = listed_callbacks
+        if self.timer is not None and any(is_a(callback, Timer) for callback in listed_callbacks):
+            rank_zero_info(f"max_time {max_time!r} is ignored, because the callbacks list already contains a Timer.")
+            self.timer = None
+        self.callback_list = CallbackList(listed_callbacks, self.timer, self.default_root_dir)
+        self.callback_list.arrange(self)
         launch(self.fabric)
         self._set_up_lightning()
 
     def _set_up_lightning(self) -> None:
         """Let Lightning's trainer set itself up around Fabric's processes; the flags stay as they are."""
-        flags = {**vars(self), "limits": dict(self.limits)}
+        flags, callbacks = {**vars(self), "limits": dict(self.limits)}, self.callbacks
         with without_infos():
             super().__init__(
                 **lightning_flags(self.fabric),
@@ -357,11 +365,27 @@ class TrainerFlags(Trainer, ABC):
                 inference_mode=self.inference_mode,
             )
         vars(self).update(flags)
+        self.callbacks = callbacks
         self._logger_connector = RoundLoggerConnector(self)
         self.validate_loop = EvaluationLoop(self, "validation", self.inference_mode)
         self.test_loop = EvaluationLoop(self, "test", self.inference_mode)
         self.predict_loop = PredictionLoop(self, self.inference_mode)
         self.fit_loop = self._loop_of_rounds()
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks; a fit, validation, test or prediction adds those of module and algorithm."""
+        return self.callback_list.present
+
+    @callbacks.setter
+    def callbacks(self, callbacks: list[Callback]) -> None:
+        require_no_tuner(callbacks)
+        self.callback_list.present = callbacks
+
+    @property
+    def given_callbacks(self) -> list[Callback]:
+        """The user's callbacks."""
+        return self.callback_list.given
 
     @abstractmethod
     def _loop_of_rounds(self) -> Any:

@@ -13,8 +13,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BaseFinetuning,
     BatchSizeFinder,
     Callback,
     DeviceStatsMonitor,
@@ -42,16 +40,11 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 STRATEGIES = ("auto", "ddp")
 SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
-FINETUNING = (
-    "unfreezes layers during a run, but what clients train and send is fixed when the run begins: set requires_grad in the "
-    "module"
-)
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
-    BackboneFinetuning: FINETUNING,
-    BaseFinetuning: FINETUNING,
-    BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size",
+    BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size, or use "
+    "Lightning's Tuner with a lightning.Trainer",
     LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
-    "with different model.learning_rate",
+    "with different model.learning_rate, or use Lightning's Tuner with a lightning.Trainer",
     ModelPruning: "gives pruned parameters other names between rounds, and resets them to their first values, which clients that "
     "are trained at once and resumed runs do not follow: use lightning_fl.callbacks.MagnitudePruning",
     SpikeDetection: "compares the losses of successive steps, which in a federation belong to different clients: "

@@ -46,6 +46,7 @@ from lightning_fl.privacy.central import CentralMechanism
 from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Part, parts_in
 from lightning_fl.state.run_state import Run
+from lightning_fl.trainer.callback_list import CallbackList
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.needed_resources import (
@@ -352,9 +353,10 @@ def _stage(trainer: TrainerInterface) -> Any:
         if name in ("run", "hooks", "reservation", "datamodule") or name.endswith(("_loop", "_connector")):
             del vars(stage)[name]
     stage.state = TrainerState()
-    stage.given_callbacks = stage.callbacks = [_silenced(callback) for callback in trainer.given_callbacks]
-    stage.loggers, stage.profiler = [], SimpleProfiler()
-    stage.timer = None if trainer.timer is None else _silenced(trainer.timer)
+    callbacks = [_silenced(callback) for callback in trainer.given_callbacks]
+    timer = None if trainer.timer is None else _silenced(trainer.timer)
+    stage.callback_list = CallbackList(callbacks, timer, trainer.default_root_dir)
+    stage.loggers, stage.timer, stage.profiler = [], timer, SimpleProfiler()
     stage.enable_checkpointing = stage.enable_progress_bar = stage.enable_model_summary = False
     stage.client_states = "memory"
     stage._set_up_lightning()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -31,9 +30,7 @@ from lightning_fl.flat_module.hooks import Hooks, changes_steps, check_module
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
 from lightning_fl.internals import DataHookSelector, call
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.loggers import tell
-from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.processes import end_children, gather_objects, gather_tensors
@@ -302,7 +299,7 @@ def _attach(
         if is_a(part, LightningModule):
             part.trainer = trainer
     datamodule.trainer = trainer
-    trainer.callbacks = _all_callbacks(trainer, model)
+    _arrange_callbacks(trainer, model)
     trainer.hooks = trainer.strategy.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
     return model, datamodule
 
@@ -389,34 +386,14 @@ def _check_images(model: LightningModule, data: FederatedDataModule) -> None:
     )
 
 
-def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:
-    """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
-    configured = model.configure_callbacks()
-    module_callbacks = listed(configured, Callback)
-    replaced = {  # as in Lightning, of the same class or of a subclass
-        type(given)
-        for given in trainer.given_callbacks
-        if type(given) is not Callback and any(isinstance(one, type(given)) for one in module_callbacks)
-    }
-    if replaced:
+def _arrange_callbacks(trainer: TrainerInterface, model: LightningModule) -> None:
+    """Put the callbacks of module and algorithm into the trainer's list."""
+    of_module = listed(model.configure_callbacks(), Callback)
+    if replaced := trainer.callback_list.replaced(of_module):
         names = " and ".join(sorted(kind.__name__ for kind in replaced))
         rank_zero_info(f"configure_callbacks of {type(model).__name__} replaces the trainer's {names}.")
-    callbacks = [c for c in trainer.given_callbacks if type(c) not in replaced] + module_callbacks
-    callbacks += trainer.algorithm.configure_callbacks()
-    if trainer.fitting and is_used(trainer):
-        callbacks.insert(0, WandbRun())
-    if trainer.timer is not None:
-        callbacks.append(trainer.timer)
-    if trainer.enable_model_summary and trainer.fitting and not any(is_a(c, ModelSummary) for c in callbacks):
-        callbacks.append(ModelSummary())
-    if not trainer.enable_progress_bar:
-        callbacks = [c for c in callbacks if not is_a(c, ProgressBar)]
-    elif not any(is_a(c, ProgressBar) for c in callbacks):
-        callbacks.append(RoundProgressBar())
-    if trainer.enable_checkpointing and trainer.fitting and not any(is_a(c, Checkpoint) for c in callbacks):
-        callbacks.append(LastCheckpoint(trainer.default_root_dir))
-    # Checkpoint callbacks come last, as in Lightning, so that they save the changes of the others.
-    return sorted(callbacks, key=lambda callback: is_a(callback, Checkpoint))
+    first = [WandbRun()] if trainer.fitting and is_used(trainer) else []
+    trainer.callback_list.arrange(trainer, first, of_module, trainer.algorithm.configure_callbacks())
 
 
 def _place(trainer: TrainerInterface, model: LightningModule, datamodule: FederatedDataModule) -> None:

@@ -82,10 +82,19 @@ class Group:
         return shape[self.unit_axis(len(shape))] if shape else 1
 
 
-def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Group, ...]:
-    """Return the layers of `module` in the order of their parameters, except frozen and empty ones and those in `without`."""
+def layer_groups(
+    module: nn.Module, without: Collection[str] = (), frozen_since: Collection[str] = ()
+) -> tuple[Group, ...]:
+    """Return the layers of `module` in the order of their parameters, except frozen and empty ones and those in `without`.
+
+    Args:
+        module: the network.
+        without: names of parameters to leave out.
+        frozen_since: names of parameters to take although they are frozen.
+    """
     named = module.named_parameters()
-    trainable = [name for name, p in named if p.requires_grad and p.numel() and name not in without]
+    taken = [name for name, p in named if (p.requires_grad or name in frozen_since) and p.numel()]
+    trainable = [name for name in taken if name not in without]
     free = dict.fromkeys(trainable)
     convolutions = [(path, part) for path, part in module.named_modules() if isinstance(part, _ConvNd)]
     kernels = {

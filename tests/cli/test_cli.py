@@ -605,7 +605,6 @@ FURTHER_MISTAKES = {
     "help of a model": (["--model.help", "Nope"], ["'Nope'", "ImageClassifier"]),
     "help of a callback": (["--trainer.callbacks.help", "Earlystoping"], ["did you mean 'EarlyStopping'"]),
     "help of what has no names": (["--trainer.profiler.help", "Nope"], ["--trainer.profiler.help", "'Nope'"]),
-    "layers that thaw": (["--trainer.callbacks", "BackboneFinetuning"], ["BackboneFinetuning", "requires_grad"]),
     "monitor of steps": (["--trainer.callbacks", "DeviceStatsMonitor"], ["DeviceStatsMonitor", "--trainer.profiler"]),
     "batch size finder": (["--trainer.callbacks", "BatchSizeFinder"], ["BatchSizeFinder", "data.batch_size"]),
     "learning rate finder": (["--trainer.callbacks", "LearningRateFinder"], ["LearningRateFinder", "learning_rate"]),

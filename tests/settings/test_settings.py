@@ -5,12 +5,14 @@ from inspect import Parameter
 from itertools import combinations
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
+from unittest.mock import Mock
 
 import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
 from all_classes import DATA, GIVEN, classes
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
@@ -202,3 +204,11 @@ def test_networks_of_one_size_are_distinguished_by_their_layers() -> None:
     assert written(one)["it"] == written(other)["it"]
     assert written(one) != written(other)
     assert written(one) == written(again)
+
+
+def test_an_object_with_attributes_of_every_name_is_described() -> None:
+    """Test what Lightning's own tests give as a callback."""
+    mock, settings = Mock(spec=Callback, model=Callback()), RunSettings()
+    settings.add("trainer.callbacks", [mock], True)
+    assert settings.values["trainer.callbacks"] == ["Mock"]
+    assert _flat("trainer.callbacks.0", mock)["trainer.callbacks.0"] == "Mock"

@@ -14,18 +14,26 @@ from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelSummary,
+    RichModelSummary,
     RichProgressBar,
+    Timer,
     TQDMProgressBar,
 )
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader, TensorDataset
 from toys import Perceptron, Served, federation, read_rows, samples
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import HybridFL
 from lightning_fl.callbacks import CommunicationMeter, FilterPruning, TargetReached
+from lightning_fl.outputs.last_checkpoint import LastCheckpoint
+from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
 MakeStock = Callable[..., L.Trainer]
@@ -372,3 +380,57 @@ def test_callbacks_that_the_module_configures_are_checked(make_trainer: MakeTrai
     with pytest.raises(UserError, match="BatchSizeFinder tries batch sizes in a separate training"):
         trainer.fit(module, federation())
     assert not trainer.fitting
+
+
+def test_the_list_of_callbacks_is_the_users(make_trainer: MakeTrainer) -> None:
+    """Test that it is whole from the beginning, stays so, and does not lose what the user puts into it or takes out of it."""
+
+    class Bringing(Perceptron):
+        def configure_callbacks(self) -> Any:
+            return [brought]
+
+    first, second, replaced, brought = Callback(), Callback(), LambdaCallback(), LambdaCallback()
+    flags = {"enable_progress_bar": True, "enable_model_summary": True, "enable_checkpointing": True}
+    trainer = make_trainer(callbacks=[first, replaced], **flags)
+    kinds = [ModelSummary, RoundProgressBar, LastCheckpoint]
+    assert [type(one) for one in trainer.callbacks] == [Callback, LambdaCallback, *kinds]
+    before = list(trainer.callbacks)
+    trainer.fit(Bringing(), federation())
+    assert trainer.callbacks == [first, *before[2:4], brought, before[4]]
+    trainer.test(Perceptron(), federation(), verbose=False)
+    assert trainer.callbacks == before
+    trainer.callbacks.append(second)
+    trainer.callbacks.remove(first)
+    trainer.validate(Perceptron(), federation(), verbose=False)
+    assert trainer.callbacks == [replaced, second, *before[2:]]
+    assert trainer.given_callbacks == [replaced, second]
+    rich = make_trainer(callbacks=RichProgressBar(), enable_model_summary=True)
+    assert any(isinstance(one, RichModelSummary) for one in rich.callbacks)
+
+
+def test_a_timer_among_the_callbacks_replaces_max_time(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    timer = Timer("00:01:00:00")
+    with caplog.at_level("INFO"):
+        trainer = make_trainer(callbacks=timer, max_time="00:00:00:01")
+    assert [one for one in trainer.callbacks if isinstance(one, Timer)] == [timer]
+    assert "max_time '00:00:00:01' is ignored" in caplog.text
+    trainer.fit(Perceptron(), federation())
+
+
+def test_the_tuner_is_refused_and_helps_beside_a_federation(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    module, data, trainer = Perceptron(), federation(), make_trainer()
+    for find in (Tuner(trainer).lr_find, Tuner(trainer).scale_batch_size):
+        with pytest.raises(UserError, match=r"Lightning's Tuner .*: give it a lightning.Trainer and your own loader"):
+            find(module, datamodule=data)
+    assert trainer.callbacks == []
+    loader = DataLoader(TensorDataset(*samples(40)), batch_size=4)
+    finder = Tuner(make_stock_trainer(max_epochs=9)).lr_find(module, loader, loader, num_training=20, min_lr=1e-4)
+    assert finder is not None
+    assert module.hparams["lr"] == finder.suggestion() not in (None, 0.1)
+    trainer.fit(module, data)
+    assert trainer.learning_rates is not None
+    assert trainer.learning_rates["round_rates"] == [module.hparams["lr"]]

@@ -7,17 +7,19 @@ the flat storage. No gradient is masked, clipped or gathered, so only methods th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
+from lightning_fl.flat_module.optimizers.module_optimizer import set_groups
 from lightning_fl.flat_module.optimizers.schedules import Schedules
 from lightning_fl.internals import configured_optimizers
 from lightning_fl.pruning import Plan
@@ -66,6 +68,7 @@ class ManualOptimizers:
         schedules: hyper-parameters of the round; there are no schedulers.
         names: names of the parameters that they step.
         personal_names: names of the personal parameters in each group, which these optimisers step like the others.
+        groups_at_first: names of the parameters in each group of each optimiser as `configure_optimizers` returned them.
         params: vector (d,) whose views are the module's parameters.
     """
 
@@ -98,19 +101,45 @@ class ManualOptimizers:
         self.optimizers: list[torch.optim.Optimizer] = list(optimizers)
         self.optimizer = AllOptimizers(self.optimizers)
         self.schedules = Schedules(self.optimizer, [])  # type: ignore[arg-type]
-        named, shared = {p: name for name, p in module.named_parameters()}, set(layout.names)
-        self.names = shared.intersection(
-            named.get(p, "") for group in self.optimizer.param_groups for p in group["params"]
-        )
-        self.personal_names = [
-            [named[p] for p in group["params"] if p.requires_grad and named.get(p, "") not in shared and p in named]
-            for group in self.optimizer.param_groups
-        ]
+        self._named = {p: name for name, p in module.named_parameters()}
+        self._adopt_groups(layout)
+        self.groups_at_first = self.group_names
         self._fresh = [{p: deepcopy(state) for p, state in one.state.items()} for one in self.optimizers]
         self._flat_module = flat_module
         self.wrapped = [LightningOptimizer(one) for one in self.optimizers]
         for one in self.wrapped:
             one._strategy = self  # type: ignore[assignment]  # of which it takes `optimizer_step` and `lightning_module`
+
+    def _adopt_groups(self, layout: Layout) -> None:
+        """Read the groups, and tell the parameters of the layout from personal ones."""
+        groups = self.optimizer.param_groups = AllOptimizers(self.optimizers).param_groups
+        named, shared = self._named, set(layout.names)
+        self.names = shared.intersection(named.get(p, "") for group in groups for p in group["params"])
+        self.personal_names = [
+            [named[p] for p in group["params"] if p.requires_grad and named.get(p, "") not in shared and p in named]
+            for group in groups
+        ]
+        self._adopted = self.group_names
+
+    @property
+    def has_other_groups(self) -> bool:
+        """True if a callback has changed the groups since they were read, as `add_param_group` does."""
+        return self.group_names != self._adopted
+
+    @property
+    def group_names(self) -> list[list[list[str]]]:
+        """Names of the parameters in each group of each optimiser; "" for one that is not the module's."""
+        groups = [one.param_groups for one in self.optimizers]
+        return [[[self._named.get(p, "") for p in group["params"]] for group in of_one] for of_one in groups]
+
+    def set_groups(self, groups: Sequence[Sequence[Sequence[nn.Parameter]]]) -> None:
+        """Put these parameters into the groups of each optimiser; new groups have its defaults."""
+        for optimizer, of_one in zip(self.optimizers, groups, strict=True):
+            set_groups(optimizer, of_one)
+
+    def showing_parameters(self) -> AbstractContextManager[None]:
+        """Do nothing: the groups have the module's parameters."""
+        return nullcontext()
 
     @property
     def lightning_module(self) -> LightningModule:
@@ -149,7 +178,8 @@ class ManualOptimizers:
         self.params = params
 
     def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
-        """Adapt to a pruned module, whose parameters are the same objects: the next client has new states."""
+        """Adapt to a module that is pruned or trains more, whose parameters are the same objects, and to groups of callbacks."""
+        self._adopt_groups(layout)
 
     def activate(self, names: Sequence[str]) -> None:
         """Do nothing: the module steps what it likes."""

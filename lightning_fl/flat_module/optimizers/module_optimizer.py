@@ -49,6 +49,7 @@ class ModuleOptimizer:
         names: names of the parameters that it steps.
         stepped: parts of the flat vector that these cover.
         personal_names: names of the personal parameters in each of its groups, which it does not step itself.
+        groups_at_first: names of the parameters in each of its groups as `configure_optimizers` returned them.
         params: vector or stack that it steps: see `bind`.
     """
 
@@ -88,14 +89,11 @@ class ModuleOptimizer:
         _check_rates(self.optimizer)
         _check_parameters(self.optimizer, module)
         self.schedules = Schedules(self.optimizer, configs, module.lr_scheduler_step)
-        groups = self.optimizer.param_groups
-        self._layout = layout
         self._names = {parameter: name for name, parameter in module.named_parameters()}
-        shared = set(layout.names)
-        personal = {p: name for p, name in self._names.items() if p.requires_grad and name not in shared}
-        self._groups = [[p for p in group["params"] if p not in personal] for group in groups]
-        self.names = shared.intersection(self._names[p] for members in self._groups for p in members)
-        self.personal_names = [[personal[p] for p in group["params"] if p in personal] for group in groups]
+        self._whole_groups: list[list[nn.Parameter]] = []
+        self._bound = [group["params"] for group in self.optimizer.param_groups]
+        self._adopt_groups(layout)
+        self.groups_at_first = self.group_names
         # In some releases of torch, Adagrad creates its state in the constructor, not in the first step: such an optimiser keeps
         # the parameters it was given, and every client starts from that state.
         self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
@@ -135,15 +133,71 @@ class ModuleOptimizer:
             self._group_slices = [self._slices(group) for group in self._groups]
         for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
+        self._bound = [group["params"] for group in self.optimizer.param_groups]
+
+    def _adopt_groups(self, layout: Layout) -> None:
+        """Read the groups, and tell the parameters of the layout from personal ones."""
+        self._layout, self._whole_groups = layout, self._present_groups()
+        shared = set(layout.names)
+        personal = {p: name for p, name in self._names.items() if p.requires_grad and name not in shared}
+        self._groups = [[p for p in members if p not in personal] for members in self._whole_groups]
+        self.names = shared.intersection(self._names[p] for members in self._groups for p in members)
+        self.personal_names = [[personal[p] for p in members if p in personal] for members in self._whole_groups]
+
+    def _present_groups(self) -> list[list[nn.Parameter]]:
+        """Return the module's parameters in each group, in whose place a group may have stretches of the flat vector."""
+        present = []
+        for position, group in enumerate(self.optimizer.param_groups):
+            members = group["params"]
+            if position < len(self._whole_groups) and members is self._bound[position]:
+                known = set(self._whole_groups[position])
+                members = [*self._whole_groups[position], *(p for p in members if p in self._names and p not in known)]
+            present.append(list(members))
+        return present
+
+    @property
+    def has_other_groups(self) -> bool:
+        """True if a callback has changed the groups since the optimiser was bound, as `add_param_group` does."""
+        now = [id(group["params"]) for group in self.optimizer.param_groups]
+        return now != list(map(id, self._bound)) or self._has_other_members()
+
+    def _has_other_members(self) -> bool:
+        present, known = self._present_groups(), self._whole_groups
+        return [list(map(id, members)) for members in present] != [list(map(id, members)) for members in known]
+
+    @property
+    def group_names(self) -> list[list[list[str]]]:
+        """Names of the parameters in each group, of the one optimiser."""
+        return [[[self._names[p] for p in members] for members in self._whole_groups]]
+
+    def set_groups(self, groups: Sequence[Sequence[Sequence[nn.Parameter]]]) -> None:
+        """Put these parameters into the groups of the one optimiser; new groups have its defaults."""
+        set_groups(self.optimizer, groups[0])
+
+    @contextmanager
+    def showing_parameters(self) -> Iterator[None]:
+        """Let callbacks find the module's parameters in the groups, and add others."""
+        groups, bound = list(self.optimizer.param_groups), [group["params"] for group in self.optimizer.param_groups]
+        for group, members in zip(groups, self._present_groups(), strict=True):
+            group["params"] = members
+        yield
+        if not self._has_other_members():
+            for group, members in zip(groups, bound, strict=True):
+                group["params"] = members
 
     def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
-        """Adapt to a pruned module, whose parameters are the same objects with other shapes.
+        """Adapt to a module that is pruned or trains more, whose parameters are the same objects, and to groups of callbacks.
 
         Args:
             plans: the prunings, one after the other.
             layout: new positions of the parameters.
         """
-        self._layout = layout
+        for parameter in (p for members in self._present_groups() for p in members if p not in self._names):
+            raise UserError(
+                f"a callback or hook gives the optimizer a parameter of shape {tuple(parameter.shape)} that the module does not "
+                "have, so that no client would send it: make it an attribute of the module."
+            )
+        self._adopt_groups(layout)
         for parameter, state in self._fresh_optimizer.items():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim() == parameter.dim():
@@ -237,7 +291,8 @@ class ModuleOptimizer:
         """Cut the stretches that are stepped, and their states, at these positions of the flat vector."""
         for group, slices in zip(self.optimizer.param_groups, self._group_slices, strict=True):
             whole = list(zip(group["params"], slices, strict=True))
-            group["params"], slices[:] = [], []
+            group["params"].clear()
+            slices.clear()
             for stretch, covered in whole:
                 inner = sorted(edge for edge in edges if covered.start < edge < covered.stop)
                 if not inner:
@@ -317,6 +372,15 @@ class ModuleOptimizer:
             for part in slices:
                 values[part] = float(group[key])
         return values
+
+
+def set_groups(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    """Put these parameters into an optimiser's groups, unless they are fewer; new groups have its defaults."""
+    present = optimizer.param_groups
+    if len(groups) >= len(present):
+        present += [dict(optimizer.defaults) for _ in groups[len(present) :]]
+        for group, members in zip(present, groups, strict=True):
+            group["params"] = list(members)
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer, module: LightningModule) -> None:

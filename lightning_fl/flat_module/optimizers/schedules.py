@@ -66,7 +66,9 @@ class Schedules:
                 )
         self.configs = configs
         self._advance = advance or _advance
-        self._groups = optimizer.param_groups
+        self._optimizer = optimizer
+        self._groups = list(optimizer.param_groups)
+        self._client: list[Options] = []
         self._present: dict[str, Any] | None = None
         self._step_schedulers = [config for config in configs if config.interval == "step"]
         self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._step_schedulers]
@@ -96,10 +98,32 @@ class Schedules:
 
     def adopt(self) -> None:
         """Adopt what callbacks have changed since the last local training, such as a learning rate, for all that follows."""
+        self._adopt_groups()
         for group, round_group, client_group in zip(self._groups, self._round, self._client, strict=True):
             changed = _changed(group, client_group)
             round_group.update(deepcopy(changed))
             client_group.update(deepcopy(changed))
+
+    def _adopt_groups(self) -> None:
+        """Adopt groups that callbacks have added, or put in the place of others.
+
+        Lightning's finetuning callbacks replace all groups of a resumed run by those that they remember, with their first rates,
+        before the trainer restores the present ones; so here the present ones stay.
+        """
+        groups = list(self._optimizer.param_groups)
+        if len(groups) == len(self._groups):
+            replaced = any(now is not before for now, before in zip(groups, self._groups, strict=True))
+            self._groups = groups
+            if replaced:
+                self._restore(self._client)
+            return
+        places = {id(group): place for place, group in enumerate(self._groups)}
+        self._groups = groups
+        known = [places.get(id(group)) for group in groups]
+        now = self._options()
+        self._first = [{} if place is None else self._first[place] for place in known]
+        self._round = [now[i] if place is None else self._round[place] for i, place in enumerate(known)]
+        self._client = [dict(now[i]) if place is None else self._client[place] for i, place in enumerate(known)]
 
     def end_client(self) -> None:
         """Restore the hyper-parameters and schedulers with which every client of the round starts."""
@@ -304,7 +328,13 @@ class Schedules:
 
     def load_state_dict(self, state: dict[str, Any], num_rounds: int) -> None:
         """Restore what `state_dict` returned, or the rates after as many rounds if the rate or the schedule is another now."""
-        if any(map(_moves_rates, self.changes_since(state))):
+        self._adopt_groups()
+        if changes := [change for change in self.changes_since(state) if _moves_rates(change)]:
+            require(
+                all(self._first),
+                f"callbacks have added groups to the optimizer, whose rates are in the checkpoint, so the run cannot go on with "
+                f"other rates ({', '.join(map(str, changes))}): use the old values, or start a new run in another folder.",
+            )
             for completed in range(1, num_rounds + 1):
                 self.end_round(completed)
             return
