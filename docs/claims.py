@@ -23,10 +23,10 @@ from markup import table
 
 from lightning_fl.report import report, tables
 from lightning_fl.report.command import OfStudy
-from lightning_fl.report.comparison import Curve, Group, Metric
+from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.tables import Column, Row
-from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, shown
+from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, corrected, shown
 from lightning_fl.study.command import Curves, curves_of, verdicts_of
 from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 
@@ -43,22 +43,37 @@ TABLES = {
     "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small"),
     "FedLDF": ("fedldf_lenet5", "fedldf_small"),
     "FedDP": ("feddp_width", "feddp_small", "feddp_controls"),
-    "FedAdam-SSM": ("fedadam_ssm", "fedadam_ssm_dirichlet", "fedadam_ssm_small"),
+    "FedAdam-SSM": ("fedadam_ssm", "fedadam_ssm_dirichlet", "fedadam_ssm_clients", "fedadam_ssm_small"),
     "Server optimisers": ("fedopt_clients",),
     "Personal models": ("personal_small",),
 }
 """Studies of each table, those nearest to the paper's regime first."""
-LONG = ("feddumap", "fedldf", "feddp")
+LONG = (
+    *("feddumap", "feddumap_server", "feddumap_vgg11", "feddumap_lenet5_long"),
+    *("feddumap_cifar100", "feddumap_cifar100_vgg11", "feddumap_cifar100_lenet5"),
+    *("fedldf", "feddp"),
+    *("fedadam_ssm_resnet18", "fedadam_ssm_resnet18_dirichlet", "fedadam_ssm_vgg11", "fedadam_ssm_vgg11_dirichlet"),
+)
 """Studies in the papers' own regimes that need a GPU or days of a CPU."""
 LONG_TABLE = "Long studies"
 VERDICTS = {
     "reproduced, or holds": (r"(reproduced|holds)", "the interval of our seeds lies on the claim's side"),
-    "undecided": (r".*: undecided", "the interval reaches to both sides: three seeds differ by more than the methods"),
+    "within the margin": (r"within the margin", "no more is lost than the margin, but the paper's sign is not seen"),
+    "undecided": (
+        r".*: undecided(?!.*and not the paper's value)",
+        "the interval reaches to both sides, and to the paper's value: more seeds would tell",
+    ),
+    "undecided, not the paper's size": (
+        r".*: undecided.*and not the paper's value",
+        "the interval reaches to both sides, but not to the paper's value",
+    ),
+    "below the floor": (r".*: below the floor", "a method differs from itself by as much"),
     "the other sign": (r".*: the other sign", "the interval lies on the side against the claim"),
     "target not reached": (
         r".*: the target was not reached",
         "a method did not reach the target with all seeds, so there is no ratio",
     ),
+    "target reached": (r".*not.*: .* reaches the target", "the paper says that it is never reached"),
     "cannot be seen here": (
         r"cannot be seen here",
         "the task is so easy that the other method leaves less room than the paper's gain",
@@ -67,10 +82,12 @@ VERDICTS = {
     "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
 }
 """Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
+REGIMES = ("in the paper's regime", "in another regime", "of no paper")
+"""Kinds of claims in the summary: of a paper, and whether the runs are in its own regime; or of nobody but these pages."""
 WIDTH = 140
 """Characters of a line of these pages at most; rows of tables cannot be wrapped."""
 TIMES = "×\N{NO-BREAK SPACE}"
-HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict"]
+HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict", "after correction"]
 OWN_SAMPLES = ("feddp_controls",)
 """Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
 
@@ -111,6 +128,13 @@ PICTURES = (
         ("png", "svg"),
     ),
     Picture(
+        "fedldf_small",
+        "accuracy_by_uplink",
+        "fedldf",
+        {f"{name}-dirichlet-pass": name for name in ("FedAvg", "FedLDF", "Random", "HDFL", "FedADP")},
+        ("--ylabel=accuracy (smoothed)", "--window=39"),
+    ),
+    Picture(
         "feddumap_cnn",
         "accuracy_by_rounds",
         "feddumap_cnn",
@@ -149,7 +173,9 @@ def judged(name: str) -> list[tuple[Claim, Verdict]]:
 def claims_of(title: str) -> str:
     """Return a table for each study of a title: first those that have runs; those that have none are folded."""
     names = LONG if title == LONG_TABLE else TABLES[title]
-    return "\n\n".join(study_block(name) for name in sorted(names, key=lambda name: not has_runs(name)))
+    stands = iter(corrected([verdict for name in names for _, verdict in judged(name)]))
+    blocks = {name: study_block(name, [next(stands) for _ in judged(name)]) for name in names}
+    return "\n\n".join(blocks[name] for name in sorted(names, key=lambda name: not has_runs(name)))
 
 
 def has_runs(name: str) -> bool:
@@ -157,18 +183,25 @@ def has_runs(name: str) -> bool:
     return any(verdict.outcome != NOT_RUN for _, verdict in judged(name))
 
 
-def study_block(name: str) -> str:
-    """Return the regimes of a study, and the table of its claims."""
+def study_block(name: str, stands: Sequence[str]) -> str:
+    """Return the regimes of a study, and the table of its claims.
+
+    Args:
+        name: name of the study.
+        stands: whether each verdict stands if those of all studies of the table are corrected together.
+    """
     file, pairs = read_study(STUDIES / f"{name}.yaml"), judged(name)
     rows = [
-        [claim.text, printed(claim), claim.source, figure(claim, verdict), verdict.outcome] for claim, verdict in pairs
+        [claim.text, printed(claim), claim.source, figure(claim, verdict), verdict.outcome, said]
+        for (claim, verdict), said in zip(pairs, stands, strict=True)
     ]
     kept = [i for i in range(len(HEADER)) if any(row[i] for row in rows)]
     lines = table([HEADER[i] for i in kept], [[row[i] for i in kept] for row in rows])
     said = f"`{name}`."
     if file.regime:
         said = f"**{file.regime.here}** (`{name}`)."
-        said += f" In the paper: {file.regime.paper}." * any(claim.paper is not None for claim, _ in pairs)
+        said += f" In the paper: {file.regime.paper}." * any(claim.is_of_paper for claim, _ in pairs)
+    said += floor_of(name) if file.floor and has_runs(name) else ""
     said = fill(said, WIDTH, break_on_hyphens=False)
     if has_runs(name):
         return f"{said}\n\n{lines}"
@@ -176,25 +209,64 @@ def study_block(name: str) -> str:
     return f"{head}\n\n{said}\n\n{lines}\n\n</details>"
 
 
+def floor_of(name: str) -> str:
+    """Return how far a method differs from itself in what the first claim of a study compares, in words."""
+    file, curves = read_kept(name)
+    number = file.claims[0].number
+    floor = file.claims[0].floor(file.floor, curves)
+    pairs = " and ".join(f"{first} from {second}" for first, second in file.floor)
+    if not floor:
+        return f" The floor, {pairs}, is not run yet."
+    return f" The floor, {pairs}: {shown(floor)} in {VALUES[number]}."
+
+
+def regime_of(file: StudyFile, claim: Claim) -> str:
+    """Return whose a claim is, and in whose regime it is tested, of `REGIMES`."""
+    if not claim.is_of_paper:
+        return REGIMES[2]
+    return REGIMES[0] if file.regime is not None and file.regime.is_alike else REGIMES[1]
+
+
 def summary_of(title: str) -> str:
-    """Return how many claims have which kind of verdict, in which tables, and why."""
+    """Return how many claims have which kind of verdict, in whose regime and in which tables, and why."""
     tables_of = {**TABLES, LONG_TABLE: LONG}
+    where = {kind: Counter[str]() for kind in VERDICTS}
     counts = {kind: Counter[str]() for kind in VERDICTS}
+    stands = dict.fromkeys(REGIMES, 0)
     for table_title, names in tables_of.items():
-        for _, verdict in (pair for name in names for pair in judged(name)):
-            counts[kind_of(verdict.outcome)][table_title] += 1
-    total = {kind: sum(of.values()) for kind, of in counts.items()}
+        found = [(read_kept(name)[0], claim, verdict) for name in names for claim, verdict in judged(name)]
+        for (file, claim, verdict), said in zip(found, corrected([of for _, _, of in found]), strict=True):
+            kind, regime = kind_of(verdict.outcome), regime_of(file, claim)
+            where[kind][table_title] += 1
+            counts[kind][regime] += 1
+            stands[regime] += kind == "reproduced, or holds" and not said.startswith("undecided")
     rows = [
-        [kind, str(total[kind]), ", ".join(f"{where} {count}" for where, count in of.items()), VERDICTS[kind][1]]
+        [
+            kind,
+            *(str(of[regime]) for regime in REGIMES),
+            ", ".join(f"{place} {count}" for place, count in where[kind].items()),
+            VERDICTS[kind][1],
+        ]
         for kind, of in counts.items()
     ]
-    num_claims, num_run = sum(total.values()), sum(total.values()) - total[NOT_RUN]
-    sentence = (
-        f"**{num_claims} {title}, of which {num_run} have runs: {total['reproduced, or holds']} of these are reproduced or hold, "
-        f"{total['undecided']} are undecided, and {total['the other sign']} have the other sign.** A claim counts once for each "
-        "study that tests it."
-    )
-    return f"{fill(sentence, WIDTH, break_on_hyphens=False)}\n\n{table(['verdict', 'claims', 'where', 'why'], rows)}"
+
+    def sentence(regime: str, who: str, yes: str) -> str:
+        of = {kind: count[regime] for kind, count in counts.items()}
+        num_run = sum(of.values()) - of[NOT_RUN]
+        undecided = of["undecided"] + of["undecided, not the paper's size"]
+        return (
+            f"**{who}: {num_run} of {sum(of.values())} claims have runs; {of['reproduced, or holds']} {yes}** "
+            f"({stands[regime]} after the correction), {undecided} are undecided, and {of['the other sign']} have the other sign."
+        )
+
+    lines = [
+        sentence(REGIMES[0], f"{title} in the papers' own regimes", "are reproduced"),
+        sentence(REGIMES[1], f"{title} in other regimes", "are reproduced"),
+        sentence(REGIMES[2], "Claims that no paper makes", "hold"),
+    ]
+    points = "\n".join(fill(f"- {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+    counted = "A claim counts once for each study that tests it, and for each number of bytes."
+    return f"{points}\n\n{counted}\n\n{table(['verdict', *REGIMES, 'where', 'why'], rows)}"
 
 
 def kind_of(outcome: str) -> str:
@@ -213,7 +285,8 @@ def figure(claim: Claim, verdict: Verdict) -> str:
     if verdict.mean is None:
         return ""
     interval = verdict.interval(claim.is_ratio)
-    text = f"{TIMES * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
+    to = "" if claim.target is None else f", to {claim.target:g}"
+    text = f"{TIMES * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval) + to
     return text if verdict.area is None else f"{text}; over log bytes {shown(verdict.area)}"
 
 

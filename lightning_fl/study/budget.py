@@ -23,7 +23,7 @@ from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import Curve, Metric, mean_and_spread
 from lightning_fl.report.document import Table
-from lightning_fl.study.claims import student_interval
+from lightning_fl.study.statistics import student_interval
 
 NUM_RESAMPLES = 2000
 LEVEL = 0.05

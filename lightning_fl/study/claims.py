@@ -1,23 +1,10 @@
-"""Claims of a paper or of your own, and whether the runs of a study bear them out.
-
-    text: the claim in words
-    better, than: two cells of the study
-    in: what is compared
-        final (the default), last, best (of the smoothed curve, for papers that print it), at_best_validation:
-            as in the report's table
-        target_rounds, target_uplink, target_downlink, target_simulated_seconds, target_joules: the cost of reaching the target
-        at_uplink: each one's best value (not smoothed) within the uplink bytes that `better` has spent after its last round
-        largest_gap: both smoothed curves in the round in which they differ most
-    rounds: of at_uplink, the round of `better` whose bytes count instead; to be chosen before anything is run
-    paper: what the paper has: the difference better − than of two values, the ratio better / than of two costs;
-        without it the claim only says that one is better
-    source: where the paper has it, and what statistic it is
-    margin: how much worse `better` may be than `than` in a claim that little is lost (0 if not given; not for a cost)
+"""Claims of a paper or of your own, and whether the runs of a study bear them out; `claims_file` reads them.
 
 Runs are paired by seed. A claim is reproduced in sign if the mean difference (of logarithms, for a ratio) is on the paper's
-side of −margin and its 95 % interval by Student's t does not contain −margin; it is reproduced in size if the interval also
-contains the paper's value. For a metric that falls, +margin takes the place of −margin. A claim without a paper's value
-holds if the interval lies on the better side: above 0, for a cost below 1, and for a metric that falls below 0.
+side of 0 and its 95 % interval by Student's t does not contain 0; it is reproduced in size if the interval also contains the
+paper's value and is no wider than it. With a margin, −margin takes the place of 0, for a metric that falls +margin; an interval
+beyond it that does not show the paper's sign is within the margin, and no more. A claim without a paper's value only says which
+one is better. A difference below the floor, that of a method from itself (`floor` of the study), shows nothing.
 
 A gain of a paper cannot be seen where `than` leaves less room than the gain, as an accuracy cannot exceed 1 nor a loss fall
 below 0. One seed has no interval, so it reproduces nothing: it is ahead or behind.
@@ -26,36 +13,37 @@ below 0. One seed has no interval, so it reproduces nothing: it is ahead or behi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, isinf, log
-from statistics import fmean, stdev
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 
-from lightning_fl.checks import as_number, check_choice, check_whole, is_real
-from lightning_fl.errors import nearest, require
 from lightning_fl.outputs.metric import FINAL, is_accuracy, spend
+from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import ENDS, VALUES, Curve, Metric
 from lightning_fl.report.document import Table
+from lightning_fl.study.statistics import LEVEL, adjusted, student_interval, student_p
 
 LEGEND = (
     f"`final` is {FINAL}; `{VALUES['best']}` is chosen on the values that it reports. "
     "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, for a ratio "
-    "of 1, with a margin of −margin; in size: it also contains the paper's value. A claim without a paper's value holds if the "
-    "interval lies on the better side. A gain cannot be seen if the other one leaves less room up to 1 than the paper's gain. "
-    "One seed has no interval and reproduces nothing."
+    "of 1; in size: it also contains the paper's value and is no wider than it. Within the margin: the interval lies above "
+    "−margin, but does not show the paper's sign. A claim without a paper's value holds if the interval lies on the better side. "
+    "A gain cannot be seen if the other one leaves less room up to 1 than the paper's gain. One seed has no interval and "
+    f"reproduces nothing. After the correction of Benjamini and Hochberg for all these claims, a verdict stands if q ≤ {LEVEL}."
 )
+FLOOR = "Below the floor: a method differs from itself by as much, within the 95 % interval of its mean."
 WITHIN = (
-    "Within the same bytes: the best value of each, not smoothed, that the uplink bytes of the first one's last round have paid "
-    "for. `over log bytes` is the mean difference of these best values on a logarithmic scale, from the bytes for which both "
-    "have been evaluated."
+    "Within the same bytes: the best value of each, not smoothed, that the uplink bytes of the first one's last round, or the "
+    "named bytes, have paid for. `over log bytes` is the mean difference of these best values on a logarithmic scale, from the "
+    "bytes for which both have been evaluated."
 )
-COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds", "target_joules")
-AT_UPLINK, LARGEST_GAP = "at_uplink", "largest_gap"
-NUMBERS = (*VALUES, *COSTS, AT_UPLINK, LARGEST_GAP)
-KEYS = ("text", "better", "than", "in", "rounds", "paper", "source", "margin")
-NEEDED = ("text", "better", "than")
+TARGET_COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds", "target_joules")
+RUN_COSTS = ("uplink", "downlink", "simulated_seconds", "joules", "mflops", "parameters")
+COSTS = (*TARGET_COSTS, *RUN_COSTS)
+AT_UPLINK, MEAN, NEVER, RISE = "at_uplink", "mean", "never_reached", "rise"
+NUMBERS = (*VALUES, MEAN, RISE, *COSTS, AT_UPLINK, NEVER)
 NOT_RUN = "not run yet"
 
 
@@ -90,6 +78,10 @@ class Claim:
         margin: how much worse `better` may be than `than`.
         rounds: round of `better` whose bytes count for `at_uplink`; None for its last one.
         source: where the paper has its figure, and what statistic it is.
+        between: first and last round of `mean`; None for other numbers.
+        num_bytes: uplink bytes of `at_uplink`; None for those that `better` has spent.
+        metrics: columns to compare in place of the study's metric, of which a run's first one counts; empty for that metric.
+        target: value to reach; None if the number has none.
     """
 
     text: str
@@ -100,6 +92,10 @@ class Claim:
     margin: float = 0.0
     rounds: int | None = None
     source: str = ""
+    between: tuple[int, int] | None = None
+    num_bytes: float | None = None
+    metrics: tuple[str, ...] = ()
+    target: float | None = None
 
     @property
     def is_ratio(self) -> bool:
@@ -107,82 +103,167 @@ class Claim:
         return self.number in COSTS
 
     @property
+    def is_of_paper(self) -> bool:
+        """True if a paper makes the claim."""
+        return self.paper is not None or bool(self.source)
+
+    @property
     def compared(self) -> str:
         """Describe in words the values that are compared."""
+        what = VALUES.get(self.number, self.number.removeprefix("target_").replace("_", " "))
+        if self.target is not None:
+            what += f" to {self.target:g}"
+        if self.number == NEVER:
+            return f"{what}: {self.than}"
+        if self.between is not None:
+            what = f"mean of rounds {self.between[0]} to {self.between[1]}"
         if self.number == AT_UPLINK:
             after = "" if self.rounds is None else f" after {self.rounds} rounds"
             what = f"best within the bytes of {self.better}{after}"
-        else:
-            what = VALUES.get(self.number, self.number.replace("_", " "))
+        if self.num_bytes is not None:
+            what = f"best within {in_bytes(self.num_bytes)}"
+        if self.metrics:
+            what += f" of {' or '.join(self.metrics)}"
         return f"{what}: {self.better}{' / ' if self.is_ratio else ' − '}{self.than}"
 
     def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]]) -> list[Pair]:
         """Return what is compared for each seed of which both cells have a run; the curve of one that is never finite is None."""
         ours, theirs = curves.get(self.better, {}), curves.get(self.than, {})
-        return [self._pair(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+        return [
+            self._pair(self._own(ours[seed]), self._own(theirs[seed])) for seed in sorted(ours.keys() & theirs.keys())
+        ]
+
+    def _own(self, curve: Curve | None) -> Curve | None:
+        """Return the curve of the claim's own metric, if it has one."""
+        if curve is None or not self.metrics:
+            return curve
+        name = next((name for name in self.metrics if name in curve.record.columns), self.metrics[0])
+        return Curve(curve.record, Metric(name, None, curve.metric.window))
 
     def _pair(self, ours: Curve | None, theirs: Curve | None) -> Pair:
         if ours is None or theirs is None:
             better, than = (None if curve is None else float(curve.raw[-1]) for curve in (ours, theirs))
             return Pair(better, than, lacks="there is no finite value of")
         if self.number == AT_UPLINK:
-            return _within(ours, theirs, self.rounds)
-        if self.number == LARGEST_GAP:
-            return _most_different(ours, theirs)
-        better, than = ours.numbers.get(self.number), theirs.numbers.get(self.number)
+            return _within(ours, theirs, self.rounds, self.num_bytes)
+        if self.between is not None:
+            return _means(ours, theirs, *self.between)
+        if self.number == RISE:
+            return _rises(ours, theirs)
+        name = "target_rounds" if self.number == NEVER else self.number
+        better, than = ours.numbers.get(name), theirs.numbers.get(name)
+        # A run has all costs of its whole, and of a target that it has reached, unless it does not count them.
         uncounted = self.is_ratio and any(
-            curve.numbers.get(self.number) is None and curve.numbers.get("target_rounds") is not None
+            curve.numbers.get(name) is None and (name in RUN_COSTS or curve.numbers.get("target_rounds") is not None)
             for curve in (ours, theirs)
         )
-        cost = self.number.removeprefix("target_").replace("_", " ")
+        cost = name.removeprefix("target_").replace("_", " ")
         return Pair(better, than, lacks=f"no {cost} are counted by" * uncounted)
 
-    def judge(self, pairs: Sequence[Pair], metric: Metric) -> Verdict:
-        """Return the verdict on what is compared for each seed."""
+    def effects(self, pairs: Sequence[Pair]) -> list[float] | None:
+        """Return differences, or logarithms of ratios; None unless every pair has one."""
+        compared = [(pair.better, pair.than) for pair in pairs if pair.better is not None and pair.than is not None]
+        if len(compared) < len(pairs) or (self.is_ratio and not all(a > 0 and b > 0 for a, b in compared)):
+            return None
+        return [log(a / b) if self.is_ratio else a - b for a, b in compared]
+
+    def floor(self, runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]) -> float:
+        """Return the largest mean effect that the 95 % interval of a method against itself contains; 0 if there is none.
+
+        Args:
+            runs: pairs of cells that are the same method.
+            curves: curves by cell and seed.
+        """
+        largest = 0.0
+        for first, second in runs:
+            same = replace(self, better=first, than=second)
+            effects = same.effects(same.pairs(curves))
+            if effects is not None and len(effects) > 1:
+                largest = max(largest, *map(abs, student_interval(effects)))
+        return largest
+
+    def judge(self, pairs: Sequence[Pair], metric: Metric, floor: float = 0.0) -> Verdict:
+        """Return the verdict on what is compared for each seed.
+
+        Args:
+            pairs: what is compared.
+            metric: metric of the study.
+            floor: effect up to which a method differs from itself.
+        """
         if not pairs:
             return Verdict(NOT_RUN, 0)
-        yes, no = ("holds", "does not hold") if self.paper is None else ("reproduced in sign", "not reproduced")
         is_one = len(pairs) == 1
-        compared = [(pair.better, pair.than) for pair in pairs if pair.better is not None and pair.than is not None]
-        if len(compared) < len(pairs):
-            missing = {
-                self.better: sum(pair.better is None for pair in pairs),
-                self.than: sum(pair.than is None for pair in pairs),
-            }
-            said = ", ".join(f"{name} in {n} of {len(pairs)}" for name, n in missing.items() if n)
-            lacks = next((pair.lacks for pair in pairs if pair.lacks), self._lacks())
-            return Verdict(f"{'one seed' if is_one else no}: {lacks} {said}", len(pairs))
-        if self.is_ratio and not all(a > 0 and b > 0 for a, b in compared):
-            free = self.better if any(a <= 0 for a, _ in compared) else self.than
-            return Verdict(f"{'one seed' if is_one else no}: there is no ratio, as {free} costs nothing", len(pairs))
-        effects = [log(a / b) if self.is_ratio else a - b for a, b in compared]
-        mean, (low, high) = fmean(effects), student_interval(effects)
+        if self.number == NEVER:
+            return Verdict(self._never(pairs), len(pairs))
+        no = "not reproduced" if self.is_of_paper else "does not hold"
+        effects = self.effects(pairs)
+        if effects is None:
+            return Verdict(f"{'one seed' if is_one else no}: {self._missing(pairs)}", len(pairs))
+        if self.metrics:
+            metric = Metric(self.metrics[0])
         falls = metric.falls
         border = self.margin if falls else 0 - self.margin  # not -0
         if self.paper is None:
             paper = -inf if self.is_ratio or falls else inf
         else:
             paper = log(self.paper) if self.is_ratio else self.paper
+        mean, (low, high) = fmean(effects), student_interval(effects)
         lowest, highest = (mean, mean) if is_one else (low, high)
-        is_behind = highest < border if paper > border else lowest > border
-        room = inf if self.is_ratio else room_left(fmean(b for _, b in compared), metric)
+        is_ahead, is_behind = lowest > border, highest < border
+        if paper < border:
+            is_ahead, is_behind = is_behind, is_ahead
+        others = [pair.than for pair in pairs if pair.than is not None]
+        room = inf if self.is_ratio else room_left(fmean(others), metric)
+        p = None if is_one or (self.number in RUN_COSTS and low == high) else student_p(effects, border)
         if self.paper is not None and (-paper if falls else paper) > room and not is_behind:
-            outcome = f"cannot be seen here: {self.than} leaves {shown(room)}"
+            outcome, p = f"cannot be seen here: {self.than} leaves {shown(room)}", None
         elif is_one:
             outcome = f"one seed: {self._side(mean, border, falls)}"
-        elif (lowest > border) if paper > border else (highest < border):
-            outcome = "reproduced in size" if low <= paper <= high else yes
-        elif is_behind:
-            outcome = f"{no}: the other sign"
-        else:
+        elif not is_ahead and not is_behind:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
+        elif not self.margin and abs(mean) <= floor:
+            outcome = f"{no}: below the floor of {shown(exp(floor) if self.is_ratio else floor, self.is_ratio)}"
+        elif is_behind:
+            outcome = f"{no}: the other sign"
+        elif self.paper is not None and not (low > 0 if paper > 0 else high < 0):
+            outcome = "within the margin; the paper's sign is not seen"
+        elif (low <= paper <= high and high - low <= abs(paper)) or (p is None and self._is_printed_alike(mean)):
+            outcome = "reproduced in size"
+        else:
+            outcome = "reproduced in sign" if self.is_of_paper else "holds"
         # The noise of single precision in equal values reads as 0.
-        noise = 0 if self.is_ratio else 1e-6 * max(abs(a) for a, _ in compared)
+        noise = 0 if self.is_ratio else 1e-6 * max(abs(pair.better or 0.0) for pair in pairs)
         mean, low, high = (exp(x) if self.is_ratio else x for x in (mean if abs(mean) > noise else 0.0, low, high))
         areas = [pair.area for pair in pairs if pair.area is not None]
         area = fmean(areas) if len(areas) == len(pairs) else None
-        return Verdict(outcome, len(effects), mean, low, high, area)
+        return Verdict(outcome, len(effects), mean, low, high, area, p)
+
+    def _is_printed_alike(self, mean: float) -> bool:
+        """Return whether a ratio that nothing varies has the paper's figures."""
+        return self.paper is not None and shown(exp(mean), is_ratio=True) == shown(self.paper, is_ratio=True)
+
+    def _never(self, pairs: Sequence[Pair]) -> str:
+        """Return whether no run of `than` reaches the target, in words."""
+        num_reached, num_runs = sum(pair.than is not None for pair in pairs), len(pairs)
+        if num_runs == 1:
+            return f"one seed: {self.than} {'reaches' if num_reached else 'does not reach'} the target"
+        if num_reached:
+            no = "not reproduced" if self.is_of_paper else "does not hold"
+            return f"{no}: {self.than} reaches the target in {num_reached} of {num_runs}"
+        return f"{'reproduced' if self.is_of_paper else 'holds'}: {self.than} reaches the target in 0 of {num_runs}"
+
+    def _missing(self, pairs: Sequence[Pair]) -> str:
+        """Return why there is no effect, in words."""
+        missing = {
+            self.better: sum(pair.better is None for pair in pairs),
+            self.than: sum(pair.than is None for pair in pairs),
+        }
+        if not any(missing.values()):
+            free = self.better if any(pair.better is not None and pair.better <= 0 for pair in pairs) else self.than
+            return f"there is no ratio, as {free} costs nothing"
+        lacks = next((pair.lacks for pair in pairs if pair.lacks), self._lacks())
+        return f"{lacks} {', '.join(f'{name} in {n} of {len(pairs)}' for name, n in missing.items() if n)}"
 
     def _lacks(self) -> str:
         """Return what a run lacks that has no number."""
@@ -213,6 +294,7 @@ class Verdict:
         mean: mean difference or ratio; None if it cannot be computed.
         low, high: its 95 % interval; infinite for one seed.
         area: mean difference over the logarithm of the bytes; None for other numbers than `at_uplink`.
+        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, or nothing varies by construction.
     """
 
     outcome: str
@@ -221,6 +303,7 @@ class Verdict:
     low: float = -inf
     high: float = inf
     area: float | None = None
+    p: float | None = None
 
     def interval(self, is_ratio: bool) -> str:
         """Return the 95 % interval as text; empty if there is none."""
@@ -238,7 +321,15 @@ def room_left(value: float, metric: Metric) -> float:
     return room if room >= 0 else inf
 
 
-def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:
+def corrected(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return for each of several verdicts whether it stands if all are corrected together; empty if no interval decides it."""
+    q_values = adjusted([verdict.p for verdict in verdicts])
+    texts = ["" if q is None else f"q {q:.2g}" if q >= 0.001 else "q < 0.001" for q in q_values]
+    stands = ["stands" if q is not None and q <= LEVEL else "undecided" for q in q_values]
+    return [text and f"{word} ({text})" for word, text in zip(stands, texts, strict=True)]
+
+
+def _within(ours: Curve, theirs: Curve, rounds: int | None, num_bytes: float | None) -> Pair:
     """Return the best values of two runs within the uplink bytes that the first has spent, and how they differ over log bytes."""
     record = ours.record
     if rounds is not None and record.num_rounds < rounds:
@@ -246,7 +337,7 @@ def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:
     spent = record.spent["uplink"][record.spent["rounds"] <= (inf if rounds is None else rounds)]
     if not len(spent) or np.isnan(spent[-1]):
         return Pair(None, None)
-    high = float(spent[-1])
+    high = float(spent[-1]) if num_bytes is None else num_bytes
     sign = -1 if ours.metric.falls else 1
     sent = [curve.axis("uplink") for curve in (ours, theirs)]
     values = [sign * curve.raw[of <= high] for curve, of in zip((ours, theirs), sent, strict=True)]
@@ -261,89 +352,46 @@ def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:
     return Pair(best, other, area)
 
 
-def _most_different(ours: Curve, theirs: Curve) -> Pair:
-    """Return both smoothed values in the common round in which they differ most, whichever is ahead there."""
-    _, first, second = np.intersect1d(ours.axis("rounds"), theirs.axis("rounds"), return_indices=True)
-    if not len(first):
-        return Pair(None, None, lacks="there is no common round of")
-    a, b = ours.smoothed[first], theirs.smoothed[second]
-    at = int(np.abs(a - b).argmax())
-    return Pair(float(a[at]), float(b[at]))
+def _means(ours: Curve, theirs: Curve, first: int, last: int) -> Pair:
+    """Return the mean values of two runs over the rounds from `first` to `last`."""
+    means = [_mean(curve, first, last) for curve in (ours, theirs)]
+    return Pair(means[0], means[1], lacks=f"not all rounds from {first} to {last} are there of" * (None in means))
 
 
-def read_claims(content: Any, cells: Sequence[str], has_target: bool) -> tuple[Claim, ...]:
-    """Return the claims of a study file.
+def _rises(ours: Curve, theirs: Curve) -> Pair:
+    """Return by how much the mean of two runs over the last half of the rounds exceeds that over the first half."""
+    last = min(ours.record.num_rounds, theirs.record.num_rounds)
+    halves = [(_mean(curve, 1, last // 2), _mean(curve, last // 2 + 1, last)) for curve in (ours, theirs)]
+    rises = [None if first is None or second is None else second - first for first, second in halves]
+    return Pair(rises[0], rises[1], lacks="a half of the rounds has no evaluation of" * (None in rises))
 
-    Raises:
-        UserError: a claim has an unknown key, cell or number, or lacks one.
-    """
-    require(isinstance(content, list), f"claims must be a list, got {content!r}.")
-    claims = []
-    for entry in content:
-        require(isinstance(entry, dict), f"a claim has the keys {', '.join(KEYS)}; got {entry!r}.")
-        for key in entry:
-            require(key in KEYS, f"a claim has the key {key!r}; {nearest(str(key), KEYS)}.")
-        for key in NEEDED:
-            require(key in entry, f"the claim {entry.get('text', entry)!r} needs the key {key!r}.")
-        entry = {**entry, "better": str(entry["better"]), "than": str(entry["than"])}
-        number = str(entry.get("in", "final"))
-        check_choice(f"in of the claim {entry['text']!r}", number, NUMBERS)
-        for name in (entry["better"], entry["than"]):
-            require(name in cells, f"the claim {entry['text']!r} is about {name!r}; {nearest(str(name), cells)}.")
-        require(has_target or number not in COSTS, f"the claim {entry['text']!r} compares {number}: give a target.")
-        rounds = entry.get("rounds")
-        if rounds is not None:
-            require(
-                number == AT_UPLINK,
-                f"rounds of the claim {entry['text']!r} is for `in: {AT_UPLINK}`, got `in: {number}`.",
-            )
-            check_whole(f"rounds of the claim {entry['text']!r}", rounds, 1)
-        paper, is_ratio = as_number(entry.get("paper")), number in COSTS
-        is_allowed = paper is None or (is_real(paper) and (paper > 0 and paper != 1 if is_ratio else paper != 0))
-        what = "a ratio above 0 other than 1" if is_ratio else "a difference other than 0"
-        require(is_allowed, f"paper of the claim {entry['text']!r} must be {what}, got {paper!r}.")
-        margin = as_number(entry.get("margin", 0))
-        require(
-            is_real(margin) and margin >= 0 and (paper is None or margin != abs(paper)) and not (margin and is_ratio),
-            f"margin of the claim {entry['text']!r} must be a difference of 0 or more other than paper's, and a cost has none, "
-            f"got {margin!r}.",
-        )
-        source = entry.get("source", "")
-        require(isinstance(source, str), f"source of the claim {entry['text']!r} must be words, got {source!r}.")
-        claims.append(
-            Claim(
-                str(entry["text"]),
-                entry["better"],
-                entry["than"],
-                number,
-                None if paper is None else float(paper),
-                float(margin),
-                rounds,
-                source,
-            )
-        )
-    return tuple(claims)
+
+def _mean(curve: Curve, first: int, last: int) -> float | None:
+    """Return the mean of the values of the rounds from `first` to `last`; None if some are missing or none is evaluated."""
+    rounds = curve.axis("rounds")
+    inside = curve.raw[(rounds >= first) & (rounds <= last)]
+    return float(inside.mean()) if len(inside) and curve.record.num_rounds >= last else None
 
 
 def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
     """Return the claims and their verdicts."""
     has_area, has_source = any(claim.number == AT_UPLINK for claim in claims), any(claim.source for claim in claims)
     rows = []
-    for claim, verdict in zip(claims, verdicts, strict=True):
+    for claim, verdict, stands in zip(claims, verdicts, corrected(verdicts), strict=True):
         paper = "" if claim.paper is None else f"{claim.paper:.3g}"
         mean = "–" if verdict.mean is None else shown(verdict.mean, claim.is_ratio)
         area = "" if verdict.area is None else shown(verdict.area)
-        words = [claim.text, claim.compared, *[claim.source] * has_source, verdict.outcome]
+        words = [claim.text, claim.compared, *[claim.source] * has_source, verdict.outcome, stands]
         numbers = [paper, mean, verdict.interval(claim.is_ratio) or "–", *[area] * has_area, str(verdict.num_seeds)]
         rows.append([*words, *numbers])
-    header = ["claim", "compared", *["in the paper"] * has_source, "verdict"]
+    header = ["claim", "compared", *["in the paper"] * has_source, "verdict", "after correction"]
     numbers = ["paper", "here", "95 % interval", *["over log bytes"] * has_area, "seeds"]
     return Table([*header, *numbers], rows, num_texts=len(header))
 
 
-def legend(claims: Sequence[Claim]) -> list[str]:
+def legend(claims: Sequence[Claim], has_floor: bool = False) -> list[str]:
     """Return how to read the table of these claims."""
-    return [LEGEND, *[WITHIN] * any(claim.number == AT_UPLINK for claim in claims)]
+    return [LEGEND, *[FLOOR] * has_floor, *[WITHIN] * any(claim.number == AT_UPLINK for claim in claims)]
 
 
 def shown(value: float, is_ratio: bool = False) -> str:
@@ -358,13 +406,3 @@ def shown(value: float, is_ratio: bool = False) -> str:
         return f"{value:#.2g}" if value < 9.95 else f"{value:,.0f}"
     text = f"{value:.3f}"
     return text if float(text) else f"{value:.1g}"
-
-
-def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean by Student's t; infinite for one value."""
-    if len(values) < 2:
-        return -inf, inf
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    return fmean(values) - half, fmean(values) + half

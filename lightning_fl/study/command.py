@@ -211,13 +211,17 @@ def verdicts_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = Map
     every_run: dict[str, dict[int, Curve | None]] = {cell: dict(runs) for cell, runs in curves.items()}
     for cell, seeds in never_finite.items():
         every_run.setdefault(cell, {}).update(dict.fromkeys(seeds))
-    return [claim.judge(claim.pairs(every_run), metric) for claim in file.claims]
+    return [claim.judge(claim.pairs(every_run), metric, claim.floor(file.floor, every_run)) for claim in file.claims]
 
 
 def _claims(file: StudyFile, curves: Curves, never_finite: NeverFinite) -> list[Part]:
     """Return the table of the claims, and how to read it."""
     regimes = [f"In the paper: {file.regime.paper}. Here: {file.regime.here}."] if file.regime else []
-    return [*regimes, claims_table(file.claims, verdicts_of(file, curves, never_finite)), legend(file.claims)]
+    return [
+        *regimes,
+        claims_table(file.claims, verdicts_of(file, curves, never_finite)),
+        legend(file.claims, bool(file.floor)),
+    ]
 
 
 def _within_budget(file: StudyFile, curves: Curves, look: Look) -> Sections:

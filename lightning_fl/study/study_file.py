@@ -14,7 +14,9 @@ takes: two minutes of one core            # what all runs take, in words
 regime:                                   # network, data, clients and rounds behind a paper's figures, and of these runs
   paper: CNN, CIFAR-10, 100 clients, 500 rounds
   here: LeNet-5, digits, 100 clients, 30 rounds
-claims:                                   # see `lightning_fl.study.claims`
+  alike: false                            # true if the runs are in the paper's own regime (false if not given)
+floor: [[short, again]]                   # cells that are the same method, as with other threads: how far it differs from itself
+claims:                                   # see `lightning_fl.study.claims_file`
   - {text: FedProx sends less, better: FedProx, than: FedAvg, in: target_uplink, paper: 0.8}
 """
 
@@ -43,11 +45,12 @@ from lightning_fl.report.comparison import Metric
 from lightning_fl.report.labels import experiment_settings
 from lightning_fl.report.records import flatten, require_same_data
 from lightning_fl.study.budget import Budget, read_budget
-from lightning_fl.study.claims import Claim, read_claims
+from lightning_fl.study.claims import Claim
+from lightning_fl.study.claims_file import read_claims
 
 KEYS = (
     *("base", "seeds", "grid", "exclude", "target", "metric", "window", "budget", "chance"),
-    *("takes", "regime", "claims"),
+    *("takes", "regime", "floor", "claims"),
 )
 NEEDED = ("seeds", "grid")
 MOST_COMBINATIONS, MOST_RUNS = 10_000, 100_000
@@ -103,10 +106,12 @@ class Regime:
     Attributes:
         paper: those behind the paper's figures.
         here: those of the study's runs.
+        is_alike: True if the runs are in the paper's own regime, as far as the paper prints it.
     """
 
     paper: str
     here: str
+    is_alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ class StudyFile:
         budget: uplink bytes within which the cells are compared; None for no such comparison.
         regime: regimes of the paper and of the runs; None if the file does not say them.
         takes: what all runs take, in words; empty if the file does not say it.
+        floor: pairs of cells that are the same method.
     """
 
     cells: tuple[Cell, ...]
@@ -134,6 +140,7 @@ class StudyFile:
     window: int | None = None
     regime: Regime | None = None
     takes: str = ""
+    floor: tuple[tuple[str, str], ...] = ()
 
     @property
     def report_flags(self) -> list[str]:
@@ -166,7 +173,8 @@ class StudyFile:
             same.setdefault(_digest(config), []).append(name)
         for names in same.values():
             require(
-                len(names) == 1, f"{' and '.join(names)} have the same settings, apart from where and how they run."
+                len(names) == 1 or any(set(names) == set(pair) for pair in self.floor),
+                f"{' and '.join(names)} have the same settings, apart from where and how they run.",
             )
         require(not misfits, "; ".join(f"{', '.join(names)}: {why}" for why, names in misfits.items()) + ".")
         require_same_data({name: flatten(config) for name, config in resolved.items()}, "study")
@@ -222,25 +230,41 @@ def read_study(path: Path) -> StudyFile:
         len(cells) * len(seeds) <= MOST_RUNS,
         f"{path} has {len(cells) * len(seeds):,} runs, but a study has {MOST_RUNS:,} at most: make several studies.",
     )
-    claims = read_claims(content.get("claims", []), [cell.name for cell in cells], has_target="target" in content)
+    target, metric, window = _comparison(content)
+    names = [cell.name for cell in cells]
+    claims = read_claims(content.get("claims", []), names, target)
     takes = content.get("takes", "")
     require(isinstance(takes, str), f"takes must be words, got {takes!r}.")
     regime = _regime(content.get("regime"))
-    return StudyFile(
-        cells, tuple(seeds), claims, read_budget(content), *_comparison(content), regime=regime, takes=takes
+    floor, budget = _floor(content.get("floor", []), names), read_budget(content)
+    return StudyFile(cells, tuple(seeds), claims, budget, target, metric, window, regime, takes, floor)
+
+
+def _floor(content: Any, cells: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of cells that are the same method."""
+    require(
+        isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content),
+        f"floor must be a list of pairs of cells that are the same method, got {content!r}.",
     )
+    pairs = [(str(first), str(second)) for first, second in content]
+    for name in (name for pair in pairs for name in pair):
+        require(name in cells, f"floor names {name!r}; {nearest(name, cells)}.")
+    require(all(first != second for first, second in pairs), f"floor must pair different cells, got {content!r}.")
+    return tuple(pairs)
 
 
 def _regime(content: Any) -> Regime | None:
     """Return the regimes of the paper and of the runs; None if none are given."""
     if content is None:
         return None
-    is_regime = isinstance(content, dict) and content.keys() == {"paper", "here"}
+    is_regime = isinstance(content, dict) and {"paper", "here"} <= content.keys() <= {"paper", "here", "alike"}
     require(
-        is_regime and all(isinstance(words, str) and bool(words) for words in content.values()),
-        f"regime has the words paper and here, got {content!r}.",
+        is_regime
+        and all(isinstance(content[key], str) and content[key] for key in ("paper", "here"))
+        and isinstance(content.get("alike", False), bool),
+        f"regime has the words paper and here, and alike, true or false, got {content!r}.",
     )
-    return Regime(**content)
+    return Regime(content["paper"], content["here"], content.get("alike", False))
 
 
 def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, int | None]:

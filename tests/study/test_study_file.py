@@ -85,6 +85,12 @@ def test_two_cells_with_the_same_settings_are_refused(tmp_path: Path) -> None:
         read_study(written(tmp_path, grid=grid)).runs(tmp_path, resolve)
 
 
+def test_a_method_may_stand_beside_itself_as_the_floor(tmp_path: Path) -> None:
+    grid = {"runner": {"one": ["file.yaml", "--threads=1"], "two": ["file.yaml", "--threads=2"]}}
+    study = read_study(written(tmp_path, grid=grid, floor=[["one", "two"]]))
+    assert len({run.folder for run in study.runs(tmp_path, resolve)}) == 2 * len(study.seeds)
+
+
 def test_a_flag_may_be_separated_from_its_value_by_a_blank(tmp_path: Path) -> None:
     words = ["--algorithm FedProx", "--algorithm.mu  0.1", "--trainer.default_root_dir=my runs", "my file.yaml"]
     (cell,) = read_study(written(tmp_path, base=[], grid={"method": {"prox": words}})).cells
@@ -148,10 +154,36 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
             {"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "target_rounds"}]},
             "give a target",
         ),
-        ({"claims": [CLAIM | {"rounds": 5}]}, "is for `in: at_uplink`, got `in: final`"),
+        ({"claims": [CLAIM | {"rounds": 5}]}, "is for `in: at_uplink` and `in: mean`, got `in: final`"),
+        (
+            {"claims": [CLAIM | {"in": "largest_gap"}]},
+            "tells equal methods apart in a fifth of all cases; use `in: mean`",
+        ),
+        (
+            {"claims": [CLAIM | {"in": "mean"}]},
+            "must be the first and the last round of `in: mean`, as [151, 300], got None",
+        ),
+        ({"claims": [CLAIM | {"in": "mean", "rounds": [9, 5]}]}, "must be a whole number of at least 9, got 5"),
+        ({"claims": [CLAIM | {"bytes": 1e6}]}, "is for `in: at_uplink` without rounds, got `in: final`"),
+        ({"claims": [CLAIM | {"bytes": -1, "in": "at_uplink"}]}, "must be a number above 0, got -1"),
+        ({"claims": [CLAIM | {"metric": 5}]}, "must be a column of metrics.csv or a list of columns, got 5"),
+        (
+            {"target": 0.5, "claims": [CLAIM | {"in": "target_rounds", "metric": "val/loss", "paper": 2}]},
+            "is not for target_rounds: it has no target",
+        ),
+        ({"target": 0.5, "claims": [CLAIM | {"in": "never_reached", "paper": 2}]}, "has no meaning for never_reached"),
+        (
+            {"floor": [["avg-short"]]},
+            "floor must be a list of pairs of cells that are the same method, got [['avg-short']]",
+        ),
+        ({"floor": [["avg-short", "avg-lon"]]}, "floor names 'avg-lon'; did you mean 'avg-long'"),
+        ({"floor": [["avg-short", "avg-short"]]}, "floor must pair different cells"),
         ({"claims": [CLAIM | {"rounds": 0, "in": "at_uplink"}]}, "must be a whole number of at least 1, got 0"),
         ({"claims": [CLAIM | {"source": 12}]}, "source of the claim 'x' must be words, got 12"),
-        ({"regime": {"paper": "VGG-9"}}, "regime has the words paper and here, got {'paper': 'VGG-9'}"),
+        (
+            {"regime": {"paper": "VGG-9"}},
+            "regime has the words paper and here, and alike, true or false, got {'paper': 'VGG-9'}",
+        ),
         ({"takes": 12}, "takes must be words, got 12"),
     ],
 )
