@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from all_classes import GIVEN, classes
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms._adam import AdamOnClients
 from lightning_fl.algorithms._feddumap import AdaptivelyPruned, DynamicallyUpdated
 from lightning_fl.checks import parameters_of
@@ -75,7 +75,8 @@ def answer(found: type, given: dict[str, Any]) -> str:
     try:
         found(**given)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        kind = UserError if isinstance(error, UserError) else type(error)
+        return f"{kind.__name__}: {error}"
     return "taken"
 
 

@@ -164,6 +164,11 @@ ROWS = {  # the tests by the row's first words
     "`estimated_stepping_batches`": [
         ("flat_module/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be")
     ],
+    "`max_steps`, `min_steps`": [
+        ("trainer/test_max_steps.py", "test_one_client_makes_the_steps_of_lightning"),
+        ("trainer/test_max_steps.py", "test_the_last_round_has_the_steps_that_are_left"),
+        ("trainer/test_max_steps.py", "test_min_steps_lets_a_stopped_run_go_on"),
+    ],
     "`is_last_batch`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`train_dataloader`": [
         (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),

@@ -106,7 +106,7 @@ class TrainerFlags(Trainer, ABC):
         *,
         max_rounds: int = 100,
         min_rounds: int | None = None,
-        max_steps: int = -1,
+        max_steps: int | None = None,
         min_steps: int | None = None,
         clients_per_round: int | float = 10,
         local_epochs: int | None = None,
@@ -152,12 +152,12 @@ class TrainerFlags(Trainer, ABC):
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
-        overfit_batches: int | float = 0.0,
-        reload_dataloaders_every_n_epochs: int = 0,
+        overfit_batches: int | float | None = None,
+        reload_dataloaders_every_n_epochs: int | None = None,
         num_sanity_val_steps: int = 2,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         enable_model_summary: bool = True,
@@ -174,8 +174,8 @@ class TrainerFlags(Trainer, ABC):
         Args:
             max_rounds: Rounds of communication; a round is an epoch for callbacks and schedulers.
             min_rounds: Rounds before which no callback or module ends the run; none if not given.
-            max_steps: End with the round in which a client's `trainer.global_step` reaches this number, of which no client goes
-                beyond it: of each round the steps of the client that makes the most count. -1 for no limit but max_rounds.
+            max_steps: End with the round in which a client's `trainer.global_step` reaches this number; no client goes beyond it.
+                Of each round the steps of the client that makes the most count. Without it, or with -1, max_rounds is the limit.
             min_steps: Steps, counted in the same way, before which no callback or module ends the run; none if not given.
             clients_per_round: Clients selected in each round, a count or a fraction in (0, 1] of those that have samples.
             local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
@@ -238,13 +238,13 @@ class TrainerFlags(Trainer, ABC):
             limit_test_batches: Test batches, a count or a fraction.
             limit_predict_batches: Prediction batches, a count or a fraction.
             overfit_batches: Train in every pass on the same first batches of each client, a count or a fraction, and validate on
-                as many; replaces limit_train_batches and limit_val_batches. Off if 0.
+                as many; replaces limit_train_batches and limit_val_batches. Off if not given, or 0.
             reload_dataloaders_every_n_epochs: Request the loaders anew every n rounds, where clients read loaders of their own;
-                never if 0.
+                never if not given, or 0.
             num_sanity_val_steps: Validation batches to try before the first round; -1 for all.
             accumulate_grad_batches: Batches whose gradients make one optimiser step.
             gradient_clip_val: Clip each step's gradient to this norm or value.
-            gradient_clip_algorithm: norm or value; norm if not given.
+            gradient_clip_algorithm: norm or value.
             enable_progress_bar: Show a progress bar.
             enable_checkpointing: Save checkpoints and the final model.
             enable_model_summary: Print a summary of the module before training.
@@ -265,7 +265,7 @@ class TrainerFlags(Trainer, ABC):
         """
         self.max_rounds = max_rounds
         self.min_rounds = min_rounds
-        self.max_steps = max_steps
+        self.max_steps = -1 if max_steps is None else max_steps
         self.min_steps = min_steps
         self.clients_per_round = clients_per_round
         self.local_epochs = local_epochs
@@ -307,8 +307,8 @@ class TrainerFlags(Trainer, ABC):
             "limit_test_batches": limit_test_batches,
             "limit_predict_batches": limit_predict_batches,
         }
-        self.overfit_batches = overfit_batches
-        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
+        self.overfit_batches = 0.0 if overfit_batches is None else overfit_batches
+        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs or 0
         self.num_sanity_val_steps = num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
@@ -324,10 +324,9 @@ class TrainerFlags(Trainer, ABC):
         self.detect_anomaly = detect_anomaly
         with misconfiguration():
             self._check()
-        if gradient_clip_algorithm is not None:
-            self.gradient_clip_algorithm = GradClipAlgorithmType(
-                gradient_clip_algorithm
-            )  # as modules find it in Lightning
+        # As in Lightning, where it is None by default, so that a module may clip by value itself.
+        is_given = gradient_clip_val is not None or gradient_clip_algorithm != "norm"
+        self.gradient_clip_algorithm = GradClipAlgorithmType(gradient_clip_algorithm) if is_given else None
         if overfit_batches:
             self.limits |= {"limit_train_batches": overfit_batches, "limit_val_batches": overfit_batches}
         self.max_rounds = int(fast_dev_run or max_rounds)
@@ -464,7 +463,7 @@ class TrainerFlags(Trainer, ABC):
             f"adversary must be an Adversary, such as Adversary(SignFlip()), got {self.adversary!r}.",
         )
         check_choice("runner", self.runner, ("auto", "serial", "stacked", "lightning"))
-        check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, (None, "norm", "value"))
+        check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
         check_choice("float32_precision", self.float32_precision, (None, *PRECISIONS))
         check_choice("deterministic", self.deterministic, (True, False, "warn"))
         check_choice("channels_last", self.channels_last, (None, True, False))

@@ -21,7 +21,8 @@ from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
 from lightning_fl.report.records import Record
 from lightning_fl.report.tables import results
 from lightning_fl.study.budget import LEGEND
-from lightning_fl.study.claims import NUMBERS, read_claims
+from lightning_fl.study.claims import NUMBERS
+from lightning_fl.study.claims_file import read_claims
 from lightning_fl.trainer.run_metric import results_of
 
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=150)
@@ -112,7 +113,7 @@ def test_only_what_is_called_best_is_chosen_on_the_values_that_it_reports() -> N
     sent, more = summary(plain, "test/accuracy"), summary(lucky, "test/accuracy")
     changed = {key for key in sent if sent[key] != pytest.approx(more[key])}
     assert changed == {"best", "best_round", "accuracy_at_budget", "area"}, "those within a budget are best values, too"
-    (claim,) = read_claims([{"text": "a claim", "better": "a", "than": "b"}], ["a", "b"], has_target=False)
+    (claim,) = read_claims([{"text": "a claim", "better": "a", "than": "b"}], ["a", "b"], target=None)
     assert claim.number == "final"
 
 
@@ -190,14 +191,14 @@ def test_at_best_validation_has_its_name_in_the_table_of_a_fit_in_reports_and_in
     with (tmp_path / "report" / "runs.csv").open() as file:
         assert [row["at_best_validation"] for row in csv.DictReader(file)] == ["0.6"]
     given = [{"text": "a claim", "better": "a", "than": "b", "in": "at_best_validation"}]
-    (claim,) = read_claims(given, ["a", "b"], has_target=False)
+    (claim,) = read_claims(given, ["a", "b"], target=None)
     ours, theirs = curve(validated, others={"test/accuracy": tested}), curve(validated)
     said = "one seed: there is no test value at the best validation of b in 1 of 1"
     assert claim.judge(claim.pairs({"a": {0: ours}, "b": {0: theirs}}), ours.metric).outcome == said
     theirs = curve(validated, others={"test/accuracy": [0.3, 0.5, 0.8]})
     assert claim.judge(claim.pairs({"a": {0: ours}, "b": {0: theirs}}), ours.metric).outcome == "one seed: ahead"
     with pytest.raises(UserError, match="at_best_validation"):
-        read_claims([{**given[0], "in": "at_best"}], ["a", "b"], has_target=False)
+        read_claims([{**given[0], "in": "at_best"}], ["a", "b"], target=None)
 
 
 def test_nothing_is_called_held_out_where_validation_is_on_test_samples() -> None:

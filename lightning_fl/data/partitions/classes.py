@@ -36,7 +36,7 @@ class Classes(Partition):
     takes_shuffled = True
 
     classes_per_client: int = 2
-    leave_out: bool = False
+    leave_out: bool | None = None
 
     def __post_init__(self) -> None:
         check_whole("classes_per_client", self.classes_per_client, 1)

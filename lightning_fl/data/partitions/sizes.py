@@ -18,6 +18,9 @@ from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough, require_minimum
 from lightning_fl.errors import UserError
 
+MOST_TRIES = 1000
+"""Draws before an error is raised, if `max_tries` is not given."""
+
 
 @dataclass(frozen=True)
 class Sizes(Partition):
@@ -53,17 +56,18 @@ class QuantitySkew(Sizes):
     Args:
         alpha: concentration, > 0: the smaller, the more the sizes differ. NIID-Bench uses 0.5.
         min_samples: smallest number of samples of a client, at least 1; 10 in NIID-Bench.
-        max_tries: number of draws before an error is raised, at least 1.
+        max_tries: number of draws before an error is raised, at least 1; 1000 if not given.
     """
 
     alpha: float = 0.5
     min_samples: int = 10
-    max_tries: int = 1000
+    max_tries: int | None = None
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
         check_whole("min_samples", self.min_samples, 1)
-        check_whole("max_tries", self.max_tries, 1)
+        if self.max_tries is not None:
+            check_whole("max_tries", self.max_tries, 1)
 
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to shares drawn from a Dirichlet distribution: see `Sizes`."""
@@ -73,7 +77,7 @@ class QuantitySkew(Sizes):
             return rng.dirichlet(np.full(num_clients, self.alpha))
 
         setting = f"{self} for {num_clients:,} clients: raise alpha or max_tries"
-        return drawn_sizes(shares, num_samples, self.min_samples, setting, self.max_tries)
+        return drawn_sizes(shares, num_samples, self.min_samples, setting, self.max_tries or MOST_TRIES)
 
 
 @dataclass(frozen=True)
@@ -83,17 +87,18 @@ class LogNormalSizes(Sizes):
     Args:
         sigma: spread of the logarithms of the sizes, at least 0; 0 gives even sizes.
         min_samples: smallest number of samples of a client, at least 1.
-        max_tries: number of draws before an error is raised, at least 1.
+        max_tries: number of draws before an error is raised, at least 1; 1000 if not given.
     """
 
     sigma: float = 0.5
     min_samples: int = 1
-    max_tries: int = 1000
+    max_tries: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least("sigma", self.sigma, 0)
         check_whole("min_samples", self.min_samples, 1)
-        check_whole("max_tries", self.max_tries, 1)
+        if self.max_tries is not None:
+            check_whole("max_tries", self.max_tries, 1)
 
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to log-normal numbers: see `Sizes`."""
@@ -104,7 +109,7 @@ class LogNormalSizes(Sizes):
             return np.exp(logarithms - logarithms.max())  # or large ones overflow
 
         setting = f"{self} for {num_clients:,} clients: lower sigma, raise max_tries"
-        return drawn_sizes(weights, num_samples, self.min_samples, setting, self.max_tries)
+        return drawn_sizes(weights, num_samples, self.min_samples, setting, self.max_tries or MOST_TRIES)
 
 
 def drawn_sizes(
