@@ -354,7 +354,7 @@ def _stage(trainer: TrainerInterface) -> Any:
             del vars(stage)[name]
     stage.state = TrainerState()
     callbacks = [_silenced(callback) for callback in trainer.given_callbacks]
-    timer = None if trainer.timer is None else _silenced(trainer.timer)
+    timer: Any = None if trainer.timer is None else _silenced(trainer.timer)
     stage.callback_list = CallbackList(callbacks, timer, trainer.default_root_dir)
     stage.loggers, stage.timer, stage.profiler = [], timer, SimpleProfiler()
     stage.enable_checkpointing = stage.enable_progress_bar = stage.enable_model_summary = False
