@@ -31,6 +31,13 @@ DEEPEST = 10
 """Number of dots in the key of the innermost setting: objects may contain each other."""
 UNKEPT = object()
 """Stands for an argument that its object does not keep."""
+ABSENT: dict[str, tuple[Any, Any]] = {
+    "gradient_clip_algorithm": (None, "norm"),
+    "max_steps": (-1, None),
+    "overfit_batches": (0.0, None),
+    "reload_dataloaders_every_n_epochs": (0, None),
+}
+"""Values of the trainer's attributes, as in Lightning, whose flags are not given, and the defaults of these flags."""
 Inside: TypeAlias = Callable[[Any, bool], tuple[Any, list[tuple[str, Any, bool]]]]
 
 
@@ -86,13 +93,20 @@ def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:
     """
     settings = RunSettings()
     for name in (*trainer.changeable, *trainer.unchangeable):
-        settings.add(f"trainer.{name}", getattr(trainer, name), name in trainer.changeable)
+        settings.add(f"trainer.{name}", flag_value(trainer, name), name in trainer.changeable)
     settings.add("trainer.callbacks", list(trainer.given_callbacks), True)
     settings.add("data", data, False)
     settings.add(SAMPLES, _digest(data), False)
     for name, value in _settings_in(trainer.algorithm):
         settings.add(f"algorithm.{name}", value, name in trainer.algorithm.changeable)
     return settings
+
+
+def flag_value(trainer: Any, name: str) -> Any:
+    """Return the value of a flag, also where Lightning's attribute of that name has another if the flag is not given."""
+    value = getattr(trainer, name)
+    absent, default = ABSENT.get(name, (UNKEPT, None))
+    return default if value == absent else value
 
 
 def walk(key: str, value: Any, changeable: bool, inside: Inside) -> Iterator[tuple[str, Any, bool]]:

@@ -20,7 +20,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import Remembering, is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.run_folder import UNKNOWN
-from lightning_fl.settings.settings import UNKEPT, hyper_parameters, kept_arguments, walk
+from lightning_fl.settings.settings import UNKEPT, flag_value, hyper_parameters, kept_arguments, walk
 from lightning_fl.slots import Part
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
@@ -47,7 +47,9 @@ def written_settings(
         seed: seed of the run.
     """
     flags = (*trainer.changeable, *trainer.unchangeable, "log_every_n_rounds", "fast_dev_run")
-    flag_values = {name: trainer.limits[name] if name in trainer.limits else getattr(trainer, name) for name in flags}
+    flag_values = {
+        name: trainer.limits[name] if name in trainer.limits else flag_value(trainer, name) for name in flags
+    }
     settings: dict[str, Any] = {"seed_everything": seed}
     for name, value in flag_values.items():
         flag_settings = _flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value)
