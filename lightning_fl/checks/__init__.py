@@ -1,7 +1,6 @@
 """Checks of values, parameters of classes, and Lightning's classes under both of their names."""
 
 from lightning_fl.checks.lightning_classes import hook_owner, is_a, is_lightnings, listed, overrides
-from lightning_fl.checks.misconfiguration import MisconfigurationError, misconfiguration
 from lightning_fl.checks.parameters import Remembering, needs_closure, parameters_of
 from lightning_fl.checks.values import (
     LARGEST,
@@ -26,7 +25,6 @@ __all__ = [
     "LARGEST_SEED",
     "MOST",
     "SMALLEST",
-    "MisconfigurationError",
     "Remembering",
     "as_number",
     "check_at_least",
@@ -41,7 +39,6 @@ __all__ = [
     "is_real",
     "is_whole",
     "listed",
-    "misconfiguration",
     "needs_closure",
     "overrides",
     "parameters_of",

@@ -11,7 +11,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 
-from lightning_fl.checks import misconfiguration
+from lightning_fl.checks.misconfiguration import misconfiguration
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_objects

@@ -28,8 +28,8 @@ from lightning_fl.checks import (
     is_a,
     is_whole,
     listed,
-    misconfiguration,
 )
+from lightning_fl.checks.misconfiguration import misconfiguration
 from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.evaluation.loops import EvaluationLoop, PredictionLoop
