@@ -99,7 +99,7 @@ def _train(run: dict[str, Any], root: Path) -> dict[str, Any]:
         said = (root / "output" / "stderr").read_text(errors="replace").splitlines()
         sentences = [line for line in said if line.startswith("lightning-fl")]
         # Some sentences of other packages name the elements of a set, in any order.
-        words = sorted(" ".join(sentences).replace(str(root), "").replace(",", "").split())
+        words = sorted(word.strip(".,") for word in " ".join(sentences).replace(str(root), "").split())
         return {"ended": ended, "sentence": " ".join(words)}
     bits, weights, last = folder / "communication.json", folder / "model.ckpt", folder / "checkpoints" / "last.ckpt"
     return {
