@@ -2,7 +2,7 @@
 
 from lightning_fl.attacks.adversary import Adversary
 from lightning_fl.attacks.alie import ALIE
-from lightning_fl.attacks.attack import Attack, Honest, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext, Honest
 from lightning_fl.attacks.backdoor import Backdoor
 from lightning_fl.attacks.fang import FangKrum, FangTrim
 from lightning_fl.attacks.faults import FreeRider, GaussianUpload, NotFinite, SignFlip
@@ -15,6 +15,7 @@ __all__ = [
     "IPM",
     "Adversary",
     "Attack",
+    "AttackContext",
     "Backdoor",
     "FangKrum",
     "FangTrim",
@@ -24,6 +25,5 @@ __all__ = [
     "LabelFlip",
     "MinMax",
     "NotFinite",
-    "Scene",
     "SignFlip",
 ]

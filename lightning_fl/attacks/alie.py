@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.attacks.attack import Attack, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext
 from lightning_fl.slots import Message
 
 
@@ -31,12 +31,12 @@ class ALIE(Attack):
                 "let more clients attack."
             )
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return μ − zσ."""
-        if scene.honest is None:
+        if context.honest is None:
             return message
-        z = deviations(scene.num_uploads, scene.num_attackers)
-        return {name: scene.honest.mean[name] - z * scene.honest.std[name] for name in message}
+        z = deviations(context.num_uploads, context.num_attackers)
+        return {name: context.honest.mean[name] - z * context.honest.std[name] for name in message}
 
 
 def deviations(num_uploads: int, num_attackers: int) -> float:

@@ -37,8 +37,8 @@ class Honest:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What an attacker knows when it sends.
+class AttackContext:
+    """Knowledge of an attacker when it sends.
 
     Attributes:
         draw: source of its random draws.
@@ -66,7 +66,7 @@ class Attack(ABC):
     """
 
     knows: Literal["nothing", "moments", "uploads"] = "nothing"
-    """What attackers know of the round's honest uploads: their moments, which are summed up, or all of them, which are kept."""
+    """Knowledge of the round's honest uploads: their moments, which are summed up, or all of them, which are kept."""
 
     poisons = False
     """True if `poisoned` changes samples."""
@@ -97,12 +97,12 @@ class Attack(ABC):
         return batch
 
     @abstractmethod
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return what an attacker sends.
 
         Args:
             message: float vectors of its result, by name.
-            scene: what it knows besides.
+            context: what it knows besides.
 
         Returns:
             Vectors of the same names and lengths, in any floating dtype.

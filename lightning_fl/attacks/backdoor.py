@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from lightning_fl.attacks.attack import Attack, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext
 from lightning_fl.attacks.batches import labelled, with_parts
 from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_real
 from lightning_fl.data.trigger import stamped
@@ -68,7 +68,7 @@ class Backdoor(Attack):
         labels[:count] = self.target
         return with_parts(batch, {0: images, 1: labels})
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return λx."""
-        factors = scene.replacement if self.replace else dict.fromkeys(message, self.scale)
+        factors = context.replacement if self.replace else dict.fromkeys(message, self.scale)
         return {name: factors[name] * vector for name, vector in message.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.attacks.attack import Attack, Honest, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext, Honest
 from lightning_fl.checks import is_real
 from lightning_fl.errors import require
 from lightning_fl.slots import Message
@@ -36,17 +36,17 @@ class FangTrim(Attack):
     def __post_init__(self) -> None:
         require(is_real(self.b) and self.b > 1, f"b must be a number above 1, got {self.b!r}.")
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return uniform draws between the honest extreme and its multiple; each attacker draws its own."""
-        if scene.honest is None:
+        if context.honest is None:
             return message
-        honest, sent = scene.honest, {}
+        honest, sent = context.honest, {}
         for name, vector in message.items():
             rows = honest.rows[name]
             extreme = torch.where(honest.mean[name] > 0, rows.amin(0), rows.amax(0))
             outwards = (extreme > 0) == (honest.mean[name] <= 0)  # then a multiple lies outside, else a fraction
             end = torch.where(outwards, extreme * self.b, extreme / self.b)
-            share = torch.rand(vector.shape, generator=scene.draw.generator(name), dtype=torch.float64).to(extreme)
+            share = torch.rand(vector.shape, generator=context.draw.generator(name), dtype=torch.float64).to(extreme)
             sent[name] = extreme + share * (end - extreme)
         return sent
 
@@ -57,12 +57,12 @@ class FangKrum(Attack):
 
     knows = "uploads"
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return −λ sgn μ, with one λ for all vectors."""
-        if scene.honest is None:
+        if context.honest is None:
             return message
-        length = krum_length(scene.honest, scene.num_attackers)
-        return {name: -length * scene.honest.mean[name].sign() for name in message}
+        length = krum_length(context.honest, context.num_attackers)
+        return {name: -length * context.honest.mean[name].sign() for name in message}
 
 
 def krum_length(honest: Honest, num_attackers: int) -> float:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.attacks.attack import Attack, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext
 from lightning_fl.checks import check_at_least, check_choice, check_positive, is_real
 from lightning_fl.errors import require
 from lightning_fl.slots import Message
@@ -32,7 +32,7 @@ class SignFlip(Attack):
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return −λx."""
         return {name: -self.scale * vector for name, vector in message.items()}
 
@@ -53,9 +53,9 @@ class GaussianUpload(Attack):
         require(is_real(self.mean), f"mean must be a finite number, got {self.mean!r}.")
         check_at_least("std", self.std, 0)
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return N(mean, std²)."""
-        return {name: self.mean + self.std * normal(name, vector, scene) for name, vector in message.items()}
+        return {name: self.mean + self.std * normal(name, vector, context) for name, vector in message.items()}
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class FreeRider(Attack):
         """True for the change from round to round."""
         return self.sends == "last_change"
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return 0 or w_t − w_{t−1}, plus noise."""
         sent = {name: torch.zeros_like(vector) for name, vector in message.items()}
         if self.sends == "last_change":
-            sent |= {name: scene.received[name] - scene.earlier[name] for name in sent if name in scene.earlier}
+            sent |= {name: context.received[name] - context.earlier[name] for name in sent if name in context.earlier}
         if self.noise:
-            sent = {name: vector + self.noise * normal(name, vector, scene) for name, vector in sent.items()}
+            sent = {name: vector + self.noise * normal(name, vector, context) for name, vector in sent.items()}
         return sent
 
 
@@ -94,11 +94,11 @@ class FreeRider(Attack):
 class NotFinite(Attack):
     """Send NaN, which the server rejects and counts in `clients/rejected`."""
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return NaN."""
         return {name: torch.full_like(vector, torch.nan) for name, vector in message.items()}
 
 
-def normal(name: str, like: Tensor, scene: Scene) -> Tensor:
+def normal(name: str, like: Tensor, context: AttackContext) -> Tensor:
     """Return standard normal numbers of the form of a vector, the attacker's own for each name."""
-    return torch.randn(like.shape, generator=scene.draw.generator(name), dtype=torch.float64).to(like)
+    return torch.randn(like.shape, generator=context.draw.generator(name), dtype=torch.float64).to(like)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.attacks.attack import Attack, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext
 from lightning_fl.checks import check_positive
 from lightning_fl.slots import Message
 
@@ -26,8 +26,8 @@ class IPM(Attack):
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return −εμ."""
-        if scene.honest is None:
+        if context.honest is None:
             return message
-        return {name: -self.scale * scene.honest.mean[name] for name in message}
+        return {name: -self.scale * context.honest.mean[name] for name in message}

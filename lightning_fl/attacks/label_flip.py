@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_fl.attacks.attack import Attack, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext
 from lightning_fl.attacks.batches import labelled, with_parts
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
@@ -53,6 +53,6 @@ class LabelFlip(Attack):
             return with_parts(batch, {1: num_classes - 1 - labels})
         return with_parts(batch, {1: torch.where(labels == self.source, self.target, labels)})
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return what the training on false labels gives."""
         return message

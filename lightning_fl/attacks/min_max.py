@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.attacks.attack import Attack, Honest, Scene
+from lightning_fl.attacks.attack import Attack, AttackContext, Honest
 from lightning_fl.slots import Message
 from lightning_fl.vectors.order_statistics import squared_distances
 
@@ -23,12 +23,12 @@ class MinMax(Attack):
 
     knows = "uploads"
 
-    def forged(self, message: Message, scene: Scene) -> Message:
+    def forged(self, message: Message, context: AttackContext) -> Message:
         """Return μ − γσ."""
-        if scene.honest is None:
+        if context.honest is None:
             return message
-        length = largest_length(scene.honest)
-        return {name: scene.honest.mean[name] - length * scene.honest.std[name] for name in message}
+        length = largest_length(context.honest)
+        return {name: context.honest.mean[name] - length * context.honest.std[name] for name in message}
 
 
 def largest_length(honest: Honest) -> float:

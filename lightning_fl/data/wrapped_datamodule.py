@@ -116,7 +116,7 @@ class Federated(FederatedDataModule):
         self._next_loader: Any = None
         """Training loader that was read to see whether it can be divided, until it is used."""
         self._divisible: tuple[Samples, int, bool] | None = None
-        """What `read_loader` returned of it."""
+        """Result of `read_loader` for it."""
         self._num_classes = num_classes
         self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()

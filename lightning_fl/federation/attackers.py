@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.attacks import Adversary, Honest, Scene
+from lightning_fl.attacks import Adversary, AttackContext, Honest
 from lightning_fl.attacks.attack import is_forged
 from lightning_fl.attacks.batches import PoisonedSelection
 from lightning_fl.clients.client_job import ClientJob
@@ -170,7 +170,7 @@ class Attackers:
     ) -> Result:
         """Return the result of an attacker with what it sends."""
         run, own = job.run, {name: vector for name, vector in result.message.items() if is_forged(name)}
-        scene = Scene(
+        context = AttackContext(
             Draw((run.seed, run.round, ATTACK, run.again), result.client),
             job.received,
             run.attack,
@@ -179,7 +179,7 @@ class Attackers:
             num_attackers,
             honest,
         )
-        sent = self.adversary.attack.forged(own, scene)
+        sent = self.adversary.attack.forged(own, context)
         result.message = result.message | {name: sent[name].to(vector) for name, vector in own.items()}
         return result
 

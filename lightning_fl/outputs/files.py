@@ -83,7 +83,7 @@ def _keep(path: Path, name: str) -> None:
 
 
 Stamp = tuple[int, int, int] | None
-"""What changes if another program writes or replaces a file: its inode, size, and time of change in nanoseconds."""
+"""Inode, size and time of change in nanoseconds of a file, which differ once another program has written or replaced it."""
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -1,4 +1,4 @@
-"""What Lightning's default ModelCheckpoint does: a callback says where a run's checkpoint is, and loggers get the final model."""
+"""Stand-in for Lightning's default ModelCheckpoint: says where a run's checkpoint is, and offers the final model to loggers."""
 
 from __future__ import annotations
 

@@ -197,13 +197,14 @@ class RoundEpochLoop(StockEpochLoop):
         fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
         fetcher.setup(loaders)
         self.passes_left, steps_before = num_passes, inf
-        while (
-            self.passes_left > 0 and not self._is_at_end and (self.steps_left < steps_before or self.steps_left == inf)
-        ):
-            steps_before = self.steps_left
-            iter(fetcher)
-            self.run(fetcher)
-            self.passes_left -= 1
+        with nullcontext() if self.trainer.trains_only_client else _without_server_callbacks(self.trainer):
+            while self.passes_left > 0 and not self._is_at_end:
+                if steps_before == self.steps_left < inf:
+                    break  # the pass before made no step
+                steps_before = self.steps_left
+                iter(fetcher)
+                self.run(fetcher)
+                self.passes_left -= 1
         loaders._iterator = None  # ends workers that a loader does not keep until the next pass
         self.trainer._logger_connector._callback_metrics.update(self.trainer.callback_metrics)  # of the last step
         self.trainer._logger_connector.epoch_end_reached()
@@ -231,10 +232,9 @@ class RoundEpochLoop(StockEpochLoop):
             self.trainer.active_module.progress.batch_index += 1
             self.trainer.round_batches += 1
         num_batches = self.trainer.num_training_batches if self.loader is None else len(self.loader)
-        is_last = self.passes_left == 1 and self.batch_progress.current.ready + 1 >= num_batches
         # The last batch ends with the round: `Hooks.after_round`.
-        sees_step = self.trainer.trains_only_client and not is_last
-        with noting(self._description), nullcontext() if sees_step else _without_server_callbacks(self.trainer):
+        is_last = self.passes_left == 1 and self.batch_progress.current.ready + 1 >= num_batches
+        with noting(self._description), _without_server_callbacks(self.trainer) if is_last else nullcontext():
             super().advance(data_fetcher)
         self.starts_step = not self._should_accumulate()
         self.steps_left -= self.starts_step

@@ -19,6 +19,7 @@ from lightning_fl.attacks import (
     IPM,
     Adversary,
     Attack,
+    AttackContext,
     Backdoor,
     FangKrum,
     FangTrim,
@@ -28,7 +29,6 @@ from lightning_fl.attacks import (
     LabelFlip,
     MinMax,
     NotFinite,
-    Scene,
     SignFlip,
 )
 from lightning_fl.attacks.alie import deviations
@@ -51,13 +51,15 @@ def points(num: int, dimension: int, seed: int) -> Tensor:
     return centre + torch.randn(num, dimension, generator=generator, dtype=torch.float64)
 
 
-def scene_of(num_attackers: int, client: int = 0, **rows: Tensor) -> Scene:
+def scene_of(num_attackers: int, client: int = 0, **rows: Tensor) -> AttackContext:
     """Return what an attacker knows of honest uploads (h, ·) by name."""
     mean = {name: entry.mean(0) for name, entry in rows.items()}
     std = {name: entry.std(0) if len(entry) > 1 else torch.zeros_like(entry[0]) for name, entry in rows.items()}
     count = len(next(iter(rows.values())))
     honest = Honest(count, mean, std, dict(rows))
-    return Scene(Draw((0, 0, 0), client), num_uploads=count + num_attackers, num_attackers=num_attackers, honest=honest)
+    return AttackContext(
+        Draw((0, 0, 0), client), num_uploads=count + num_attackers, num_attackers=num_attackers, honest=honest
+    )
 
 
 def sent(attack: Attack, rows: Tensor, num_attackers: int = 2, client: int = 0) -> np.ndarray:
@@ -211,9 +213,9 @@ def krum_choice(rows: np.ndarray, f: int) -> int:
 @settings(max_examples=20)
 def test_krum_takes_what_fang_sends_and_not_twice_of_it(seed: int, num_attackers: int) -> None:
     rows = points(8, 3, seed)
-    scene = scene_of(num_attackers, model=rows)
-    assert scene.honest is not None
-    array, length = rows.numpy(), krum_length(scene.honest, num_attackers)
+    context = scene_of(num_attackers, model=rows)
+    assert context.honest is not None
+    array, length = rows.numpy(), krum_length(context.honest, num_attackers)
     widest = float((array.max(0) - array.min(0)).max())
     against = -np.sign(array.mean(0))
 
@@ -257,20 +259,20 @@ def test_min_max_is_as_far_as_two_honest_uploads(seed: int, num: int) -> None:
 
 def test_one_length_holds_for_all_vectors() -> None:
     rows, buffers = points(6, 5, 1), 9 * points(6, 2, 2)
-    scene = scene_of(2, model=rows, buffers=buffers)
+    context = scene_of(2, model=rows, buffers=buffers)
     own = {"model": torch.zeros(5), "buffers": torch.zeros(2)}
-    honest = scene.honest
+    honest = context.honest
     assert honest is not None
     length = largest_length(honest)
-    np.testing.assert_allclose(MinMax().forged(own, scene)["buffers"], buffers.mean(0) - length * buffers.std(0))
+    np.testing.assert_allclose(MinMax().forged(own, context)["buffers"], buffers.mean(0) - length * buffers.std(0))
     length = krum_length(honest, 2)
-    np.testing.assert_allclose(FangKrum().forged(own, scene)["buffers"], -length * buffers.mean(0).sign())
+    np.testing.assert_allclose(FangKrum().forged(own, context)["buffers"], -length * buffers.mean(0).sign())
 
 
 @pytest.mark.parametrize("attack", [ALIE(), IPM(), FangTrim(), FangKrum(), MinMax()], ids=repr)
 def test_colluding_attackers_among_few_honest_clients(attack: Attack) -> None:
     own: Message = {"model": points(1, 4, 3)[0]}
-    assert attack.forged(own, Scene(Draw())) is own, "alone they send their own uploads"
+    assert attack.forged(own, AttackContext(Draw())) is own, "alone they send their own uploads"
     one = attack.forged(own, scene_of(3, model=points(1, 4, 4)))["model"]
     equal = attack.forged(own, scene_of(3, model=points(1, 4, 4).expand(5, 4)))["model"]
     for forged in (one, equal):
@@ -279,8 +281,8 @@ def test_colluding_attackers_among_few_honest_clients(attack: Attack) -> None:
 
 def test_random_uploads_have_their_moments_and_are_each_attackers_own() -> None:
     own = {"model": torch.zeros(20000), "moments/m": torch.zeros(20000)}
-    scenes = [Scene(Draw((0, 0, 0), client)) for client in (0, 1, 0)]
-    first, other, again = (GaussianUpload(0.3, 2.0).forged(own, scene) for scene in scenes)
+    scenes = [AttackContext(Draw((0, 0, 0), client)) for client in (0, 1, 0)]
+    first, other, again = (GaussianUpload(0.3, 2.0).forged(own, context) for context in scenes)
     values = first["model"].numpy()
     assert abs(values.mean() - 0.3) < 4 * 2 / math.sqrt(20000)
     assert values.std() == pytest.approx(2, rel=0.03)
@@ -292,16 +294,16 @@ def test_random_uploads_have_their_moments_and_are_each_attackers_own() -> None:
 def test_free_riders_send_what_they_have_seen() -> None:
     own = {"model": torch.ones(4000), "buffers": torch.ones(3), "moments/m": torch.ones(4)}
     received, earlier = ({"model": torch.full((4000,), x), "buffers": torch.full((3,), x)} for x in (5.0, 3.0))
-    scene = Scene(Draw(), received, earlier)
-    assert not any(entry.any() for entry in FreeRider().forged(own, scene).values())
-    changed = FreeRider("last_change").forged(own, scene)
+    context = AttackContext(Draw(), received, earlier)
+    assert not any(entry.any() for entry in FreeRider().forged(own, context).values())
+    changed = FreeRider("last_change").forged(own, context)
     assert (changed["model"] == 2).all()
     assert (changed["buffers"] == 2).all()
     assert not changed["moments/m"].any()
-    assert not FreeRider("last_change").forged(own, Scene(Draw(), received))["model"].any(), "first round"
-    noisy = FreeRider("last_change", noise=0.5).forged(own, scene)["model"] - 2
+    assert not FreeRider("last_change").forged(own, AttackContext(Draw(), received))["model"].any(), "first round"
+    noisy = FreeRider("last_change", noise=0.5).forged(own, context)["model"] - 2
     assert float(noisy.std()) == pytest.approx(0.5, rel=0.05)
-    assert all(entry.isnan().all() for entry in NotFinite().forged(own, scene).values())
+    assert all(entry.isnan().all() for entry in NotFinite().forged(own, context).values())
 
 
 def test_numbers_that_are_no_vectors_of_the_model_stay() -> None:

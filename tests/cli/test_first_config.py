@@ -74,7 +74,7 @@ REFUSED = {
     "ByGroup": "needs the group of each sample, but the data have none",
     "GivenIndices": "GivenIndices needs lists",
 }
-"""What partitions that need more than the data say without it."""
+"""Sentences of partitions that need more than the data."""
 
 
 @pytest.mark.process

@@ -69,7 +69,7 @@ def classes() -> Iterator[type]:
                 "SampleLoader",
                 "Source",
                 "Honest",
-                "Scene",
+                "AttackContext",
                 *([] if find_spec("datasets") else ["HuggingFace"]),
             )
             if isinstance(found, type) and not isabstract(found) and name not in left_out:

@@ -79,7 +79,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a module overrides, logs, keeps and trains with."""
+    """Draw of the hooks, logs, attributes and training of a module."""
 
     logs: tuple[Log, ...]
     hooks: tuple[str, ...]

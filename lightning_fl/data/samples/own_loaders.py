@@ -61,7 +61,7 @@ class OwnLoaders(Samples):
 
 
 class OwnLoader(Selection):
-    """What one client reads, through its own loader.
+    """Samples of one client that its own loader reads.
 
     Args:
         client: index of the client.
