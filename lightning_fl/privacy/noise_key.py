@@ -1,6 +1,7 @@
 """Key of a private run's noise, which its seed and its configuration decide.
 
-Runs of a study share their seeds. If they shared their noise too, the difference of their models would have none.
+Runs of a study share their seeds. If they shared their noise too, the difference of their models would have none. The number of
+rounds is one of the settings: schedules of learning rates and warm-ups depend on it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-LENGTHS = ("trainer.max_rounds", "trainer.min_rounds")
-"""Settings that do not decide the noise: a run that goes on to more rounds is the run that had more from the start."""
-
 
 def noise_key(settings: Mapping[str, Any]) -> int:
     """Return a number of 64 bits, above 0, that practically no other settings have; the order of the settings is of no account.
@@ -19,5 +17,5 @@ def noise_key(settings: Mapping[str, Any]) -> int:
     >>> noise_key({"a": 1, "b": 2.0}) == noise_key({"b": 2.0, "a": 1}) != noise_key({"a": 1, "b": 3.0})
     True
     """
-    decisive = sorted((name, repr(value)) for name, value in settings.items() if name not in LENGTHS)
+    decisive = sorted((name, repr(value)) for name, value in settings.items())
     return int.from_bytes(hashlib.sha256(repr(decisive).encode()).digest()[:8], "big") | 1

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from roster import ROSTER
 from torch import Tensor
-from toys import SIZES, Perceptron, federation, read_rows, vector
+from toys import SIZES, Perceptron, federation, fit_until, read_rows, vector
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import WeightedMean
@@ -300,12 +300,12 @@ def test_a_resumed_private_run_equals_a_whole_one(
             torch.default_generator.manual_seed(0)
             module = Perceptron()
             trainer = make_trainer(
-                max_rounds=stop,
+                max_rounds=4,
                 privacy=ClientPrivacy(noise_multiplier=1.5, delta=0.01),
                 val_every_n_rounds=2,
                 **{**keeps_files, "default_root_dir": tmp_path / part},
             )
-            trainer.fit(module, federation(), FedAdam(), ckpt_path="last" if number else None)
+            fit_until(trainer, stop, module, federation(), FedAdam(), ckpt_path="last" if number else None)
         states[part] = trainer.run.state_dict(), [row["privacy/epsilon"] for row in read_rows(tmp_path / part)]
     assert states["whole"][0]["privacy"]["events"] == [["poisson", 1.5, 0.5, 0.0, 4]]
     assert equal_states(states["whole"][0], states["resumed"][0])
@@ -345,6 +345,18 @@ def test_runs_of_one_seed_share_no_noise(make_trainer: MakeTrainer, kind: type, 
     assert abs(float(first @ again)) > 0.999
     for name, other in OTHERS.items():
         assert abs(float(first @ noise_of(make_trainer, kind, tmp_path, **other))) < 0.8, name
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize("kind", [ClientPrivacy, LocalPrivacy])
+def test_runs_of_different_length_share_no_noise(make_trainer: MakeTrainer, kind: type) -> None:
+    """Test this also because a schedule that ends with the run lets the models of the same rounds differ."""
+    keys = []
+    for rounds in (1, 2):
+        trainer = make_trainer(privacy=kind(noise_multiplier=1.0, delta=0.01), max_rounds=rounds, clients_per_round=6)
+        trainer.fit(Perceptron(), federation(), FedAvg())
+        keys.append(trainer.run.spent.noise_key)
+    assert keys[0] != keys[1]
 
 
 @NEEDS_LIBRARY

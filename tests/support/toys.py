@@ -3,6 +3,7 @@
 import copy
 import csv
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,21 @@ class Recorded(L.Callback):
 
     def on_client_message(self, trainer: Any, pl_module: Any, message: Any) -> None:
         self.rounds.setdefault(trainer.current_epoch, []).append(copy.deepcopy(message))
+
+
+def fit_until(trainer: Any, rounds: int, *given: Any, **named: Any) -> None:
+    """Fit, and end it by Ctrl-C when so many rounds are done, unless it ends there by itself."""
+    train_round = trainer.fit_loop._round
+
+    def interrupted() -> None:
+        if trainer.run.round == rounds:
+            raise KeyboardInterrupt
+        train_round()
+
+    trainer.fit_loop._round = interrupted
+    with suppress(KeyboardInterrupt):
+        trainer.fit(*given, **named)
+    assert trainer.run.round == rounds
 
 
 def vector(module: nn.Module) -> np.ndarray:

@@ -404,6 +404,10 @@ def test_the_list_of_callbacks_is_the_users(make_trainer: MakeTrainer) -> None:
     trainer.validate(Perceptron(), federation(), verbose=False)
     assert trainer.callbacks == [replaced, second, *before[2:]]
     assert trainer.given_callbacks == [replaced, second]
+
+
+def test_a_rich_bar_brings_a_rich_summary(make_trainer: MakeTrainer) -> None:
+    pytest.importorskip("rich")
     rich = make_trainer(callbacks=RichProgressBar(), enable_model_summary=True)
     assert any(isinstance(one, RichModelSummary) for one in rich.callbacks)
 
