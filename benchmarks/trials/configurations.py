@@ -127,7 +127,9 @@ def draw(random: np.random.Generator, images: Path) -> list[str]:
     else:
         flags |= draws.flags("--algorithm", one_of(*classes_under("algorithm").values()))
     # These data have no groups, and no published split.
-    partitions = [c for name, c in classes_under("partition").items() if name not in ("ByGroup", "GivenIndices")]
+    partitions = [
+        c for name, c in classes_under("partition").items() if name not in ("ByGroup", "GivenIndices")
+    ]  # need more
     flags |= draws.flags("--data.partition", one_of(*partitions))
     if maybe(0.15):
         flags |= {"--trainer.test_every_n_rounds": one_of("1", "2"), "--data.val_fraction": "0.2"}
