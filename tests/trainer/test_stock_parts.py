@@ -33,10 +33,10 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Normalised, Perceptron, federation, read_rows, samples, vector
+from toys import Normalised, Perceptron, Served, federation, read_rows, samples, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms import Algorithm, PruneFL
 from lightning_fl.data import Federated
 from lightning_fl.steps import Apply, Momentum
 
@@ -157,6 +157,25 @@ class Rises(Perceptron):
 
     def on_train_epoch_end(self) -> None:
         self.log("train/late", abs(self.current_epoch - 2.0))
+
+
+def test_no_callback_notices_what_the_server_trains_before_the_first_round(make_trainer: MakeTrainer) -> None:
+    noticed: list[str] = []
+
+    class Notices(Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            noticed.append("on_fit_start")
+
+        def on_train_batch_start(self, *arguments: Any) -> None:
+            noticed.append("on_train_batch_start")
+
+        def on_before_zero_grad(self, *arguments: Any) -> None:
+            noticed.append("on_before_zero_grad")
+
+    trainer = make_trainer(max_rounds=1, enable_progress_bar=True, callbacks=[Notices(), TQDMProgressBar()])
+    trainer.fit(Perceptron(), Served(20), PruneFL(initial_passes=2))
+    assert noticed[0] == "on_fit_start"
+    assert {*noticed[1:]} == {"on_train_batch_start", "on_before_zero_grad"}
 
 
 @pytest.mark.parametrize("monitor", ["val/loss", "train/late"])
