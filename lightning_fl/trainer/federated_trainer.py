@@ -277,24 +277,25 @@ class FederatedTrainer(TrainerInterface):
             weights_only: Leave the run out, except from the run's own `checkpoints/last.ckpt` during `fit`.
 
         Raises:
-            UserError: the run is to be saved, but there is none.
+            UserError: the run is to be saved, but no fit has begun its rounds.
             FileError: the file cannot be written.
         """
         require(
-            weights_only or self.fitting or self.fit_loop.has_whole_run,
-            "save_checkpoint saves a run only during or after fit: use weights_only=True.",
+            weights_only or self.fit_loop.has_whole_run,
+            "save_checkpoint saves a run, but no fit has begun its rounds: use weights_only=True.",
         )
         if self.is_global_zero:
-            if self.fitting:
+            is_running = self.fitting and self.fit_loop.has_whole_run
+            if is_running:
                 self.fit_loop.renew_folder()
                 self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
-            before_round = self.fit_loop.before_round if self.fitting or self.fit_loop.has_whole_run else None
+            before_round = self.fit_loop.before_round if self.fit_loop.has_whole_run else None
             # A ModelCheckpoint may save there, too; a killed run is resumed from it.
-            to_files = is_last and self.fitting
+            to_files = is_last and is_running
             federation = None if weights_only and not to_files else self.fit_loop.federation
             files = (self.fit_loop.saved_states, self.fit_loop.saved_frozen) if to_files else (None, None)
-            num_rows = self.fit_loop.folder.num_rows if self.fitting else 0
+            num_rows = self.fit_loop.folder.num_rows if is_running else 0
             checkpoint = checkpointing.build_checkpoint(self, federation, before_round, files[0], num_rows, files[1])
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
             for written in files:

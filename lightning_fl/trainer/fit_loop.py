@@ -96,7 +96,7 @@ class FitLoop(StockFitLoop):
 
     @property
     def has_whole_run(self) -> bool:
-        """True after a fit that has begun its rounds, if the trainer still has its module: the run can be saved."""
+        """True in and after a fit that has begun its rounds, if the trainer still has its module: the run can be saved."""
         has_run = self._has_begun and "run" in vars(self.trainer)  # a later fit may have failed before it had one
         return has_run and self.federation.flat_module.module is self.trainer.lightning_module
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pydoc import locate
 from typing import Any
@@ -121,7 +121,9 @@ def session(
         if trainer.flat_module is not None and not trainer.trains_only_client:
             trainer.flat_module.progress = None  # callbacks save the server's model under its own number of steps
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        trainer.hooks.call("on_exception", error)
+        for listener in trainer.hooks.listeners("on_exception"):
+            with suppress(UserError):  # such as that there is no run to save yet; of two errors the first is shown
+                listener(error)
         datamodule.on_exception(error)
         trainer.fit_loop.delete_unused_states()
         end_children(trainer.fabric)

@@ -697,5 +697,5 @@ def test_a_run_that_failed_before_its_rounds_is_not_saved(
     trainer.fit(Perceptron(), federation())
     with pytest.raises(ZeroDivisionError):
         trainer.fit(module, federation(), method)
-    with pytest.raises(UserError, match="only during or after fit"):
+    with pytest.raises(UserError, match="no fit has begun its rounds"):
         trainer.save_checkpoint(tmp_path / "run.ckpt")

@@ -235,7 +235,7 @@ def test_a_run_that_is_saved_after_its_fit_goes_on(make_trainer: MakeTrainer, tm
     assert (vector(fitted(4, tmp_path / "run.ckpt")[1]) == vector(fitted(4)[1])).all()
     trainer.validate(Perceptron(), federation(), verbose=False)  # another module
     for other in (trainer, make_trainer()):
-        with pytest.raises(UserError, match="only during or after fit"):
+        with pytest.raises(UserError, match="no fit has begun its rounds"):
             other.save_checkpoint(tmp_path / "run.ckpt")
 
 

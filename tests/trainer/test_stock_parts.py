@@ -403,6 +403,23 @@ def test_an_exception_leaves_a_checkpoint_of_the_round_before(
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
+def test_a_refused_fit_has_no_run_to_save(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    told: list[str] = []
+
+    class Notes(Callback):
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            told.append(str(exception))
+
+    trainer = make_trainer(callbacks=[OnExceptionCheckpoint(tmp_path), Notes()], **keeps_files)
+    trainer.fit(Perceptron(), federation())
+    for _ in range(2):
+        with pytest.raises(UserError, match="server"):
+            trainer.fit(Perceptron(), federation(), PruneFL(), ckpt_path=None)
+        trainer = make_trainer(callbacks=[OnExceptionCheckpoint(tmp_path), Notes()])
+    assert len(told) == 2
+    assert not (tmp_path / "on_exception.ckpt").exists()
+
+
 def test_after_an_exception_the_module_is_the_servers(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     class Breaks(Perceptron):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
