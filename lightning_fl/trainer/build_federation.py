@@ -429,7 +429,8 @@ def _local_schedule(
         limit_batches=1.0 if limit is None else limit,
         accumulate=trainer.accumulate_grad_batches,
         clip_value=trainer.gradient_clip_val,
-        clip_algorithm=trainer.gradient_clip_algorithm or "norm",
+        # Without a barrier a checkpoint keeps the schedule, and holds plain values only.
+        clip_algorithm="value" if trainer.gradient_clip_algorithm == "value" else "norm",
         reports_last_loss=trainer.loss_guard.clients is not None,
         straggler_rate=trainer.straggler_rate,
         drop_last=data.drop_last,

@@ -317,7 +317,7 @@ def test_stale_uploads_are_rejected_and_count(fit: Fit, caplog: pytest.LogCaptur
 def test_a_run_that_was_killed_goes_on_identically(
     algorithm: Algorithm, module: Callable[[], Any], fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    files = {**keeps_files, "straggler_rate": 0.5, "dropout_rate": 0.2}
+    files = {**keeps_files, "straggler_rate": 0.5, "dropout_rate": 0.2, "gradient_clip_val": 1.0}
     torch.manual_seed(0)
     whole, uninterrupted = fit(algorithm, module(), **files, default_root_dir=tmp_path / "whole")
     torch.manual_seed(0)
