@@ -403,7 +403,9 @@ def test_an_exception_leaves_a_checkpoint_of_the_round_before(
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
-def test_a_refused_fit_has_no_run_to_save(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+def test_a_refused_fit_has_no_run_to_save(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
     told: list[str] = []
 
     class Notes(Callback):
