@@ -135,6 +135,19 @@ PICTURES = (
         ("--ylabel=accuracy (smoothed)", "--window=39"),
     ),
     Picture(
+        "feddumap_small",
+        "accuracy_by_rounds",
+        "feddumap",
+        {
+            "FedAvg-five": "FedAvg",
+            "FedDU-five": "FedDU",
+            "FedDUSM-five": "FedDUSM",
+            "FedDUDM-five": "FedDUDM",
+            "FedDUM-0.9-five": "FedDUM",
+        },
+        ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=39"),
+    ),
+    Picture(
         "feddumap_cnn",
         "accuracy_by_rounds",
         "feddumap_cnn",

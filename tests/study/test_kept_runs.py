@@ -148,20 +148,17 @@ def test_the_regime_of_a_study_is_that_of_its_kept_runs(archive: Path, tmp_path:
 
 
 @reads_archives
-@pytest.mark.parametrize("name", ["fedadam_ssm", "feddp", "feddumap"])
+@pytest.mark.parametrize("name", ["fedadam_ssm", "feddp"])
 def test_the_tables_of_the_papers_pages_are_those_of_the_kept_runs(name: str, tmp_path: Path) -> None:
-    """Check mean and spread of the final and best accuracies, and of the rounds to the target where these are tens."""
+    """Check mean and spread of the final and best accuracies of tables that `docs/claims.py` does not write."""
     file = read_study(ROOT / "configs" / "studies" / f"{name}_small.yaml")
     runs = kept_runs(ROOT / "docs" / "results" / "runs" / f"{name}_small.tar.xz", tmp_path)
     text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
     for cell, curves in curves_of(file, runs).items():
         numbers = [curve.numbers for curve in curves.values()]
-        for value in ("final", "best") if name in ("feddp", "feddumap") else ("final",):  # what their claims are about
+        for value in ("final", "best") if name == "feddp" else ("final",):  # what their claims are about
             found = [number[value] for number in numbers]
             assert f"| {fmean(found):.3f} ± {stdev(found):.3f} |" in text, (cell, value)
-        rounds = [number.get("target_rounds") for number in numbers]
-        if name == "feddumap" and None not in rounds:
-            assert f"| {fmean(rounds):.0f} ± {stdev(rounds):.0f} |" in text, cell
 
 
 @reads_archives
