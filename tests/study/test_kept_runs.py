@@ -87,6 +87,37 @@ def test_an_archive_fills_the_rows_of_its_study(tmp_path: Path, monkeypatch: pyt
     assert claims.with_tables(page) == page
 
 
+@pytest.mark.parametrize("has_floor", [False, True])
+def test_differences_below_that_of_a_method_from_itself_are_called_so(
+    has_floor: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test an archive with and without the cell `Again`, whose final accuracy is by 0.02, 0.01 and 0.04 above FedAvg's."""
+    finals = {
+        "FedAvg": [0.70, 0.71, 0.72],
+        "Again": [0.72, 0.72, 0.76],
+        "FedLDF": [0.80, 0.81, 0.80],
+        "HDFL": [0.78, 0.789, 0.778],
+        "FedADP": [0.60, 0.609, 0.601],
+    }
+    for cell in [cell for cell in finals if has_floor or cell != "Again"]:
+        for seed, final in enumerate(finals[cell]):
+            write_run(tmp_path / "fedldf_small" / f"{cell}-iid-pass" / f"seed-{seed}-0", [final] * 3, seed=seed)
+    with tarfile.open(tmp_path / "fedldf_small.tar.xz", "w:xz") as file:
+        file.add(tmp_path / "fedldf_small", "fedldf_small")
+    monkeypatch.setattr(claims, "RUNS", tmp_path)
+    monkeypatch.setattr(claims, "read_kept", claims.read_kept.__wrapped__)
+    shown = claims.study_block("fedldf_small", [""] * len(claims.judged("fedldf_small")))
+    row, far = (
+        next(row for row in rows_of(shown) if f"FedLDF ends more accurate than {name}" in row)
+        for name in ("HDFL", "FedADP")
+    )
+    floor = re.search(r"The\s+floor, FedAvg-iid-pass from Again-iid-pass: (0\.\d+)\s+in\s+final", shown)
+    assert (floor is not None) == has_floor
+    assert verdict_of(row) == ("holds" if floor is None else f"does not hold: below the floor of {floor[1]}")
+    assert verdict_of(far) == "holds"
+    assert claims.kind_of(verdict_of(row)) == ("reproduced, or holds" if floor is None else "below the floor")
+
+
 def test_the_summary_counts_every_row_of_the_tables_once() -> None:
     _, head, _, table, *_ = re.split(
         r"<!-- (?:summary: [^>]*|end) -->\n\n|\n\n", PAGE.partition("# Results")[2].lstrip()
