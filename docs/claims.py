@@ -49,7 +49,7 @@ TABLES = {
 }
 """Studies of each table, those nearest to the paper's regime first."""
 LONG = (
-    *("feddumap", "feddumap_server", "feddumap_vgg11", "feddumap_lenet5_long"),
+    *("feddumap", "feddumap_server", "feddumap_vgg11", "feddumap_server_vgg11", "feddumap_lenet5_long"),
     *("feddumap_cifar100", "feddumap_cifar100_vgg11", "feddumap_cifar100_lenet5"),
     *("fedldf", "feddp"),
     *("fedadam_ssm_resnet18", "fedadam_ssm_resnet18_dirichlet", "fedadam_ssm_vgg11", "fedadam_ssm_vgg11_dirichlet"),
