@@ -231,7 +231,7 @@ class Claim:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
         elif not self.margin and abs(mean) <= floor:
-            outcome = f"{no}: below the floor of {self.shown_floor(floor)}"
+            outcome, p = f"{no}: below the floor of {self.shown_floor(floor)}", None
         elif is_behind:
             outcome = f"{no}: the other sign"
         elif self.paper is not None and not (low > 0 if paper > 0 else high < 0):
@@ -302,7 +302,8 @@ class Verdict:
         mean: mean difference or ratio; None if it cannot be computed.
         low, high: its 95 % interval; infinite for one seed.
         area: mean difference over the logarithm of the bytes; None for other numbers than `at_uplink`.
-        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, or nothing varies by construction.
+        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, nothing varies by construction, or the
+            difference is below the floor.
     """
 
     outcome: str
