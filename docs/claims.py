@@ -23,10 +23,10 @@ from markup import table
 
 from lightning_fl.report import report, tables
 from lightning_fl.report.command import OfStudy
-from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
+from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.tables import Column, Row
-from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, corrected, shown
+from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, corrected, floors, shown
 from lightning_fl.study.command import Curves, curves_of, verdicts_of
 from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 
@@ -49,7 +49,7 @@ TABLES = {
 }
 """Studies of each table, those nearest to the paper's regime first."""
 LONG = (
-    *("feddumap", "feddumap_server", "feddumap_vgg11", "feddumap_lenet5_long"),
+    *("feddumap", "feddumap_server", "feddumap_vgg11", "feddumap_server_vgg11", "feddumap_lenet5_long"),
     *("feddumap_cifar100", "feddumap_cifar100_vgg11", "feddumap_cifar100_lenet5"),
     *("fedldf", "feddp"),
     *("fedadam_ssm_resnet18", "fedadam_ssm_resnet18_dirichlet", "fedadam_ssm_vgg11", "fedadam_ssm_vgg11_dirichlet"),
@@ -135,6 +135,19 @@ PICTURES = (
         ("--ylabel=accuracy (smoothed)", "--window=39"),
     ),
     Picture(
+        "feddumap_small",
+        "accuracy_by_rounds",
+        "feddumap",
+        {
+            "FedAvg-five": "FedAvg",
+            "FedDU-five": "FedDU",
+            "FedDUSM-five": "FedDUSM",
+            "FedDUDM-five": "FedDUDM",
+            "FedDUM-0.9-five": "FedDUM",
+        },
+        ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=39"),
+    ),
+    Picture(
         "feddumap_cnn",
         "accuracy_by_rounds",
         "feddumap_cnn",
@@ -201,23 +214,13 @@ def study_block(name: str, stands: Sequence[str]) -> str:
     if file.regime:
         said = f"**{file.regime.here}** (`{name}`)."
         said += f" In the paper: {file.regime.paper}." * any(claim.is_of_paper for claim, _ in pairs)
-    said += floor_of(name) if file.floor and has_runs(name) else ""
+    if file.floor and has_runs(name):
+        said += f" {floors(file.claims, file.floor, read_kept(name)[1])}"
     said = fill(said, WIDTH, break_on_hyphens=False)
     if has_runs(name):
         return f"{said}\n\n{lines}"
     head = f"<details><summary>{len(rows)} claims not run yet: lightning-fl study {name}, {file.takes}</summary>"
     return f"{head}\n\n{said}\n\n{lines}\n\n</details>"
-
-
-def floor_of(name: str) -> str:
-    """Return how far a method differs from itself in what the first claim of a study compares, in words."""
-    file, curves = read_kept(name)
-    number = file.claims[0].number
-    floor = file.claims[0].floor(file.floor, curves)
-    pairs = " and ".join(f"{first} from {second}" for first, second in file.floor)
-    if not floor:
-        return f" The floor, {pairs}, is not run yet."
-    return f" The floor, {pairs}: {shown(floor)} in {VALUES[number]}."
 
 
 def regime_of(file: StudyFile, claim: Claim) -> str:

@@ -177,9 +177,10 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
     if as_line:
         _draw_line(axes, group, style, pale)
         return
+    alpha = min(0.4, 1.2 / len(group.curves))  # more than three seeds would cover the means
     for curve in group.curves:
         if curve.is_smoothed or len(group.curves) > 1:
-            axes.plot(curve.axis(axis) / unit, curve.raw, linewidth=0.9, alpha=0.4, **pale)
+            axes.plot(curve.axis(axis) / unit, curve.raw, linewidth=0.9, alpha=alpha, **pale)
     measured = replace(group, curves=tuple(curve for curve in group.curves if (curve.axis(axis) > 0).any()))
     if not measured.curves:
         return

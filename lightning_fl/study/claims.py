@@ -109,12 +109,16 @@ class Claim:
 
     @property
     def compared(self) -> str:
-        """Describe in words the values that are compared."""
+        """Describe in words the values that are compared, and of which cells."""
+        cells = self.than if self.number == NEVER else f"{self.better}{' / ' if self.is_ratio else ' − '}{self.than}"
+        return f"{self.what}: {cells}"
+
+    @property
+    def what(self) -> str:
+        """Describe in words what is compared."""
         what = VALUES.get(self.number, self.number.removeprefix("target_").replace("_", " "))
         if self.target is not None:
             what += f" to {self.target:g}"
-        if self.number == NEVER:
-            return f"{what}: {self.than}"
         if self.between is not None:
             what = f"mean of rounds {self.between[0]} to {self.between[1]}"
         if self.number == AT_UPLINK:
@@ -124,7 +128,7 @@ class Claim:
             what = f"best within {in_bytes(self.num_bytes)}"
         if self.metrics:
             what += f" of {' or '.join(self.metrics)}"
-        return f"{what}: {self.better}{' / ' if self.is_ratio else ' − '}{self.than}"
+        return what
 
     def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]]) -> list[Pair]:
         """Return what is compared for each seed of which both cells have a run; the curve of one that is never finite is None."""
@@ -182,6 +186,10 @@ class Claim:
                 largest = max(largest, *map(abs, student_interval(effects)))
         return largest
 
+    def shown_floor(self, floor: float) -> str:
+        """Return a floor as text: a difference or, for a cost, a factor."""
+        return f"{exp(floor):.3g}" if self.is_ratio else shown(floor)
+
     def judge(self, pairs: Sequence[Pair], metric: Metric, floor: float = 0.0) -> Verdict:
         """Return the verdict on what is compared for each seed.
 
@@ -223,7 +231,7 @@ class Claim:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
         elif not self.margin and abs(mean) <= floor:
-            outcome = f"{no}: below the floor of {shown(exp(floor) if self.is_ratio else floor, self.is_ratio)}"
+            outcome, p = f"{no}: below the floor of {self.shown_floor(floor)}", None
         elif is_behind:
             outcome = f"{no}: the other sign"
         elif self.paper is not None and not (low > 0 if paper > 0 else high < 0):
@@ -294,7 +302,8 @@ class Verdict:
         mean: mean difference or ratio; None if it cannot be computed.
         low, high: its 95 % interval; infinite for one seed.
         area: mean difference over the logarithm of the bytes; None for other numbers than `at_uplink`.
-        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, or nothing varies by construction.
+        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, nothing varies by construction, or the
+            difference is below the floor.
     """
 
     outcome: str
@@ -373,6 +382,28 @@ def _mean(curve: Curve, first: int, last: int) -> float | None:
     return float(inside.mean()) if len(inside) and curve.record.num_rounds >= last else None
 
 
+def floors(
+    claims: Sequence[Claim], runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]
+) -> str:
+    """Return in words how far methods differ from themselves in all that the claims compare.
+
+    Args:
+        claims: claims of a study.
+        runs: pairs of cells that are the same method.
+        curves: curves by cell and seed.
+    """
+    pairs = " and ".join(f"{first} from {second}" for first, second in runs)
+    if all(len(curves.get(first, {}).keys() & curves.get(second, {}).keys()) < 2 for first, second in runs):
+        return f"The floor, {pairs}, is not run yet."
+    found = {claim.what: (claim, claim.floor(runs, curves)) for claim in claims if claim.number != NEVER}
+    parts = [
+        f"{'a factor of ' * claim.is_ratio}{claim.shown_floor(floor)} in {what}"
+        for what, (claim, floor) in found.items()
+        if floor
+    ]
+    return f"The floor, {pairs}: {', '.join(parts) or '0'}."
+
+
 def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
     """Return the claims and their verdicts."""
     has_area, has_source = any(claim.number == AT_UPLINK for claim in claims), any(claim.source for claim in claims)
@@ -389,9 +420,9 @@ def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
     return Table([*header, *numbers], rows, num_texts=len(header))
 
 
-def legend(claims: Sequence[Claim], has_floor: bool = False) -> list[str]:
-    """Return how to read the table of these claims."""
-    return [LEGEND, *[FLOOR] * has_floor, *[WITHIN] * any(claim.number == AT_UPLINK for claim in claims)]
+def legend(claims: Sequence[Claim], floor: str = "") -> list[str]:
+    """Return how to read the table of these claims, of a study with this floor in words."""
+    return [LEGEND, *[f"{FLOOR} {floor}"] * bool(floor), *[WITHIN] * any(claim.number == AT_UPLINK for claim in claims)]
 
 
 def shown(value: float, is_ratio: bool = False) -> str:

@@ -23,7 +23,7 @@ from lightning_fl.report.document import Part, Picture, Sections
 from lightning_fl.report.records import readable
 from lightning_fl.study import budget
 from lightning_fl.study.budget import efficiency_table
-from lightning_fl.study.claims import Verdict, claims_table, legend
+from lightning_fl.study.claims import Verdict, claims_table, floors, legend
 from lightning_fl.study.costs import PlanFit, costs
 from lightning_fl.study.runner import Outcome, command, is_done, train
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
@@ -208,19 +208,26 @@ NeverFinite = Mapping[str, Collection[int]]
 def verdicts_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = MappingProxyType({})) -> list[Verdict]:
     """Return the verdict on each claim, from the runs that are done."""
     metric = next((curve.metric for runs in curves.values() for curve in runs.values()), Metric())
+    every_run = _every_run(curves, never_finite)
+    return [claim.judge(claim.pairs(every_run), metric, claim.floor(file.floor, every_run)) for claim in file.claims]
+
+
+def _every_run(curves: Curves, never_finite: NeverFinite) -> dict[str, dict[int, Curve | None]]:
+    """Return the curves of the runs that are done, None for those without a finite value."""
     every_run: dict[str, dict[int, Curve | None]] = {cell: dict(runs) for cell, runs in curves.items()}
     for cell, seeds in never_finite.items():
         every_run.setdefault(cell, {}).update(dict.fromkeys(seeds))
-    return [claim.judge(claim.pairs(every_run), metric, claim.floor(file.floor, every_run)) for claim in file.claims]
+    return every_run
 
 
 def _claims(file: StudyFile, curves: Curves, never_finite: NeverFinite) -> list[Part]:
     """Return the table of the claims, and how to read it."""
     regimes = [f"In the paper: {file.regime.paper}. Here: {file.regime.here}."] if file.regime else []
+    floor = floors(file.claims, file.floor, _every_run(curves, never_finite)) if file.floor else ""
     return [
         *regimes,
         claims_table(file.claims, verdicts_of(file, curves, never_finite)),
-        legend(file.claims, bool(file.floor)),
+        legend(file.claims, floor),
     ]
 
 

@@ -1,6 +1,7 @@
 """Test reports against numbers computed by hand, readable pictures, and messages about missing data."""
 
 import csv
+import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -255,6 +256,19 @@ def test_a_picture_says_whether_it_is_smoothed(
     assert len(pale) == is_smoothed  # the raw values, behind all curves and not in the legend
     assert all(line.get_zorder() < other.get_zorder() for line in pale for other in axes.lines if other not in pale)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedAvg"]
+
+
+def test_the_values_of_ten_seeds_hide_no_more_than_those_of_three(tmp_path: Path) -> None:
+    """Check how opaque the raw values are where all seeds coincide, so that means and bands stay visible among many seeds."""
+    opacities = {}
+    for num_seeds in (1, 3, 10):
+        folders = [write_run(tmp_path / f"{num_seeds}-{seed}", rising(50), seed=seed) for seed in range(num_seeds)]
+        figure = draw_curves(groups_of(*folders), Metric(), "rounds")
+        assert figure is not None
+        pale = [alpha for line in figure.axes[0].lines if (alpha := line.get_alpha())]
+        assert len(pale) == num_seeds
+        opacities[num_seeds] = 1 - math.prod(1 - alpha for alpha in pale)
+    assert opacities[1] < opacities[10] <= opacities[3]
 
 
 @pytest.mark.parametrize("axis", ["uplink", "rounds", "simulated_seconds"])

@@ -11,7 +11,7 @@ from scipy import stats
 
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.records import Record
-from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, legend
+from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, floors, legend
 from lightning_fl.study.statistics import adjusted
 
 ACCURACY, LOSS = Metric("val/accuracy"), Metric("val/loss")
@@ -240,12 +240,30 @@ def test_a_method_against_itself_is_the_floor() -> None:
     interval = stats.ttest_rel(finals["first"], finals["second"]).confidence_interval()
     floor = same.floor([("first", "second")], curves)
     assert floor == pytest.approx(max(abs(interval.low), abs(interval.high)))
-    outcomes = []
-    for name in ("near", "far"):
-        claim = Claim("", name, "second", "final")
-        outcomes.append(claim.judge(claim.pairs(curves), ACCURACY, floor).outcome)
-    assert outcomes == [f"does not hold: below the floor of {floor:.3f}", "holds"]
+    claims = [Claim("", name, "second", "final") for name in ("near", "far")]
+    near, far = (claim.judge(claim.pairs(curves), ACCURACY, floor) for claim in claims)
+    assert (near.outcome, far.outcome) == (f"does not hold: below the floor of {floor:.3f}", "holds")
+    assert (near.p is None, far.p is None) == (True, False)  # there is nothing to correct
     assert same.floor([("first", "absent")], curves) == 0
+
+
+def test_the_floor_is_told_for_each_value_that_claims_compare() -> None:
+    """Test differences, and factors of a cost of which a method needs 1, 1.1 and 1.2 times as much as itself."""
+    factors = [1.0, 1.1, 1.2]
+    curves = {
+        "first": {seed: run([0.1, 0.9], 2000) for seed in range(3)},
+        "again": {seed: run([0.1, 0.9 - 0.01 * seed], 2000 * factors[seed]) for seed in range(3)},
+        "lone": {0: run([0.1, 0.9], 1000)},
+    }
+    compared = [Claim("", "a", "b", number) for number in ("final", "uplink", "final", "never_reached")]
+    high = stats.ttest_1samp([0.0, 0.01, 0.02], 0).confidence_interval().high
+    factor = np.exp(stats.ttest_1samp(np.log(factors), 0).confidence_interval().high)
+    assert floors(compared, [("first", "again")], curves) == (
+        f"The floor, first from again: {high:.3f} in final, a factor of {factor:.3g} in uplink."
+    )
+    assert floors(compared, [("first", "lone")], curves) == "The floor, first from lone, is not run yet."
+    same = {"first": curves["first"], "same": curves["first"]}
+    assert floors(compared, [("first", "same")], same) == "The floor, first from same: 0."
 
 
 def test_a_target_that_the_paper_says_is_never_reached() -> None:

@@ -1,6 +1,7 @@
 """Test `lightning-fl report FILE`: the present runs of a study file, with the flags of a report."""
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,20 @@ def test_runs_without_a_finite_value_are_no_runs_that_are_missing(number: str, s
     said = report_on_study([str(path)], resolve)
     assert f"does not hold: there is no finite value of FedProx in {len(seeds)} of 2" in said
     assert "not run yet" not in said
+
+
+def test_a_report_tells_the_floor_and_the_claims_below_it() -> None:
+    grid = {"FedAvg": ["--algorithm=FedAvg"], "again": ["--threads=2"], "FedProx": ["--algorithm=FedProx"]}
+    path = write_study(claims=[CLAIM], floor=[["FedAvg", "again"]], grid={"method": grid})
+    assert "The floor, FedAvg from again: 0." in report_on_study([str(path)], resolve)
+    for run in read_study(path).runs(Path("runs/studies/study"), resolve):
+        slope = {"FedAvg": 0.05, "again": 0.051 + 0.002 * run.seed, "FedProx": 0.0505}[run.cell]
+        shutil.rmtree(run.folder)
+        write_run(run.folder, rising(9, slope), run.cell, run.seed)
+        (run.folder / "done.json").write_text("{}")
+    said = report_on_study([str(path)], resolve)
+    (floor,) = re.findall(r"The floor, FedAvg from again: (\S+) in final\.", said)
+    assert f"does not hold: below the floor of {floor} " in said
 
 
 def test_claims_of_the_file_are_not_judged_by_another_metric_or_target() -> None:
