@@ -1,10 +1,7 @@
 """Test that tests stand behind each row of the tables in docs/federates.md."""
 
-import ast
-import re
-from pathlib import Path
+from tested_rows import TESTS, check_rows, check_tests, first_cells
 
-TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "federates.md"
 
 FLAT, HOOKS, LOGS = "flat_module/test_flat_module.py", "flat_module/test_hooks.py", "flat_module/test_module_logs.py"
@@ -263,27 +260,11 @@ ROWS = {  # the tests by the row's first words
 }
 
 
-def first_cells() -> list[str]:
-    """Return the first cell of each row of each table, without the heads."""
-    lines = PAGE.read_text().splitlines()
-    heads = {number for number, line in enumerate(lines) if number + 1 < len(lines) and lines[number + 1][:4] == "|---"}
-    rows = [line for number, line in enumerate(lines) if re.match(r"\| ", line) and number not in heads]
-    return [row.split(" | ")[0].removeprefix("| ") for row in rows]
-
-
 def test_each_row_has_its_tests() -> None:
-    cells = first_cells()
+    cells = first_cells(PAGE.read_text())
     assert len(cells) > 40
-    by_row = {cell: max((words for words in ROWS if cell.startswith(words)), key=len, default=None) for cell in cells}
-    assert {cell: found for cell, found in by_row.items() if found is None} == {}, "rows without a test"
-    assert sorted(map(str, by_row.values())) == sorted(ROWS), "a test for each row, and a row for each test"
+    check_rows(cells, ROWS)
 
 
 def test_these_tests_exist_and_are_not_skipped() -> None:
-    for file, name in {test for tests in ROWS.values() for test in tests}:
-        functions = [node for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.FunctionDef)]
-        found = [function for function in functions if function.name == name]
-        assert len(found) == 1, f"{file} has no {name}"
-        marks = " ".join(map(ast.unparse, found[0].decorator_list))
-        assert "mark.skip" not in marks
-        assert "mark.slow" not in marks
+    check_tests(ROWS)

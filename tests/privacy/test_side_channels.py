@@ -180,6 +180,7 @@ class Telling(Perceptron):
         self.where = where
         self.sums, self.total, self.numbers = [0.0], torch.zeros(()), np.zeros(1)
         self.meter, self.metric = SimpleNamespace(sum=0.0), MeanMetric()
+        self.register_buffer("unsaved", torch.zeros(()), persistent=False)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         value = batch[0].sum()
@@ -193,13 +194,15 @@ class Telling(Perceptron):
             self.numbers += float(value)
         elif self.where == "object":
             self.meter.sum += float(value)
+        elif self.where == "unsaved buffer":
+            self.unsaved += value
         else:
             self.metric.update(value)
             self.log("train/sum", self.metric)
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        kept = sum(self.sums) + float(self.total) + float(self.numbers[0]) + self.meter.sum
+        kept = sum(self.sums) + float(self.total + self.unsaved) + float(self.numbers[0]) + self.meter.sum
         if self.metric.update_count:
             kept += float(self.metric.compute())
         self.log("val/kept", kept)
@@ -208,7 +211,7 @@ class Telling(Perceptron):
 
 @pytest.mark.parametrize("runner", ["serial", "lightning"])
 @pytest.mark.parametrize("channels", ["keep", "drop"])
-@pytest.mark.parametrize("where", ["list", "tensor", "new tensor", "array", "object", "metric"])
+@pytest.mark.parametrize("where", ["list", "tensor", "new tensor", "array", "object", "unsaved buffer", "metric"])
 def test_no_attribute_of_the_module_passes_from_a_client_to_others(
     where: str, channels: Any, runner: str, make_trainer: MakeTrainer
 ) -> None:
