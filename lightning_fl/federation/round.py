@@ -87,6 +87,7 @@ class Federation:
         prunings: checksum of the prunings and unfreezings of the module in this process since the run began or was resumed.
         most_setup_steps: optimiser steps of each training of clients before the first round at most; None for all.
         setup_steps_left_out: steps that `most_setup_steps` has left out.
+        logged_in_training: names of what has been logged while clients train, also with Lightning's suffixes.
     """
 
     algorithm: Algorithm
@@ -109,6 +110,7 @@ class Federation:
     prunings: int = 0
     most_setup_steps: int | None = None
     setup_steps_left_out: int = field(default=0, init=False)
+    logged_in_training: set[str] = field(default_factory=set, init=False)
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
@@ -139,7 +141,8 @@ class Federation:
         notes.all_late(number, cohort, self.time.planned)
         notes.without_loss(number, outcome, num_samples)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
-        averages = self.flat_module.logs.averages(client_logs, intake.known)
+        averages = logs.averages(client_logs, intake.known)
+        self.logged_in_training.update(*({name, *logs.suffixed.get(name, ())} for name in averages))
 
         stragglers = work.num_stragglers(cohort.answering)
         computation, attacks = self.time.computation(work, self.network), self._attack_columns(outcome)

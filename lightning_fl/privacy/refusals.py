@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Protocol
 
 from lightning.pytorch import Callback
@@ -41,6 +41,7 @@ class Run(Protocol):
     callbacks: list[Callback]
     by_lightning: bool
     loss_guard: Any
+    metric: str | None
     over_selection: float | None
     deadline: float | None
     availability: Any
@@ -90,10 +91,38 @@ def check_privacy(
         ]
     if isinstance(trainer.privacy, LocalPrivacy) and trainer.privacy.noise_multiplier:
         problems += _drawing(trainer, by_chance=False)
-    require(
-        not problems,
-        f"{type(trainer.privacy).__name__} does not hold for {algorithm.name} here: {'; '.join(dict.fromkeys(problems))}.",
-    )
+    _refuse(trainer.privacy, algorithm, problems)
+
+
+def check_logged_in_training(
+    trainer: Run,
+    algorithm: Algorithm,
+    callbacks: Iterable[Callback],
+    schedulers: Iterable[Any],
+    logged: Container[str],
+) -> None:
+    """Raise `UserError` if something acts on a value that is logged while clients train, under whatever name.
+
+    Args:
+        trainer: trainer with its flags, and the metric that the run is about, once that is known.
+        algorithm: the federated method.
+        callbacks: callbacks of the run.
+        schedulers: configurations of the module's learning-rate schedulers.
+        logged: names of what has been logged while clients train.
+    """
+    if trainer.privacy is not None:
+        problems = [
+            f"{name} acts on {watched}, which is logged while clients train, without noise: let it watch val/accuracy"
+            for name, watched in _watching_what(callbacks, schedulers, trainer.metric)
+            if watched in logged
+        ]
+        _refuse(trainer.privacy, algorithm, problems)
+
+
+def _refuse(privacy: Privacy, algorithm: Algorithm, problems: Iterable[str]) -> None:
+    """Raise `UserError` if there are reasons why the claim would be false."""
+    reasons = "; ".join(dict.fromkeys(problems))
+    require(not reasons, f"{type(privacy).__name__} does not hold for {algorithm.name} here: {reasons}.")
 
 
 def _check_scales(privacy: Privacy, algorithm: Algorithm, has_buffers: bool) -> None:
@@ -140,12 +169,7 @@ def _watching(
     trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], owns: bool, hold_out: bool
 ) -> Iterator[str]:
     """Yield what acts on values that are measured on clients' samples, or with what clients own."""
-    metric = trainer.given_metric[0] or ACCURACY
-    watching = [(type(callback).__name__, _watched(callback, metric)) for callback in trainer.callbacks]
-    watching += [(type(config.scheduler).__name__, config.monitor) for config in schedulers]
-    for name, watched in watching:
-        if not isinstance(watched, str):
-            continue
+    for name, watched in _watching_what(trainer.callbacks, schedulers, trainer.given_metric[0] or ACCURACY):
         if is_of_clients(watched):
             yield f"{name} acts on {watched}, which tells of clients without noise: let it watch val/accuracy"
         elif owns and watched.startswith("val") and not is_of_server(watched):
@@ -160,7 +184,16 @@ def _watching(
             )
 
 
-def _watched(callback: Callback, metric: str) -> Any:
+def _watching_what(
+    callbacks: Iterable[Callback], schedulers: Iterable[Any], metric: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the class of whatever acts on a value, with the name of the value."""
+    watching = [(type(callback).__name__, _watched(callback, metric)) for callback in callbacks]
+    watching += [(type(config.scheduler).__name__, config.monitor) for config in schedulers]
+    yield from ((name, watched) for name, watched in watching if isinstance(watched, str))
+
+
+def _watched(callback: Callback, metric: str | None) -> Any:
     """Return the name that a callback acts on, None without one; of `TargetReached` without a monitor it is the run's metric."""
     if isinstance(callback, TargetReached):
         return callback.monitor or metric

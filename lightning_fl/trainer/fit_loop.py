@@ -32,6 +32,7 @@ from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.privacy.noise_key import noise_key
+from lightning_fl.privacy.refusals import check_logged_in_training
 from lightning_fl.processes import check_agreement, checksum, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
 from lightning_fl.settings.settings import RunSettings, settings_of
@@ -142,6 +143,7 @@ class FitLoop(StockFitLoop):
         self._first_model = checksum(trainer.run.params)
         data = self.federation.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
+        self._callbacks = list(trainer.callbacks)  # of which a rehearsal leaves some out
         self._delete_states = keep_client_states(trainer)
         self.saved_states, self.saved_frozen = self._new_files()
         rank_zero_info(data.description())
@@ -304,6 +306,7 @@ class FitLoop(StockFitLoop):
         self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
+        self._check_private()
         self.epoch_loop._results.clear()  # those of the last client
         flat_module.require_unmoved(frozen)
         if flat_module.new_plans:
@@ -414,8 +417,15 @@ class FitLoop(StockFitLoop):
             return
         self._knows_metrics = True
         choose_metric(trainer, record, is_all=True, tested=tested or ())
+        self._check_private()
         if self.val_loop._has_run:
             check_watched(trainer.callbacks, {*trainer.callback_metrics, *(tested or ())})
+
+    def _check_private(self) -> None:
+        """Check that nothing in a private run acts on what is logged while clients train."""
+        trainer, federation = self.trainer, self.federation
+        schedulers, logged = trainer.active_module.optimizer.schedules.configs, federation.logged_in_training
+        check_logged_in_training(trainer, federation.algorithm, self._callbacks, schedulers, logged)
 
     def renew_folder(self) -> None:
         """Make the run's folder again if it was deleted; clients' states and frozen weights are then written again."""

@@ -1,4 +1,4 @@
-"""Test each row of "All that leaves a client" in docs/how-to/privacy.md: which tests stand behind it, and those of no other file."""
+"""Test each row of "All that leaves a client" in docs/how-to/privacy.md: the tests behind it, and those of no other file."""
 
 from collections import Counter
 from dataclasses import replace
@@ -55,6 +55,7 @@ ROWS = {  # the tests by the row's first words
     "attributes of the module": [(SIDE, "test_no_attribute_of_the_module_passes_from_a_client_to_others")],
     "what a module logs while clients train": [
         (HERE, "test_what_a_module_logs_in_training_is_left_out_with_drop"),
+        (REFUSALS, "test_what_acts_on_a_value_of_the_training_is_refused_when_its_name_is_known"),
         (SIDE, "test_nothing_of_clients_is_logged_and_the_models_stay"),
     ],
     "validation with what clients own": [

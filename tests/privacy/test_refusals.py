@@ -1,6 +1,7 @@
 """Test what a private run refuses, and that nothing else is refused."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from roster import ROSTER
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from toys import Normalised, Perceptron, Sizes, federation, samples
 
 from lightning_fl import UserError
@@ -333,3 +335,80 @@ def test_who_holds_out_validation_samples_is_seen_in_a_run(make_trainer: MakeTra
 
 def test_without_privacy_nothing_is_refused() -> None:
     assert {refusal(entry.algorithm(), privacy=None) for entry in ROSTER.values()} == {""}  # type: ignore[arg-type]
+
+
+class Naming(Perceptron):
+    """Module that logs in training under names of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("mine", loss, on_step=True, on_epoch=True)
+        self.log("train_acc", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+class Plateau(Naming):
+    """The same with a scheduler that acts on one of these values."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        scheduler = ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "mine"}}
+
+
+class Monitoring(Quiet):
+    """A user's callback that names what it acts on, which the end of a round calls."""
+
+    monitor = "mine"
+    num_acted = 0
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.num_acted += 1
+
+
+@pytest.mark.parametrize("privacy", [ALIKE, SILENT, LocalPrivacy(noise_multiplier=0)], ids=["keep", "drop", "local"])
+@pytest.mark.parametrize(
+    ("module", "make", "said"),
+    [
+        (Naming, lambda: EarlyStopping("mine", check_on_train_epoch_end=True), "EarlyStopping acts on mine"),
+        (Naming, lambda: EarlyStopping("mine_epoch", strict=False), "EarlyStopping acts on mine_epoch"),
+        (Naming, lambda: ModelCheckpoint(monitor="mine"), "ModelCheckpoint acts on mine"),
+        (Naming, lambda: ModelCheckpoint(monitor="mine", every_n_train_steps=1), "ModelCheckpoint acts on mine"),
+        (Naming, lambda: TargetReached(1e9, "mine"), "TargetReached acts on mine"),
+        (Naming, Monitoring, "Monitoring acts on mine"),
+        (Plateau, Quiet, "ReduceLROnPlateau acts on mine"),
+    ],
+)
+def test_what_acts_on_a_value_of_the_training_is_refused_when_its_name_is_known(
+    privacy: Privacy, module: Any, make: Any, said: str, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    callback = make()
+    trainer = make_trainer(privacy=privacy, callbacks=[callback], enable_checkpointing=True)
+    sentence = f"{said}, which is logged while clients train, without noise: let it watch val/accuracy"
+    with pytest.raises(UserError, match=rf"^{type(privacy).__name__} does not hold for FedAvg here: {sentence}\.$"):
+        trainer.fit(module(), federation(), FedAvg())
+    assert (trainer.run.round, trainer.should_stop) == (1, False)
+    assert getattr(callback, "num_acted", 0) == 0
+    assert not list(tmp_path.rglob("*.ckpt"))
+    with pytest.raises(UserError, match=sentence):
+        make_trainer(privacy=privacy, callbacks=[make()]).plan(module(), federation(), FedAvg())
+
+
+def test_a_target_on_the_metric_that_is_found_in_training_is_refused(make_trainer: MakeTrainer) -> None:
+    flags = {"max_rounds": 3, "limit_val_batches": 0, "callbacks": [TargetReached(0.0)]}
+    trainer = make_trainer(privacy=ALIKE, **flags)
+    with pytest.raises(UserError, match="TargetReached acts on train_acc, which is logged while clients train"):
+        trainer.fit(Naming(), federation(), FedAvg())
+    assert trainer.run.round == 1
+    make_trainer(**flags).fit(Naming(), federation(), FedAvg())
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked", "lightning"])
+def test_values_of_the_training_that_nobody_acts_on_stay(runner: str, make_trainer: MakeTrainer) -> None:
+    callbacks = [EarlyStopping("val/loss"), ModelCheckpoint(monitor="val/accuracy"), TargetReached(2.0)]
+    trainer = make_trainer(privacy=ALIKE, callbacks=callbacks, runner=runner, enable_checkpointing=True)
+    trainer.fit(Naming(), federation(), FedAvg())
+    assert {"mine", "train_acc"} <= set(trainer.history)
+    refused = make_trainer(privacy=ALIKE, callbacks=[EarlyStopping("mine_step")], runner=runner)
+    with pytest.raises(UserError, match="EarlyStopping acts on mine_step, which is logged while clients train"):
+        refused.fit(Naming(), federation(), FedAvg())
