@@ -68,7 +68,7 @@ BESIDE = "the parameters of a class stand under its key init_args, and not besid
 """Remedy for `{class_path: FedProx, mu: 0.1}`."""
 LISTS = ("callbacks", "logger", "personal", "stages", "steps")
 """Keys that may name several classes."""
-BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
+BASES = {"BaseFinetuning", "BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
 OF_SCHEDULERS = {"ChainedScheduler", "SequentialLR"}
 """Schedulers of schedulers, which need theirs built with an optimiser, as a configuration cannot."""
 HIDDEN = {*BASES, *OF_SCHEDULERS, "LBFGS", *(c.__name__ for c in REFUSED_CALLBACKS)}

@@ -99,7 +99,7 @@ class FederatedTrainer(TrainerInterface):
         The run is rehearsed on a copy of the module and thrown away: one client, or one stack of them, trains in full and is
         timed, and the others as little as the size of their messages needs. Module, random numbers and folder stay as they are;
         data are read, and downloaded if they are told to. Callbacks take part only if they are this package's and change the
-        costs.
+        costs, so that errors in the hooks of others are found by the fit alone.
 
         Args:
             model: Module that every client would train.
@@ -107,7 +107,7 @@ class FederatedTrainer(TrainerInterface):
             algorithm: The federated method, as for `fit`.
 
         Raises:
-            UserError: an argument does not fit, as in `fit`, or the module cannot be copied.
+            UserError: a fit would be refused, with the same sentence, or the module cannot be copied.
         """
         return rehearse(self, model, datamodule, algorithm)
 

@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     Callback,
     DeviceStatsMonitor,
@@ -29,6 +30,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
 
 from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
@@ -190,6 +192,28 @@ def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> N
             not (is_a(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
             f"{type(callback).__name__} trains one more epoch for the statistics of batch normalisation in "
             f"{type(module).__name__}, which a federation does not have: use Lightning's WeightAveraging, which averages them.",
+        )
+
+
+def check_finetuning(callbacks: Iterable[Callback], module: LightningModule) -> None:
+    """Refuse callbacks of Lightning that would freeze nothing, or a part that the module does not have.
+
+    Raises:
+        UserError: there is one.
+    """
+    for callback in callbacks:
+        if not is_a(callback, BaseFinetuning):
+            continue
+        name, frozen = type(callback).__name__, getattr(module, "backbone", None)
+        defined_in = type(callback).freeze_before_training.__qualname__.partition(".")[0]  # of either name of Lightning
+        require(
+            defined_in != "BaseFinetuning",
+            f"{name} does not say what it freezes: use BackboneFinetuning, or a class of your own with freeze_before_training.",
+        )
+        require(
+            defined_in != "BackboneFinetuning" or isinstance(frozen, nn.Module),
+            f"{name} freezes the part 'backbone', which {type(module).__name__} does not have: give that part this name, or use "
+            "a BaseFinetuning of your own.",
         )
 
 

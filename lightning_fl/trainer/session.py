@@ -39,7 +39,7 @@ from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks, say_when_saved
+from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks, check_finetuning, say_when_saved
 from lightning_fl.trainer.memory_format import prefers_channels_last
 from lightning_fl.vectors.pieces import BLOCKS
 
@@ -88,6 +88,7 @@ def session(
         brings_data = getattr(datamodule, "datamodule", None) is model
         _prepare_data(trainer, datamodule, *[] if brings_data else [model])
         trainer.fabric.barrier()
+        check_finetuning(trainer.callbacks, model)
         if brings_data:  # which the data module sets up as its own
             call._call_callback_hooks(trainer, "setup", stage=fn)
         call._call_lightning_datamodule_hook(trainer, "setup", stage=fn)

@@ -12,7 +12,13 @@ import lightning as L  # noqa: N812
 import pytest
 import torch
 from compared_runs import MakeTrainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    EarlyStopping,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from roster import COVERING, ROSTER
 from toys import Convolved, Normalised, Perceptron, Served, Sizes, federation, samples
 
@@ -350,6 +356,16 @@ def held_out() -> Arrays:
     return Arrays(train=samples(40), test=samples(10, seed=1), num_clients=6, partition=Sizes(), val_fraction=0.2)
 
 
+class Naming(Perceptron):
+    """Module that logs in training under a name of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("mine", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+ALIKE = ClientPrivacy(noise_multiplier=0)
 SILENT = ClientPrivacy(noise_multiplier=0, side_channels="drop")
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "plateau": ({"module": lambda: Perceptron(configure=with_plateau)}, ""),
@@ -365,6 +381,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "clients": ({"callbacks": ClientEvaluation()}, "ClientEvaluation"),
     "images": ({"callbacks": BackdoorProbe()}, "BackdoorProbe reads batches of images"),
     "averages": ({"module": Normalised, "callbacks": StochasticWeightAveraging(0.1)}, "statistics of batch norm"),
+    "backbone": ({"callbacks": BackboneFinetuning()}, "freezes the part 'backbone', which Perceptron does not have"),
+    "nothing frozen": ({"callbacks": BaseFinetuning()}, "BaseFinetuning does not say what it freezes"),
+    "in training": (
+        {"privacy": ALIKE, "module": Naming, "callbacks": [Logging(), EarlyStopping("mine")]},
+        "EarlyStopping acts on mine, which is logged while clients train",
+    ),
     "module's": ({"module": Averaging}, "statistics of batch normalisation"),
     "nearly": ({"callbacks": EarlyStopping("val/los")}, "EarlyStopping monitors 'val/los', which is not logged"),
     "unknown": ({"callbacks": EarlyStopping("something")}, "EarlyStopping monitors 'something', which is not logged"),
