@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,3 +222,66 @@ def test_synthetic_test_samples_of_another_length_are_refused(tmp_path: Path) ->
     test = write(tmp_path / "test" / "data.json", {"0": task(3, 0, dimensions=4)})
     with pytest.raises(UserError, match=r"have 6 numbers, and those in .*test 4\."):
         Leaf(str(train), str(test), kind="synthetic").setup()
+
+
+WORDS = ["good", ",", "it's", "!", "Good", "morning"]
+
+
+def written_words(folder: Path, content: Any = WORDS) -> str:
+    """Write a vocabulary, and return its path."""
+    (folder / "words.json").write_text(json.dumps(content))
+    return str(folder / "words.json")
+
+
+def tweet(text: Any) -> list:
+    """Return a sample of Sent140, as LEAF's `data_to_json.py` writes it."""
+    return ["1467810369", "Mon Apr 06 22:19:45 PDT 2009", "NO_QUERY", "someone", text, "training"]
+
+
+@pytest.mark.parametrize("content", [WORDS, {"vocab": WORDS, "emba": [[0.5]] * 7}], ids=["list", "embs.json"])
+def test_sent140_is_numbers_of_words(tmp_path: Path, content: Any) -> None:
+    texts = ["Good   morning, it's 9am #good!!", "", "good GOOD " * 20]
+    numbers = [[4, 5, 1, 2, 6, 0, 3, 3], [], [0, 6] * 12 + [0]]
+    train = write(tmp_path / "train" / "all.json", {"ann": ([tweet(text) for text in texts], [1, 0, 1])})
+    data = Leaf(str(train), str(train), kind="sent140", vocabulary=written_words(tmp_path, content))
+    data.setup()
+    words, labels = next(data.test.batches(3))
+    assert words.tolist() == [row + [6] * (25 - len(row)) for row in numbers]
+    assert (words.dtype, labels.tolist(), data.num_classes) == (torch.int64, [1, 0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "x", "y", "said"),
+    [
+        (WORDS, tweet(3), 1, "user 'ann', sample 0: x must be a list of id, date, query, user and text, got "),
+        (WORDS, "good", 1, "x must be a list of id, date, query, user and text, got 'good'"),
+        (WORDS, tweet("good"), 4, "user 'ann', sample 0: y must be 0 or 1, got 4"),
+        (["good", "good"], tweet("good"), 1, r"words\.json must have words, and each once"),
+        ([], tweet("good"), 1, r"words\.json must have words, and each once"),
+        ({"emba": []}, tweet("good"), 1, r"words\.json is no vocabulary: it must be a list of words, or an object"),
+        (["good", 1], tweet("good"), 1, r"words\.json is no vocabulary"),
+    ],
+)
+def test_malformed_tweets_and_vocabularies_are_named(words: Any, x: Any, y: Any, said: str, tmp_path: Path) -> None:
+    train = write(tmp_path / "train" / "all.json", {"ann": ([x], [y])})
+    with pytest.raises(UserError, match=said):
+        Leaf(str(train), str(train), kind="sent140", vocabulary=written_words(tmp_path, words)).setup()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"kind": "sent140"},
+            "kind 'sent140' needs a vocabulary: give a JSON file with a list of words, or LEAF's embs",
+        ),
+        ({"kind": "femnist", "vocabulary": "words.json"}, "kind 'femnist' has no vocabulary: leave it out"),
+        (
+            {"kind": "reddit"},
+            "kind 'reddit' is not read: .* give tensors .* to Arrays, with groups for the users and .* ByGroup",
+        ),
+    ],
+)
+def test_kinds_and_vocabularies_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Leaf("train", "test", **given)

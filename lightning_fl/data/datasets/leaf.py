@@ -1,14 +1,18 @@
 """`Leaf`: the JSON files of LEAF (Caldas et al., LEAF: A Benchmark for Federated Settings, 2018, arXiv:1812.01097).
 
 A file has `users`, `num_samples` (of each user) and `user_data`, `{user: {"x": […], "y": […]}}`; a folder has
-any number of files. LEAF's own `preprocess.sh` writes such folders, `data/train` and `data/test`.
+any number of files. LEAF's own `preprocess.sh` writes such folders, `data/train` and `data/test`. Words of Sent140 become
+numbers as in LEAF's `models/utils/language_utils.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import reprlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
@@ -28,35 +32,46 @@ SIDE = 28
 """Height and width of FEMNIST's images in pixels."""
 LENGTH = 80
 """Characters of an input of Shakespeare."""
+NUM_WORDS = 25
+"""Words of an input of Sent140."""
 CHARACTERS = f"\n !\"&'(),-.{digits}:;>?{ascii_uppercase}[]{ascii_lowercase}}}"
 """LEAF's characters of Shakespeare; the position of a character is its number."""
 FEMNIST_CLASSES = 62
-NUM_CLASSES = {"femnist": FEMNIST_CLASSES, "shakespeare": len(CHARACTERS), "synthetic": None}
+NUM_CLASSES = {"femnist": FEMNIST_CLASSES, "shakespeare": len(CHARACTERS), "synthetic": None, "sent140": 2}
 """Classes of each kind; those of Synthetic are as many as its generator was asked for."""
 
+REDDIT = (
+    "LEAF keeps its vocabulary as a pickle, and its samples are sequences without a class: in Python, give tensors with the "
+    "numbers of their tokens to Arrays, with groups for the users and the partition ByGroup"
+)
+"""What to do with LEAF's Reddit."""
 MOST_CLASSES = 10_000
 """Limit of the classes of Synthetic, above which a label is a mistake."""
 
 
 class Leaf(FederatedDataModule):
-    """FEMNIST, Shakespeare or Synthetic in the JSON files of LEAF: each user (a writer, a role in a play, a task) is a client.
+    """Data sets in the JSON files of LEAF: each user (a writer, a role in a play, a task, who tweets) is a client.
 
     FEMNIST: images 1×28×28 with values in [0, 1], 62 classes. Shakespeare: 80 characters as whole numbers (80,), and the next one
-    as the class, of 80. Synthetic: numbers (d,), and as many classes as the files name, from 0.
+    as the class, of 80. Synthetic: numbers (d,), and as many classes as the files name, from 0. Sent140: the first 25 words of a
+    tweet as whole numbers (25,), and class 1 if it is positive, else 0. The number of a word is its place among the V words of
+    the vocabulary; V stands for all other words, and fills up short tweets.
 
     Args:
         train: folder of JSON files, or one file, with the training samples.
         test: folder or file with the test samples, of the same users or of others.
-        kind: femnist, shakespeare or synthetic.
+        kind: femnist, shakespeare, synthetic or sent140.
         num_clients: number of users that become clients, drawn at random; null: all.
         partition: division of the samples; ByGroup(min_samples) leaves out users with fewer training samples.
+        vocabulary: JSON file with the words of Sent140: a list, or an object with such a list as "vocab", as in LEAF's embs.json.
         **kwargs: arguments of FederatedDataModule: server_groups, batch sizes, val_fraction and seed.
 
     Raises:
-        UserError: in `setup`: a file is missing or malformed; the sentence names the file and the user, or the line.
+        UserError: the kind is unknown, needs a vocabulary, or has none; in `setup`: a file is missing or malformed; the sentence
+            names the file and the user, or the line.
     """
 
-    changeable = FederatedDataModule.changeable | {"train", "test"}
+    changeable = FederatedDataModule.changeable | {"train", "test", "vocabulary"}
 
     def __init__(
         self,
@@ -65,17 +80,24 @@ class Leaf(FederatedDataModule):
         kind: str = "femnist",
         num_clients: int | None = None,
         partition: Partition = ByGroup(),  # noqa: B008  (immutable)
+        vocabulary: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_clients=num_clients, partition=partition, **kwargs)
+        require(kind != "reddit", f"kind {kind!r} is not read: {REDDIT}.")
         check_choice("kind", kind, NUM_CLASSES)
-        self.kind = kind
+        require(
+            kind != "sent140" or vocabulary is not None,
+            "kind 'sent140' needs a vocabulary: give a JSON file with a list of words, or LEAF's embs.json.",
+        )
+        require(kind == "sent140" or vocabulary is None, f"kind {kind!r} has no vocabulary: leave it out.")
+        self.kind, self.vocabulary = kind, vocabulary
         self._paths = (train, test)
         self._num_classes = NUM_CLASSES[kind]
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes: 62 characters of FEMNIST, 80 of Shakespeare; of Synthetic the largest one plus 1, after `setup`."""
+        """Number of classes: 62 of FEMNIST, 80 of Shakespeare, 2 of Sent140; of Synthetic the largest plus 1, after `setup`."""
         return self._num_classes
 
     @property
@@ -90,7 +112,8 @@ class Leaf(FederatedDataModule):
 
     def load(self) -> tuple[Samples, Samples]:
         """Read all files."""
-        train, test = (_read(path, self.kind) for path in self._paths)
+        words = {} if self.vocabulary is None else _vocabulary(Path(self.vocabulary))
+        train, test = (_read(path, self.kind, words) for path in self._paths)
         if self.kind == "synthetic":
             sizes = [len(samples.stored(np.array([0]))[0][0]) for samples in (train, test)]
             require(
@@ -113,7 +136,7 @@ class _User:
     place: str
 
 
-def _read(path: str, kind: str) -> TensorSamples:
+def _read(path: str, kind: str, words: dict[str, int]) -> TensorSamples:
     """Return the samples of all users in a folder or file."""
     from tqdm import tqdm
 
@@ -124,7 +147,13 @@ def _read(path: str, kind: str) -> TensorSamples:
             len(files) > 0,
             f"{folder} has no JSON files: give a folder that LEAF's preprocess.sh wrote, such as data/train.",
         )
-    convert = {"femnist": _images, "shakespeare": _texts, "synthetic": _vectors}[kind]
+    converters: dict[str, Callable[[_User], tuple[np.ndarray, np.ndarray]]] = {
+        "femnist": _images,
+        "shakespeare": _texts,
+        "synthetic": _vectors,
+        "sent140": partial(_tweets, words=words),
+    }
+    convert = converters[kind]
     inputs: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     names: list[str] = []
@@ -151,17 +180,22 @@ def _read(path: str, kind: str) -> TensorSamples:
     return TensorSamples(torch.from_numpy(joined), torch.from_numpy(np.concatenate(labels)), groups=Groups.of(names))
 
 
-def _users(file: Path) -> Iterator[_User]:
-    """Yield the users of a file; all lengths fit."""
+def _content(file: Path) -> Any:
+    """Return the content of a JSON file."""
     require(file.is_file(), f"{file} is no file.")  # a pipe would never end
     try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UserError(f"{file}, line {error.lineno}, is not JSON ({error.msg}).") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not readable ({error}).") from error
     except (RecursionError, ValueError) as error:  # brackets nested too deeply, or a number too long
         raise UserError(f"{file} is not JSON that can be read ({error}).") from error
+
+
+def _users(file: Path) -> Iterator[_User]:
+    """Yield the users of a file; all lengths fit."""
+    content = _content(file)
     for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
         require(
             isinstance(content, dict) and isinstance(content.get(key), kind),
@@ -252,3 +286,35 @@ def _vectors(user: _User) -> tuple[np.ndarray, np.ndarray]:
             f"{user.place}, sample {position}: y must be a whole number from 0 to {MOST_CLASSES - 1:,}, got {label!r}.",
         )
     return values.astype(np.float32), np.array(user.y, dtype=np.int64)
+
+
+def _vocabulary(file: Path) -> dict[str, int]:
+    """Return the numbers of the words in a vocabulary."""
+    content = _content(file)
+    words: Any = content.get("vocab") if isinstance(content, dict) else content
+    require(
+        isinstance(words, list) and all(isinstance(word, str) for word in words),
+        f"{file} is no vocabulary: it must be a list of words, or an object with such a list as 'vocab'.",
+    )
+    numbers = {word: number for number, word in enumerate(words)}
+    require(0 < len(numbers) == len(words), f"{file} must have words, and each once, to number them by their places.")
+    return numbers
+
+
+def _tweets(user: _User, words: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the first words of a user's tweets, (n, 25) int64, and classes (n,)."""
+    numbers = np.full((len(user.x), NUM_WORDS), len(words), dtype=np.int64)
+    for position, (tweet, label) in enumerate(zip(user.x, user.y, strict=True)):
+        text = tweet[4] if isinstance(tweet, list) and len(tweet) > 4 else None
+        if not isinstance(text, str):
+            given = reprlib.repr(tweet)
+            raise UserError(
+                f"{user.place}, sample {position}: x must be a list of id, date, query, user and text, got {given}."
+            )
+        require(
+            type(label) is int and label in (0, 1),
+            f"{user.place}, sample {position}: y must be 0 or 1, got {label!r}.",
+        )
+        found = [words.get(word, len(words)) for word in re.findall(r"[\w']+|[.,!?;]", text)[:NUM_WORDS]]
+        numbers[position, : len(found)] = found
+    return numbers, np.array(user.y, dtype=np.int64)
