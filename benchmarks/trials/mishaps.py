@@ -15,6 +15,7 @@ SILENT = ("round", "step", "comm/uplink_bits", "comm/downlink_bits", "time/simul
 OF_SERVER = (
     "comm/setup_",
     "comm/total_",
+    "comm/downlink_bits/",
     "val/",
     "test/",
     "model/",

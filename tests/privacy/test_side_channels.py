@@ -15,7 +15,7 @@ from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, 
 from lightning_fl import UserError
 from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAdam, FedAvg, FedBN
 from lightning_fl.attacks import Adversary, SignFlip
-from lightning_fl.callbacks import SparseUpdates
+from lightning_fl.callbacks import CommunicationMeter, SparseUpdates
 from lightning_fl.codecs import Followed, OneBit
 from lightning_fl.outputs.communication_json import read_communication
 from lightning_fl.outputs.final_table import final_lines
@@ -73,7 +73,8 @@ def test_no_value_depends_on_clients_whose_uploads_do_not_count(
     rows, values = [], []
     for sizes, targets in ((SIZES, y), (SIZES[::-1], y + 3)):
         torch.default_generator.manual_seed(0)
-        trainer = make_trainer(privacy=privacy, callbacks=[SparseUpdates(0.5)], max_rounds=2, **flags)
+        callbacks = [SparseUpdates(0.5), CommunicationMeter(per_layer=True)]
+        trainer = make_trainer(privacy=privacy, callbacks=callbacks, max_rounds=2, **flags)
         trainer.fit(Normalised(), federation(sizes, train=(x, targets)), algorithm)
         rows.append(
             [{name: x for name, x in row.items() if "round_seconds" not in name} for row in trainer.fit_loop.rows]
@@ -81,6 +82,7 @@ def test_no_value_depends_on_clients_whose_uploads_do_not_count(
         values.append({name: float(value) for name, value in trainer.callback_metrics.items()})
     assert rows[0] == rows[1]
     assert values[0] == values[1]
+    assert rows[0][0]["comm/downlink_bits/model"] > 0
     measured = {"test/loss"} if flags else {"val/loss", "val/accuracy"}
     shown = set() if ending is None else {f"{name}{ending}" for name in measured}
     assert {name for name in values[0] if name.startswith(("val/", "test/"))} == shown
