@@ -178,9 +178,7 @@ class Draws:
         if self.maybe(0.65):
             chosen = {name: self.one_of(*values) for name, values in self.one_of(*USUAL).items()}
             return {"class_path": chosen.pop("class_path"), "init_args": chosen}
-        found = {
-            name: c for name, c in classes_under("callbacks").items() if not name.endswith("Finetuning")
-        }  # need a backbone
+        found = classes_under("callbacks")
         own = [name for name, c in found.items() if c.__module__.startswith("lightning_fl")]
         return self.part(self.one_of(*(own if self.maybe(0.5) else found)), "callbacks")
 
