@@ -9,6 +9,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn, TypeVar, cast
 
+import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.pytorch import LightningModule
@@ -25,6 +26,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
+    WeightAveraging,
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
@@ -32,6 +34,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
+from lightning_fl.callbacks import AdaptivePruning, FilterPruning
 from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
@@ -182,17 +185,36 @@ def say_when_saved(callbacks: Iterable[Callback]) -> None:
 
 
 def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> None:
-    """Refuse to average weights in a way that needs one more epoch for the statistics of batch normalisation.
+    """Refuse averages of weights whose shapes change, or that need one more epoch for the statistics of batch normalisation.
 
     Raises:
-        UserError: a callback does.
+        UserError: a callback averages such weights.
     """
+    callbacks = list(callbacks)
+    pruning = [type(one).__name__ for one in callbacks if isinstance(one, (AdaptivePruning, FilterPruning))]
+    own = type(module).__name__
     for callback in callbacks:
+        if not is_a(callback, WeightAveraging, StochasticWeightAveraging):
+            continue
+        name, average = type(callback).__name__, callback._average_model
         require(
             not (is_a(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
-            f"{type(callback).__name__} trains one more epoch for the statistics of batch normalisation in "
-            f"{type(module).__name__}, which a federation does not have: use Lightning's WeightAveraging, which averages them.",
+            f"{name} trains one more epoch for the statistics of batch normalisation in {own}, which a federation does not have: "
+            "use Lightning's WeightAveraging, which averages them.",
         )
+        require(
+            not pruning,
+            f"{name} averages weights whose shapes stay, but {' and '.join(pruning)} removes filters of {own}: leave one out.",
+        )
+        require(
+            average is None or _shapes(getattr(average, "module", average)) == _shapes(module),
+            f"{name} averages the parameters that {own} has at first, to which another callback, such as the gates of FedDP, "
+            "adds others: leave one out.",
+        )
+
+
+def _shapes(module: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]
 
 
 def check_finetuning(callbacks: Iterable[Callback], module: LightningModule) -> None:

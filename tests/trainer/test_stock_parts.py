@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from toys import Normalised, Perceptron, Served, federation, read_rows, samples, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import Algorithm, PruneFL
-from lightning_fl.data import Federated
+from lightning_fl.algorithms import Algorithm, FedAvg, FedDP, HRank, PruneFL
+from lightning_fl.callbacks import AdaptivePruning
+from lightning_fl.data import Digits, Federated
+from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Momentum
 
 
@@ -364,6 +367,25 @@ def test_averages_that_need_one_more_epoch_are_refused(make_trainer: MakeTrainer
             make_trainer(callbacks=StochasticWeightAveraging(0.3)).fit(module, federation())
     make_trainer(callbacks=WeightAveraging()).fit(module := Normalised(), federation())
     assert module.norm.running_mean.abs().max() > 0
+
+
+@pytest.mark.parametrize("average", [WeightAveraging, EMAWeightAveraging, partial(StochasticWeightAveraging, 0.05)])
+@pytest.mark.parametrize(
+    ("method", "callbacks", "why"),
+    [
+        (FedDP, [], "such as the gates of FedDP, adds others"),
+        (HRank, [], "FilterPruning removes filters"),
+        (FedAvg, [AdaptivePruning()], "AdaptivePruning removes filters"),
+    ],
+)
+def test_averages_of_weights_whose_shapes_change_are_refused(
+    average: Callable[[], Callback], method: type, callbacks: list[Callback], why: str, make_trainer: MakeTrainer
+) -> None:
+    trainer = make_trainer(max_rounds=2, callbacks=[average(), *callbacks])
+    with pytest.raises(UserError, match=f"Averaging averages .* {why}"):
+        trainer.fit(
+            ImageClassifier("lenet5", in_channels=1, image_size=16), Digits(num_clients=3, image_size=16), method()
+        )
 
 
 def test_weight_averaging_does_not_take_clients_for_the_model(make_trainer: MakeTrainer) -> None:
