@@ -66,9 +66,16 @@ ROWS = {  # the tests by the row's first words
         (MANUAL, "test_clients_start_with_fresh_optimisers"),
         (MANUAL, "test_two_processes_train_as_one"),
     ],
+    "schedulers beside": [
+        (MANUAL, "test_schedulers_that_a_module_steps_are_those_of_a_stock_trainer"),
+        (MANUAL, "test_every_client_starts_with_the_schedulers_of_the_round"),
+        (MANUAL, "test_a_resumed_run_goes_on_with_its_schedulers"),
+    ],
+    "a scheduler without": [(MANUAL, "test_a_scheduler_that_cannot_go_on_with_the_optimizers_is_refused")],
     "manual optimisation with": [
         (MANUAL, "test_what_does_not_reach_manual_steps_is_refused"),
         (MANUAL, "test_every_method_is_allowed_or_refused_in_a_sentence"),
+        (MANUAL, "test_clients_are_not_fine_tuned_at_a_rate_that_the_module_moves"),
     ],
     "its own `backward`": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
