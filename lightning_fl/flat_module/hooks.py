@@ -99,6 +99,8 @@ class Hooks:
 
     def module_overrides(self, name: str) -> bool:
         """True if the module has its own hook of this name, which is no hook that Lightning calls on callbacks only."""
+        if name in vars(self._module):  # put on the object; Lightning leaves out None
+            return callable(vars(self._module)[name])
         if hasattr(LightningModule, name):
             return overrides(name, self._module)
         return hasattr(self._module, name) and not hasattr(Callback, name)

@@ -53,10 +53,11 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     module, flat_module = trainer.lightning_module, trainer.active_module
     require(overrides(f"{stage}_step", module), f"{type(module).__name__} has no {stage}_step.")
     client_states, saved = _load_checkpoint(trainer)
+    module.zero_grad()
     loop = trainer.test_loop if stage == "test" else trainer.validate_loop
-    loaders = request_loaders(trainer, loop._data_source, STAGES[stage])
-    check_loaders(module, loaders.flattened, stage)
     limit = trainer.limits["limit_test_batches" if stage == "test" else "limit_val_batches"]
+    loaders = request_loaders(trainer, loop._data_source, STAGES[stage], limit)
+    check_loaders(module, loaders.flattened, stage)
     counts = num_batches(loaders, limit)
     loop._combined_loader, loop._max_batches = loaders, counts
     if not sum(counts):
@@ -74,6 +75,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
 def run_prediction(trainer: TrainerInterface) -> Any:
     """Return the predictions of the trainer's model, batch by batch; None if the loop is not to return them."""
     _load_checkpoint(trainer)
+    trainer.lightning_module.zero_grad()
     return trainer.predict_loop.run()
 
 
@@ -220,9 +222,10 @@ class RoundEvaluation:
     def _request_validation_loaders(self) -> None:
         """Request the validation loaders, which the validations of the coming rounds read."""
         trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
-        loaders = request_loaders(trainer, loop._data_source, RunningStage.VALIDATING)
+        limit = trainer.limits["limit_val_batches"]
+        loaders = request_loaders(trainer, loop._data_source, RunningStage.VALIDATING, limit)
         self.loaders["validation"], loop._combined_loader = loaders, loaders if loaders.flattened else None
-        loop._max_batches = num_batches(loaders, trainer.limits["limit_val_batches"])
+        loop._max_batches = num_batches(loaders, limit)
         if trainer.state.stage != RunningStage.SANITY_CHECKING or trainer.validates_this_round:
             self._requested_in = trainer.current_epoch
 
@@ -233,7 +236,7 @@ class RoundEvaluation:
             overrides("test_step", module),
             f"{flag}, but {type(module).__name__} has no test_step: write one, or leave test_every_n_rounds out.",
         )
-        self.loaders["test"] = request_loaders(trainer, trainer.test_loop._data_source, STAGES["test"])
+        self.loaders["test"] = request_loaders(trainer, trainer.test_loop._data_source, STAGES["test"], limit)
         check_loaders(module, self.loaders["test"].flattened, "test")
         trainer.test_loop._max_batches = num_batches(self.loaders["test"], limit)
         trainer.test_loop._combined_loader = self.loaders["test"]

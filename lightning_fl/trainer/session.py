@@ -206,8 +206,9 @@ def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, br
     if not brings_data:
         call._call_callback_hooks(trainer, "setup", stage=fn)
         call._call_lightning_module_hook(trainer, "setup", stage=fn)
-    model.configure_sharded_model()  # Lightning's old name of configure_model
-    model.configure_model()
+    for name in ("configure_sharded_model", "configure_model"):  # the first is Lightning's old name
+        if overrides(name, model):
+            getattr(model, name)()
     if trainer.fitting:
         check_averaging(trainer.callbacks, model)
         if not trainer.trains_only_client:
