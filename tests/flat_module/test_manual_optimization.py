@@ -226,6 +226,16 @@ def test_clients_start_with_fresh_optimisers(make_trainer: MakeTrainer) -> None:
         torch.testing.assert_close(value, (first[name] + second[name]) / 2, rtol=1e-5, atol=1e-6)
 
 
+class Stateless(Halves):
+    """Scheduler that keeps nothing in checkpoints."""
+
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state is None
+
+
 @pytest.mark.parametrize("runner", ["serial", "lightning"])
 @pytest.mark.parametrize(
     ("by_epoch", "by_step"),
@@ -234,12 +244,14 @@ def test_clients_start_with_fresh_optimisers(make_trainer: MakeTrainer) -> None:
         ("ReduceLROnPlateau", "OneCycleLR"),
         ("Halves", "ChainedScheduler"),
         ("CyclicLR", "Halves"),
+        ("stateless", "StepLR"),
     ],
 )
 def test_schedulers_that_a_module_steps_are_those_of_a_stock_trainer(
     by_epoch: str, by_step: str, runner: str, make_trainer: MakeTrainer, make_stock_trainer: Any
 ) -> None:
-    made = [{**SCHEDULERS, **ONLY_BY_EPOCH, "Halves": Halves}[name] for name in (by_epoch, by_step)]
+    of_the_user = {"Halves": Halves, "stateless": Stateless}
+    made = [{**SCHEDULERS, **ONLY_BY_EPOCH, **of_the_user}[name] for name in (by_epoch, by_step)]
     check(ByHand(*made), make_trainer, make_stock_trainer, runner, ByHandAnew(*made))
 
 

@@ -65,13 +65,13 @@ class Schedules:
             by_module: True if the module steps them itself, whatever their interval.
 
         Raises:
-            UserError: ReduceLROnPlateau has the interval `step`.
+            UserError: a scheduler that watches a metric, as ReduceLROnPlateau does, has the interval `step`.
         """
         for config in configs if not by_module else []:
-            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
-                raise UserError(
-                    "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
-                )
+            require(
+                config.interval == "epoch" or not config.reduce_on_plateau,
+                f"{type(config.scheduler).__name__} watches a metric of the round, so its interval must be 'epoch', got 'step'.",
+            )
         self.configs = configs
         self._advance = advance or _advance
         self._optimizer = optimizer
@@ -166,7 +166,7 @@ class Schedules:
     def _say_restarts(self) -> None:
         """Say once that a client's steps of a scheduler do not reach the next client."""
         for config, state in zip(self.configs, self._client_states, strict=True):
-            if getattr(config.scheduler, "last_epoch", 0) != state.get("last_epoch", 0):
+            if getattr(config.scheduler, "last_epoch", 0) != (state or {}).get("last_epoch", 0):
                 self._says_restarts = False
                 rank_zero_info(
                     f"{type(config.scheduler).__name__} steps while a client trains, and the next client begins again with the "
@@ -231,7 +231,7 @@ class Schedules:
         Args:
             num_rounds: rounds completed.
         """
-        self._move([c for c in self._due(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
+        self._move([config for config in self._due(num_rounds) if not config.reduce_on_plateau], {})
 
     def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
         """Advance the schedulers that monitor a metric.
@@ -239,7 +239,7 @@ class Schedules:
         Raises:
             UserError: the metric was not logged.
         """
-        self._move([c for c in self._due(num_rounds) if isinstance(c.scheduler, ReduceLROnPlateau)], metrics)
+        self._move([config for config in self._due(num_rounds) if config.reduce_on_plateau], metrics)
 
     def _due(self, num_rounds: int) -> list[LRSchedulerConfig]:
         return [c for c in self._of_rounds if num_rounds % c.frequency == 0 and not self._by_module]
@@ -251,15 +251,14 @@ class Schedules:
         self._restore(self._round)
         for config in configs:
             scheduler: Any = config.scheduler
-            if not isinstance(scheduler, ReduceLROnPlateau):
+            if not config.reduce_on_plateau:
                 self._advance(scheduler, None)
             elif config.monitor is not None and config.monitor in metrics:
                 self._advance(scheduler, metrics[config.monitor])
-            elif config.strict:
-                raise UserError(
-                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
-                    f"logged: {', '.join(sorted(metrics))}."
-                )
+            else:
+                missing = f"{type(scheduler).__name__} monitors {config.monitor!r}, which was not logged"
+                require(not config.strict, f"{missing}; logged: {', '.join(sorted(metrics))}.")
+                rank_zero_warn(f"{missing}, so that the learning rate stays: strict is False.")
         self._round = self._options()
         self._prepare_clients()
 
@@ -334,7 +333,7 @@ class Schedules:
         schedulers = [part for config in self.configs for part in parts_of(config.scheduler)]
         settings.add("schedulers", [type(part).__name__ for part in schedulers], True)
         for position, part in enumerate(schedulers):
-            for option, value in part.state_dict().items():
+            for option, value in (part.state_dict() or {}).items():  # one of the user's may have none
                 if not option.startswith("_") and option not in ("base_lrs", "last_epoch"):
                     settings.add(f"schedulers.{position}.{option}", value, True)
         return settings
@@ -348,7 +347,7 @@ class Schedules:
         changes = self.settings.changes_since(state.get("settings", {}))  # not in checkpoints of earlier versions
         if any(map(_moves_rates, changes)):
             for config in self.configs:
-                watches, name = isinstance(config.scheduler, ReduceLROnPlateau), type(config.scheduler).__name__
+                watches, name = config.reduce_on_plateau, type(config.scheduler).__name__
                 require(
                     not watches and not self._by_module,
                     f"{name} cannot go on with other rates ({', '.join(map(str, changes))}), because its rates depend on "
