@@ -23,7 +23,6 @@ from lightning_fl.evaluation.evaluation import as_loaders, is_sequential, num_ba
 from lightning_fl.evaluation.loops import STAGES, without_callbacks
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
-from lightning_fl.outputs import checkpoint_file
 from lightning_fl.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
@@ -81,11 +80,11 @@ def run_prediction(trainer: TrainerInterface) -> Any:
 
 def _load_checkpoint(trainer: TrainerInterface) -> tuple[Mapping[int, Any], dict[str, Any]]:
     """Load the model from the trainer's `ckpt_path`, if there is one; return the clients' states and the saved federation."""
-    if trainer.ckpt_path is None:
+    checkpoint, trainer.checkpoint = trainer.checkpoint, None
+    if checkpoint is None:
         return trainer.run.clients if "run" in vars(trainer) else {}, {}
-    checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
     saved = checkpoint.get("federation", {})
-    states = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
+    states = read_states(saved.get("run", {}), Path(str(trainer.ckpt_path))).get("clients", {})
     checkpointing.evaluate_checkpoint(trainer.active_module, checkpoint, str(trainer.ckpt_path))
     return states, saved
 

@@ -258,7 +258,7 @@ def test_checkpoint_hooks_come_in_the_same_order(
     make_trainer: MakeTrainer, make_stock_trainer: MakeStock, tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved.ckpt"
-    orders = []
+    orders, of_modules = [], []
     for is_ours in (True, False):
         notes = Notes()
         module, data = Recorded(notes), Federated(Data(), num_clients=1) if is_ours else Data()
@@ -276,7 +276,10 @@ def test_checkpoint_hooks_come_in_the_same_order(
             "on_fit_end",
         )
         orders.append([call[:2] for call in notes.calls if call[1] in names])
+        in_order = (*names, "configure_optimizers")
+        of_modules.append([call[1] for call in notes.calls if call[0] == "module" and call[1] in in_order])
     assert orders[0] == orders[1]
+    assert of_modules[0] == of_modules[1]
 
 
 class Saves(Callback):
