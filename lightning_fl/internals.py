@@ -9,6 +9,7 @@ from typing import Any
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher as MultiProcessingLauncher
 from lightning.pytorch.core.optimizer import _configure_optimizers as configured_optimizers
 from lightning.pytorch.core.optimizer import _configure_schedulers_automatic_opt as configured_schedulers
+from lightning.pytorch.core.optimizer import _configure_schedulers_manual_opt as configured_schedulers_manually
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop as StockEvaluationLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop as StockFitLoop
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization as AutomaticOptimization
@@ -50,6 +51,7 @@ __all__ = [
     "check_iterable",
     "configured_optimizers",
     "configured_schedulers",
+    "configured_schedulers_manually",
     "data_fetcher_for",
     "is_of_tuner",
     "processed_loader",

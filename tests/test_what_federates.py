@@ -49,7 +49,10 @@ ROWS = {  # the tests by the row's first words
         ("flat_module/test_client_optimizer.py", "test_methods_with_steps_of_their_own_take_any_module"),
         ("flat_module/test_client_optimizer.py", "test_the_modules_schedulers_move_sgd"),
     ],
-    "schedulers of interval `epoch`": [(SCHEDULERS, "test_rounds_are_epochs_of_a_stock_trainer")],
+    "schedulers of interval `epoch`": [
+        (SCHEDULERS, "test_rounds_are_epochs_of_a_stock_trainer"),
+        (SCHEDULERS, "test_a_scheduler_of_the_users_watches_a_metric"),
+    ],
     "schedulers of interval `step`": [
         (SCHEDULERS, "test_step_wise_schedulers_start_from_the_rates_of_the_round"),
         (SCHEDULERS, "test_a_frequency_counts_batches"),
@@ -66,9 +69,16 @@ ROWS = {  # the tests by the row's first words
         (MANUAL, "test_clients_start_with_fresh_optimisers"),
         (MANUAL, "test_two_processes_train_as_one"),
     ],
+    "schedulers beside": [
+        (MANUAL, "test_schedulers_that_a_module_steps_are_those_of_a_stock_trainer"),
+        (MANUAL, "test_every_client_starts_with_the_schedulers_of_the_round"),
+        (MANUAL, "test_a_resumed_run_goes_on_with_its_schedulers"),
+    ],
+    "a scheduler without": [(MANUAL, "test_a_scheduler_that_cannot_go_on_with_the_optimizers_is_refused")],
     "manual optimisation with": [
         (MANUAL, "test_what_does_not_reach_manual_steps_is_refused"),
         (MANUAL, "test_every_method_is_allowed_or_refused_in_a_sentence"),
+        (MANUAL, "test_clients_are_not_fine_tuned_at_a_rate_that_the_module_moves"),
     ],
     "its own `backward`": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
@@ -78,6 +88,8 @@ ROWS = {  # the tests by the row's first words
     ],
     "all other hooks": [
         (HOOKS, "test_hooks_come_in_the_same_order"),
+        (HOOKS, "test_hooks_of_an_object_are_called_as_those_of_its_class"),
+        (HOOKS, "test_checkpoint_hooks_come_in_the_same_order"),
         ("clients/test_stacked.py", "test_what_stands_in_the_way_is_named_at_once"),
     ],
     "`on_train_batch_start` that": [
@@ -126,6 +138,10 @@ ROWS = {  # the tests by the row's first words
     "complex parameters": [
         (FLAT, "test_a_complex_buffer_is_refused_before_training"),
         (FLAT, "test_a_buffer_that_changes_its_shape_is_refused_by_name"),
+    ],
+    "layers that `setup`": [
+        ("trainer/test_checkpointing.py", "test_a_module_is_built_from_the_checkpoint_that_it_resumes"),
+        (HOOKS, "test_the_old_name_of_configure_model"),
     ],
     "lazy layers": [(FLAT, "test_a_lazy_layer_is_refused_until_it_has_run")],
     # self.log

@@ -284,7 +284,7 @@ class Federated(FederatedDataModule):
     def teardown(self, stage: str) -> None:
         """Call the datamodule's own `teardown`; the next stage sets it up again."""
         self._stages.clear()
-        self._call("teardown", stage)
+        self._call("teardown", stage=stage)
 
     def on_exception(self, exception: BaseException) -> None:
         """Call the datamodule's own `on_exception`; the next stage sets it up again."""
@@ -299,10 +299,10 @@ class Federated(FederatedDataModule):
         """Restore the datamodule's own state."""
         self._call("load_state_dict", state_dict)
 
-    def _call(self, hook: str, *arguments: Any) -> Any:
+    def _call(self, hook: str, *arguments: Any, **named: Any) -> Any:
         """Call a hook of a LightningDataModule; a trainer calls those of a LightningModule itself."""
         if is_a(self.datamodule, L.LightningDataModule):
-            return getattr(self.datamodule, hook)(*arguments)
+            return getattr(self.datamodule, hook)(*arguments, **named)
         return None
 
     def load(self) -> tuple[Samples, None]:
@@ -403,4 +403,4 @@ class Federated(FederatedDataModule):
             self._stages.add(stage)
             setup = getattr(self.datamodule, "setup", None)
             if callable(setup):
-                setup(stage)
+                setup(stage=stage)  # by name, as Lightning does

@@ -114,6 +114,11 @@ class ClientEvaluator:
             f"fine-tuning cannot follow the scheduler that {type(flat_module.module).__name__} steps within a round, because it "
             "is made for the length of a round: give finetune_lr.",
         )
+        require(
+            not finetune_epochs or finetune_lr is None or not flat_module.optimizer.schedules.moved_by_module,
+            f"finetune_lr is {finetune_lr}, but {type(flat_module.module).__name__} steps its schedulers itself, which would set "
+            "other learning rates: leave finetune_lr out.",
+        )
         schedule = replace(self.schedule, epochs=finetune_epochs, steps=None, most_steps=None, reports_last_loss=False)
         mine = {}
         with _leaving_no_trace(flat_module):

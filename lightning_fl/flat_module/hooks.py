@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar, WeightAveraging
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -99,6 +100,8 @@ class Hooks:
 
     def module_overrides(self, name: str) -> bool:
         """True if the module has its own hook of this name, which is no hook that Lightning calls on callbacks only."""
+        if name in vars(self._module):  # put on the object; Lightning leaves out None
+            return callable(vars(self._module)[name])
         if hasattr(LightningModule, name):
             return overrides(name, self._module)
         return hasattr(self._module, name) and not hasattr(Callback, name)
@@ -216,6 +219,11 @@ def check_module(module: LightningModule, by_lightning: bool) -> None:
     problems = [f"it overrides {name}, which only runner 'lightning' calls" for name in hooks]
     if not overrides("training_step", module):
         problems.append("it has no training_step")
+    elif is_param_in_hook_signature(module.training_step, "optimizer_idx", explicit=True):
+        problems.append(
+            "its training_step takes optimizer_idx, which Lightning passed before 2.0: with automatic_optimization = False it "
+            "steps several optimizers itself"
+        )
     if not overrides("configure_optimizers", module):
         problems.append(
             "it has no configure_optimizers (at the command line, --optimizer SGD --optimizer.lr 0.1 stands in for it)"

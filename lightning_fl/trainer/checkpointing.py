@@ -147,6 +147,22 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
     return str(ckpt_path)
 
 
+def read_checkpoint(trainer: TrainerInterface) -> dict[str, Any] | None:
+    """Read the checkpoint of a session that begins, and call the module's `on_load_checkpoint`, which may build its layers.
+
+    Raises:
+        UserError: it is unreadable or, in a fit, has no run of this algorithm.
+    """
+    path = trainer.ckpt_path
+    if path is None:
+        return None
+    checkpoint = checkpoint_file.load(path, trainer.weights_only)
+    if trainer.fitting:
+        checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
+    trainer.lightning_module.on_load_checkpoint(checkpoint)
+    return checkpoint
+
+
 def evaluate_checkpoint(flat_module: FlatModule, checkpoint: dict[str, Any], path: str) -> None:
     """Load the model of the checkpoint from `path` into the module; prune the module first if the model is pruned.
 
@@ -166,7 +182,6 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
         UserError: the weights belong to another model.
     """
     before = copied_state(module)
-    module.on_load_checkpoint(checkpoint)
     try:
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
     except RuntimeError as error:
@@ -177,13 +192,13 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
         ) from None
 
 
-def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int | None:
-    """Resume the run of the checkpoint at `path`; return the number of rows that it had logged, None if that is unknown.
+def resume(trainer: TrainerInterface, federation: Federation, checkpoint: dict[str, Any]) -> int | None:
+    """Resume the run of a checkpoint; return the number of rows that it had logged, None if that is unknown.
 
     Raises:
-        UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
+        UserError: the checkpoint belongs to another model, algorithm or federation.
     """
-    checkpoint = checkpoint_file.load(path, trainer.weights_only)
+    path = str(trainer.ckpt_path)
     saved = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
     changes = changes_since(trainer, checkpoint, path)
     saved["run"] = read_states(saved["run"], Path(path))

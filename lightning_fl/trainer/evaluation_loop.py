@@ -23,7 +23,6 @@ from lightning_fl.evaluation.evaluation import as_loaders, is_sequential, num_ba
 from lightning_fl.evaluation.loops import STAGES, without_callbacks
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
-from lightning_fl.outputs import checkpoint_file
 from lightning_fl.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
@@ -53,10 +52,11 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     module, flat_module = trainer.lightning_module, trainer.active_module
     require(overrides(f"{stage}_step", module), f"{type(module).__name__} has no {stage}_step.")
     client_states, saved = _load_checkpoint(trainer)
+    module.zero_grad()
     loop = trainer.test_loop if stage == "test" else trainer.validate_loop
-    loaders = request_loaders(trainer, loop._data_source, STAGES[stage])
-    check_loaders(module, loaders.flattened, stage)
     limit = trainer.limits["limit_test_batches" if stage == "test" else "limit_val_batches"]
+    loaders = request_loaders(trainer, loop._data_source, STAGES[stage], limit)
+    check_loaders(module, loaders.flattened, stage)
     counts = num_batches(loaders, limit)
     loop._combined_loader, loop._max_batches = loaders, counts
     if not sum(counts):
@@ -74,16 +74,17 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
 def run_prediction(trainer: TrainerInterface) -> Any:
     """Return the predictions of the trainer's model, batch by batch; None if the loop is not to return them."""
     _load_checkpoint(trainer)
+    trainer.lightning_module.zero_grad()
     return trainer.predict_loop.run()
 
 
 def _load_checkpoint(trainer: TrainerInterface) -> tuple[Mapping[int, Any], dict[str, Any]]:
     """Load the model from the trainer's `ckpt_path`, if there is one; return the clients' states and the saved federation."""
-    if trainer.ckpt_path is None:
+    checkpoint, trainer.checkpoint = trainer.checkpoint, None
+    if checkpoint is None:
         return trainer.run.clients if "run" in vars(trainer) else {}, {}
-    checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
     saved = checkpoint.get("federation", {})
-    states = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
+    states = read_states(saved.get("run", {}), Path(str(trainer.ckpt_path))).get("clients", {})
     checkpointing.evaluate_checkpoint(trainer.active_module, checkpoint, str(trainer.ckpt_path))
     return states, saved
 
@@ -220,9 +221,10 @@ class RoundEvaluation:
     def _request_validation_loaders(self) -> None:
         """Request the validation loaders, which the validations of the coming rounds read."""
         trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
-        loaders = request_loaders(trainer, loop._data_source, RunningStage.VALIDATING)
+        limit = trainer.limits["limit_val_batches"]
+        loaders = request_loaders(trainer, loop._data_source, RunningStage.VALIDATING, limit)
         self.loaders["validation"], loop._combined_loader = loaders, loaders if loaders.flattened else None
-        loop._max_batches = num_batches(loaders, trainer.limits["limit_val_batches"])
+        loop._max_batches = num_batches(loaders, limit)
         if trainer.state.stage != RunningStage.SANITY_CHECKING or trainer.validates_this_round:
             self._requested_in = trainer.current_epoch
 
@@ -233,7 +235,7 @@ class RoundEvaluation:
             overrides("test_step", module),
             f"{flag}, but {type(module).__name__} has no test_step: write one, or leave test_every_n_rounds out.",
         )
-        self.loaders["test"] = request_loaders(trainer, trainer.test_loop._data_source, STAGES["test"])
+        self.loaders["test"] = request_loaders(trainer, trainer.test_loop._data_source, STAGES["test"], limit)
         check_loaders(module, self.loaders["test"].flattened, "test")
         trainer.test_loop._max_batches = num_batches(self.loaders["test"], limit)
         trainer.test_loop._combined_loader = self.loaders["test"]

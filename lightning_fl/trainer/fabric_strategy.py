@@ -72,10 +72,10 @@ class FabricStrategy(SingleDeviceStrategy):
         votes = self.fabric.all_reduce(torch.tensor(int(decision), device=self.root_device), reduce_op="sum")
         return int(votes) == self.world_size if all else int(votes) > 0  # type: ignore[arg-type]
 
-    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *arguments: Any, **options: Any) -> Tensor:
-        """Make a backward pass with its hooks."""
-        if self.by_lightning:
-            return super().backward(closure_loss, optimizer, *arguments, **options)
+    def _backward_of_fabric(
+        self, closure_loss: Tensor, optimizer: Optimizer | None, *arguments: Any, **options: Any
+    ) -> Tensor:
+        """Make a backward pass of a module that makes its steps itself, with its hooks."""
         self.hooks.call("on_before_backward", closure_loss)
         self.fabric.backward(closure_loss, *arguments, **options)
         self.hooks.call("on_after_backward")
@@ -84,7 +84,10 @@ class FabricStrategy(SingleDeviceStrategy):
     def adopt(self, optimizer: ModuleOptimizer | ManualOptimizers | None) -> None:
         """Show the module's optimisers, and schedulers, which all clients share; none for None."""
         self.optimizers = [] if optimizer is None else list(optimizer.optimizers)
+        vars(self).pop("backward", None)
         if isinstance(optimizer, ManualOptimizers):
+            if not self.by_lightning:  # whose own loop makes Lightning's backward passes
+                self.backward = self._backward_of_fabric  # type: ignore[method-assign]
             self._lightning_optimizers = list(optimizer.wrapped)  # which count the steps of a client
         self.lr_scheduler_configs = [] if optimizer is None else optimizer.schedules.configs
 

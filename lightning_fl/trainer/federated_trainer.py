@@ -79,8 +79,9 @@ class FederatedTrainer(TrainerInterface):
         with session(self, TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, weights_only):
             self.fit_loop.start()
             num_rows = None
-            if self.ckpt_path is not None:
-                num_rows = checkpointing.resume(self, self.fit_loop.federation, str(self.ckpt_path))
+            if self.checkpoint is not None:
+                num_rows = checkpointing.resume(self, self.fit_loop.federation, self.checkpoint)
+                self.checkpoint = None
             else:
                 self.fit_loop.prepare()
             self.fit_loop.run_rounds(num_rows)

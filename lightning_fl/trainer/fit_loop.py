@@ -193,6 +193,8 @@ class FitLoop(StockFitLoop):
         self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
+        trainer.lightning_module.zero_grad()
+        trainer.active_module.zero_gradient()  # whose views that has removed
         self.evaluation.sanity_check()
         hyperparameters = {**self._hyperparameters, "algorithm": trainer.algorithm.name} | privacy.hyperparameters(run)
         if trainer.secure_aggregation is not None:

@@ -49,6 +49,7 @@ class TrainerInterface(TrainerFlags):
     Attributes:
         run: state of the run: the model, states, the ledger; set when `fit` begins.
         settings: settings that decide the results; set when `fit` begins.
+        checkpoint: the checkpoint of the session, until it is loaded; None without one.
         weights_only: False if the user trusts objects of any class in the checkpoint of the session.
         algorithm: the federated method.
         flat_module: the module on its flat storage; None outside a session.
@@ -76,6 +77,7 @@ class TrainerInterface(TrainerFlags):
     datamodule: LightningDataModule | None = None
     loop_in_use: Any = None
     by_lightning = False
+    checkpoint: dict[str, Any] | None = None
     weights_only: bool = True
     reservation: Reservation
     stop: Stop | None = None

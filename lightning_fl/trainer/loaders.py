@@ -25,8 +25,10 @@ from lightning_fl.internals import (
 )
 
 
-def request_loaders(trainer: Any, source: DataLoaderSource, stage: RunningStage) -> CombinedLoader:
-    """Request the loaders of a stage.
+def request_loaders(
+    trainer: Any, source: DataLoaderSource, stage: RunningStage, limit: int | float | None = None
+) -> CombinedLoader:
+    """Request the loaders of a stage, unless the limit of their batches is 0.
 
     Lightning warns of few workers and of shuffled validation loaders, adds `worker_init_fn` if workers are seeded, and with
     `overfit_batches` reads the samples in order.
@@ -35,12 +37,14 @@ def request_loaders(trainer: Any, source: DataLoaderSource, stage: RunningStage)
         trainer: trainer in a session.
         source: data module, or loaders.
         stage: stage that reads them.
+        limit: Lightning's limit of their batches; None for all.
 
     Raises:
         TypeError: a loader is not iterable.
     """
     fitting = trainer.state.fn == TrainerFn.FITTING
-    loaders = as_loaders(requested_loader(source), "max_size_cycle" if stage == RunningStage.TRAINING else "sequential")
+    requested = None if limit == 0 else requested_loader(source)
+    loaders = as_loaders(requested, "max_size_cycle" if stage == RunningStage.TRAINING else "sequential")
     if fitting and trainer.overfit_batches > 0:
         read_in_order(loaders, stage)
     for loader in loaders.flattened:

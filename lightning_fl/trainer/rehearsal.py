@@ -28,7 +28,6 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_fl.callbacks import (
     AdaptivePruning,
@@ -259,9 +258,7 @@ class _Rehearsal(Callback):
     def _evaluate_seldom(self) -> None:
         """Validate and test in the last round alone, once the first validation has told which metrics there are."""
         trainer, configs = self._trainer, self._trainer.active_module.optimizer.schedules.configs
-        if any(
-            isinstance(config.scheduler, ReduceLROnPlateau) for config in configs
-        ):  # which reads a metric of each round
+        if any(config.reduce_on_plateau for config in configs):  # which read a metric of each round
             return
         if self._loop.val_loop._has_run:
             trainer.val_every_n_rounds = max(1, trainer.max_rounds)

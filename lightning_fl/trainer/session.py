@@ -109,6 +109,7 @@ def session(
         trainer._checkpoint_connector._ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         _set_up(trainer, fn, model, brings_data)
+        trainer.checkpoint = checkpointing.read_checkpoint(trainer)
         _place(trainer, model, datamodule)
         check_dtype(model, datamodule, trainer.fabric)
         yield
@@ -132,6 +133,7 @@ def session(
             raise UserError(_memory_sentence(error)) from error
         raise
     finally:
+        trainer.checkpoint = None
         tell(trainer, lambda logger: logger.finalize(status))
         trainer.reservation.end()
         _set_switches(*switches)
@@ -206,8 +208,9 @@ def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, br
     if not brings_data:
         call._call_callback_hooks(trainer, "setup", stage=fn)
         call._call_lightning_module_hook(trainer, "setup", stage=fn)
-    model.configure_sharded_model()  # Lightning's old name of configure_model
-    model.configure_model()
+    for name in ("configure_sharded_model", "configure_model"):  # the first is Lightning's old name
+        if overrides(name, model):
+            getattr(model, name)()
     if trainer.fitting:
         check_averaging(trainer.callbacks, model)
         if not trainer.trains_only_client:

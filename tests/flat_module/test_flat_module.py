@@ -313,6 +313,13 @@ def two_optimizers(module: L.LightningModule) -> Any:
 
 
 def test_modules_that_cannot_be_federated_are_refused(make_trainer: MakeTrainer) -> None:
+    class Old(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Tensor:  # type: ignore[override]
+            return self.loss(batch)
+
+    with pytest.raises(UserError, match="its training_step takes optimizer_idx, which Lightning passed before 2"):
+        make_trainer().fit(Old(), federation())
+
     class Manual(Perceptron):
         def __init__(self) -> None:
             super().__init__()

@@ -141,7 +141,7 @@ class Recorder(Callback):
         self.notes = notes
 
 
-for _name in HOOKS_OF_MODULES:
+for _name in (*HOOKS_OF_MODULES, "zero_grad"):
     setattr(Recorded, _name, _of_module(_name))
 for _name in HOOKS_OF_CALLBACKS:
     if _name not in ("state_dict", "load_state_dict"):
@@ -190,7 +190,7 @@ def test_hooks_come_in_the_same_order(
     start = before_training(ours)
     assert without(ours[:start], *BATCH_HOOKS) + ours[start:] == stock
     called = {who: {call[1] for call in stock if call[0] == who} for who in ("module", "callback")}
-    assert called["module"] == {*HOOKS_OF_MODULES} - {*LOADERS, *public(CheckpointHooks)}
+    assert called["module"] == {*HOOKS_OF_MODULES, "zero_grad"} - {*LOADERS, *public(CheckpointHooks)}
     of_others = {"state_dict", "load_state_dict", "on_exception", *public(CheckpointHooks)}
     assert called["callback"] == {*HOOKS_OF_CALLBACKS} - of_others
 
@@ -218,11 +218,47 @@ def test_hooks_between_the_trainings_of_several_clients_do_too(
     assert ours == stock
 
 
+def test_hooks_of_an_object_are_called_as_those_of_its_class(
+    make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    """Compare hooks that are put on the module itself, and how the data module's are called, where nothing is validated."""
+
+    class Notes(Data):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[Any] = []
+
+        def setup(self, *arguments: Any, **named: Any) -> None:
+            self.calls.append(("setup", arguments, named))
+
+        def teardown(self, *arguments: Any, **named: Any) -> None:
+            self.calls.append(("teardown", arguments, named))
+
+        def val_dataloader(self) -> Any:
+            self.calls.append("val_dataloader")
+            return super().val_dataloader()
+
+    calls = []
+    for make in (make_stock_trainer, make_trainer):
+        notes, module = Notes(), Steps()
+        for name in ("on_fit_start", "on_train_batch_start", "on_before_optimizer_step", "on_train_epoch_end"):
+            setattr(module, name, lambda *given, name=name, notes=notes: notes.calls.append(name))
+        module.on_train_end = None  # type: ignore[assignment]
+        data, flags = notes, {"max_epochs": 2}
+        if make is make_trainer:
+            data, flags = Federated(notes, num_clients=1), {"max_rounds": 2, "clients_per_round": 1}
+        trainer = make(limit_val_batches=0, **flags)
+        trainer.fit(module, datamodule=data)
+        trainer.validate(module, datamodule=data, verbose=False)
+        calls.append(notes.calls)
+    assert calls[0] == calls[1]
+
+
 def test_checkpoint_hooks_come_in_the_same_order(
     make_trainer: MakeTrainer, make_stock_trainer: MakeStock, tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved.ckpt"
-    orders = []
+    orders, of_modules = [], []
     for is_ours in (True, False):
         notes = Notes()
         module, data = Recorded(notes), Federated(Data(), num_clients=1) if is_ours else Data()
@@ -240,7 +276,10 @@ def test_checkpoint_hooks_come_in_the_same_order(
             "on_fit_end",
         )
         orders.append([call[:2] for call in notes.calls if call[1] in names])
+        in_order = (*names, "configure_optimizers")
+        of_modules.append([call[1] for call in notes.calls if call[0] == "module" and call[1] in in_order])
     assert orders[0] == orders[1]
+    assert of_modules[0] == of_modules[1]
 
 
 class Saves(Callback):

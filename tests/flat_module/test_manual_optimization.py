@@ -1,5 +1,6 @@
 """Test modules that make their steps themselves, with one optimiser or several."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from compared_runs import MakeTrainer
 from quiet import QUIET
+from scheduled import ONLY_BY_EPOCH, SCHEDULERS, ByHand, ByHandAnew, Halves, Scheduled, check, sgd
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from toys import Served, federation, samples
+from toys import Served, Sizes, federation, samples
 
 from lightning_fl import FederatedTrainer, UserError, algorithms
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBN, FedDP, FedDU, FedLDF, FedOpt, FedPAQ
-from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBN, FedBuff, FedDP, FedDU, FedLDF, FedOpt, FedPAQ
+from lightning_fl.callbacks import ClientEvaluation, MagnitudePruning
 from lightning_fl.codecs import TopK
+from lightning_fl.data import Arrays
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
 from lightning_fl.slots import Gradients
@@ -222,12 +226,115 @@ def test_clients_start_with_fresh_optimisers(make_trainer: MakeTrainer) -> None:
         torch.testing.assert_close(value, (first[name] + second[name]) / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_what_does_not_reach_manual_steps_is_refused(make_trainer: MakeTrainer) -> None:
-    class Scheduled(VAE):
-        def configure_optimizers(self) -> Any:
-            optimizers = super().configure_optimizers()
-            return optimizers, [torch.optim.lr_scheduler.StepLR(optimizers[0], 1)]
+class Stateless(Halves):
+    """Scheduler that keeps nothing in checkpoints."""
 
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state is None
+
+
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+@pytest.mark.parametrize(
+    ("by_epoch", "by_step"),
+    [
+        ("LambdaLR", "SequentialLR"),
+        ("ReduceLROnPlateau", "OneCycleLR"),
+        ("Halves", "ChainedScheduler"),
+        ("CyclicLR", "Halves"),
+        ("stateless", "StepLR"),
+    ],
+)
+def test_schedulers_that_a_module_steps_are_those_of_a_stock_trainer(
+    by_epoch: str, by_step: str, runner: str, make_trainer: MakeTrainer, make_stock_trainer: Any
+) -> None:
+    of_the_user = {"Halves": Halves, "stateless": Stateless}
+    made = [{**SCHEDULERS, **ONLY_BY_EPOCH, **of_the_user}[name] for name in (by_epoch, by_step)]
+    check(ByHand(*made), make_trainer, make_stock_trainer, runner, ByHandAnew(*made))
+
+
+class Decays(ByHand):
+    """Module whose rate follows the rounds, and falls within a client's training."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lambda o: lr_scheduler.StepLR(o, 1, gamma=0.5), lambda o: lr_scheduler.ExponentialLR(o, 0.1))
+        self.lr = lr
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        return [optimizer], [self.by_epoch(optimizer), self.by_step(optimizer)]  # type: ignore[misc]
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        return [super().optimizers(use_pl_optimizer)]
+
+
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+def test_every_client_starts_with_the_schedulers_of_the_round(
+    runner: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Decays()
+    make_trainer(max_rounds=3, clients_per_round=2, runner=runner).fit(module, federation((8, 8)))
+    rates = [step[0] for step in module.record.steps]
+    assert rates == pytest.approx([0.1, 0.01, 0.1, 0.01, 0.05, 0.005, 0.05, 0.005, 0.025, 0.0025, 0.025, 0.0025])
+    assert caplog.text.count("ExponentialLR steps while a client trains, and the next client begins again") == 1
+
+
+def test_late_clients_train_with_the_schedulers_of_the_round_that_they_saw(make_trainer: MakeTrainer) -> None:
+    module = Decays()
+    make_trainer(max_rounds=4, clients_per_round=2).fit(module, federation((8, 8, 8, 8)), FedBuff(buffer_size=1))
+    rates = [step[0] for step in module.record.steps]
+    assert rates[1::2] == pytest.approx([rate / 10 for rate in rates[::2]]), "ExponentialLR begins anew with each"
+    versions = [round(-math.log2(rate / 0.1)) for rate in rates[::2]]
+    assert versions != list(range(4))
+    assert all(version <= update for update, version in enumerate(versions))
+
+
+def test_a_resumed_run_goes_on_with_its_schedulers(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    def fit(rounds: int, folder: str, lr: float = 0.1, **options: Any) -> Decays:
+        torch.manual_seed(0)
+        module = Decays(lr)
+        trainer = make_trainer(max_rounds=rounds, default_root_dir=tmp_path / folder, **keeps_files)
+        trainer.fit(module, federation(), **options)
+        return module
+
+    whole = fit(3, "whole")
+    fit(2, "half")
+    resumed = fit(3, "half", ckpt_path="last")
+    assert resumed.record.steps == whole.record.steps[-len(resumed.record.steps) :]
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value)
+    with pytest.raises(
+        UserError, match=r"StepLR cannot go on with other rates .*, because its rates depend on where the"
+    ):
+        fit(4, "half", lr=0.2, ckpt_path="last")
+
+
+def test_clients_are_not_fine_tuned_at_a_rate_that_the_module_moves(make_trainer: MakeTrainer) -> None:
+    data = Arrays(train=samples(40), test=samples(10, seed=1), num_clients=6, partition=Sizes(), val_fraction=0.2)
+    evaluation = ClientEvaluation(finetune_epochs=1, finetune_lr=0.1)
+    with pytest.raises(UserError, match=r"finetune_lr is 0\.1, but Decays steps its schedulers itself"):
+        make_trainer(callbacks=evaluation).fit(Decays(), data)
+
+
+def test_a_scheduler_that_cannot_go_on_with_the_optimizers_is_refused(make_trainer: MakeTrainer) -> None:
+    def of_another(optimizer: Any) -> Any:
+        return lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), 1)
+
+    for kind in (ByHand, Scheduled):
+        first: Any = [] if kind is ByHand else [sgd]
+        for make, sentence in (
+            (lambda _: object(), r"object of \w+.configure_optimizers has no state_dict or load_state_dict"),
+            (of_another, r"StepLR of \w+.configure_optimizers belongs to an optimizer that is not returned"),
+        ):
+            with pytest.raises(UserError, match=sentence):
+                make_trainer().fit(kind(*first, make, Halves), federation())
+
+
+def test_what_does_not_reach_manual_steps_is_refused(make_trainer: MakeTrainer) -> None:
     class Late(VAE):
         def on_train_epoch_end(self) -> None:
             self.optimizers()[0].step()  # type: ignore[index,union-attr]
@@ -251,8 +358,6 @@ def test_what_does_not_reach_manual_steps_is_refused(make_trainer: MakeTrainer) 
         make_trainer().fit(VAE(), federation(), SCAFFOLD())
     with pytest.raises(UserError, match=r"so it makes .* FedDP \(Thresholded\) needs the gradients or makes the steps"):
         make_trainer().fit(VAE(), federation(), FedDP(FedAvg(), variant="threshold"))
-    with pytest.raises(UserError, match="Scheduled has automatic_optimization = False and schedulers"):
-        make_trainer().fit(Scheduled(), federation())
     with pytest.raises(UserError, match="Late steps an optimizer outside a client's training"):
         make_trainer().fit(Late(), federation())
     with pytest.warns(UserWarning, match="training_step of Nothing made no step of an optimizer"):

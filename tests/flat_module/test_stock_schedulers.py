@@ -128,6 +128,61 @@ def test_a_plateau_of_steps_is_refused(make_trainer: MakeTrainer) -> None:
         make_trainer().fit(module, federation())
 
 
+class Follows(lr_scheduler.LRScheduler):
+    """Scheduler of the user's that watches a metric: the rate is a tenth of it."""
+
+    metric = 1.0
+
+    def get_lr(self) -> Any:
+        return [0.1 * self.metric for _ in self.base_lrs]
+
+    def step(self, metrics: Any = 1.0) -> None:
+        self.metric = float(metrics)
+        super().step()
+
+
+class FollowsValidation(Scheduled):
+    """Module with such a scheduler, of the metric `monitor`."""
+
+    monitor, strict, interval = "val/loss", True, "epoch"
+
+    def __init__(self) -> None:
+        super().__init__(sgd)
+
+    def configure_optimizers(self) -> Any:
+        scheduler = {"scheduler": Follows(optimizer := self.make(self)), "monitor": self.monitor}
+        options = {"strict": self.strict, "interval": self.interval, "reduce_on_plateau": True}
+        return [optimizer], [scheduler | options]
+
+
+class FollowsAnew(FollowsValidation):
+    """The same with an optimiser without a state in each epoch of a stock trainer."""
+
+    def on_train_epoch_start(self) -> None:
+        self.trainer.optimizers[0].state.clear()
+
+
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+def test_a_scheduler_of_the_users_watches_a_metric(
+    runner: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    check(FollowsValidation(), make_trainer, make_stock_trainer, runner, FollowsAnew())
+
+
+def test_a_metric_that_is_not_logged_is_missed(make_trainer: MakeTrainer) -> None:
+    class Misses(FollowsValidation):
+        monitor = "val/nothing"
+
+    with pytest.raises(UserError, match=r"Follows monitors 'val/nothing', which was not logged; logged: .*val/loss"):
+        make_trainer().fit(Misses(), federation())
+    Misses.strict = False
+    with pytest.warns(UserWarning, match="'val/nothing', which was not logged, so that the learning rate stays"):
+        make_trainer().fit(Misses(), federation())
+    Misses.interval = "step"
+    with pytest.raises(UserError, match="Follows watches a metric of the round, so its interval must be 'epoch'"):
+        make_trainer().fit(Misses(), federation())
+
+
 class Seen(L.Callback):
     """Rate of each batch; a callback, because a stack refuses modules whose objects change."""
 

@@ -3,6 +3,7 @@
 A client begins a round with a new optimiser and new step-wise schedulers, while epoch-wise schedulers go on from round to round.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from toys import BATCH_SIZE, Perceptron, federation, samples, vector
+
+from lightning_fl.flat_module.optimizers.manual_optimizers import AllOptimizers
 
 ROUNDS, STEPS, SIZE = 5, 3, 12
 MakeStock = Callable[..., L.Trainer]
@@ -93,6 +96,71 @@ class Anew(Scheduled):
             optimizer = self.make(self) if self.by_epoch is None else self._of_round()
             self.trainer.strategy.optimizers = [optimizer]
             self.trainer.strategy.lr_scheduler_configs[0].scheduler = self.by_step(optimizer)
+
+
+class Halves:
+    """Scheduler with no class of torch: halves the rate at each step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+class ByHand(Scheduled):
+    """Module with an optimiser for each layer, which it steps itself, as their schedulers: one by epoch, one by step."""
+
+    def __init__(self, by_epoch: MakeScheduler, by_step: MakeScheduler) -> None:
+        super().__init__(sgd, by_epoch, by_step)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9) for layer in (self.hidden, self.output)]
+        made = [(self.by_epoch, optimizers[0]), (self.by_step, optimizers[1])]
+        return optimizers, [make(optimizer) for make, optimizer in made if make is not None]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        both: Any = self.optimizers()
+        self.record.add(AllOptimizers(optimizer.optimizer for optimizer in both))  # type: ignore[arg-type]
+        loss = self.loss(batch)
+        for optimizer in both:
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in both:
+            optimizer.step()
+        self.lr_schedulers()[1].step()  # type: ignore[index,call-arg,union-attr]
+        return loss
+
+    def on_validation_epoch_end(self) -> None:
+        if isinstance(scheduler := self.lr_schedulers()[0], lr_scheduler.ReduceLROnPlateau):  # type: ignore[index]
+            scheduler.step(float(self.trainer.callback_metrics["val/loss"]))
+
+    def on_train_epoch_end(self) -> None:
+        if not isinstance(scheduler := self.lr_schedulers()[0], lr_scheduler.ReduceLROnPlateau):  # type: ignore[index]
+            scheduler.step()
+
+
+class ByHandAnew(ByHand):
+    """Module that begins each epoch of a stock trainer with optimisers and a step-wise scheduler as they were at first."""
+
+    def on_train_epoch_start(self) -> None:
+        by_epoch, by_step = (optimizer.optimizer for optimizer in self.optimizers())  # type: ignore[union-attr]
+        by_epoch.state.clear()
+        by_step.state.clear()
+        scheduler: Any = self.lr_schedulers()[1]  # type: ignore[index]
+        if self.current_epoch == 0:
+            self.first = copy.deepcopy((by_step.state_dict(), scheduler.state_dict()))
+        by_step.load_state_dict(copy.deepcopy(self.first[0]))
+        scheduler.load_state_dict(copy.deepcopy(self.first[1]))
 
 
 class Epochs(IterableDataset):

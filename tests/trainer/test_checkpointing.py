@@ -76,6 +76,44 @@ def test_a_model_checkpoint_of_any_round_resumes_to_the_same_result(
         assert equal(whole, resumed), path
 
 
+class BuiltWhenLoaded(Perceptron):
+    """Module without a width of its own, which takes its layers and its rate from a checkpoint, as Lightning lets it."""
+
+    def __init__(self, width: int | None = None, rate: float | None = None) -> None:
+        super().__init__()
+        self.width, self.rate = width, rate
+        self.build()
+
+    def build(self) -> None:
+        self.hidden, self.output = nn.Linear(3, self.width or 1), nn.Linear(self.width or 1, 2)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["built"] = self.width, self.rate
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.width is None:
+            self.width, self.rate = checkpoint["built"]
+            self.build()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.rate)  # type: ignore[arg-type]
+
+
+def test_a_module_is_built_from_the_checkpoint_that_it_resumes(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    whole = BuiltWhenLoaded(7, 0.05)
+    start = copy.deepcopy(whole)
+    make_trainer(max_rounds=3, default_root_dir=tmp_path / "whole", **keeps_files).fit(whole, federation())
+    make_trainer(max_rounds=2, **keeps_files).fit(start, federation())
+    resumed, tested = BuiltWhenLoaded(), BuiltWhenLoaded()
+    trainer = make_trainer(max_rounds=3, **keeps_files)
+    trainer.fit(resumed, federation(), ckpt_path="last")
+    assert equal(whole, resumed)
+    make_trainer(**keeps_files).test(tested, federation(), ckpt_path="last", verbose=False)
+    assert equal(whole, tested)
+
+
 def test_last_starts_from_the_beginning_where_nothing_is_saved(
     make_trainer: MakeTrainer, keeps_files: dict[str, Any]
 ) -> None:

@@ -95,6 +95,7 @@ class Drawn:
     sanity: int
     callback_logs: str
     transfers: bool
+    manual: bool
 
     def names(self, of_epoch: bool) -> set[str]:
         """Return the names that are logged in a training: those with a value of the epoch, or those of single steps alone."""
@@ -142,7 +143,8 @@ MODULES = st.builds(
     sanity=st.integers(0, 2),
     callback_logs=st.sampled_from(["", "on_train_batch_end", "on_train_epoch_end", "on_validation_epoch_end"]),
     transfers=st.booleans(),
-)
+    manual=st.booleans(),
+).map(lambda drawn: replace(drawn, accumulate=1, clip=None, changes=()) if drawn.manual else drawn)
 
 
 class Base(L.LightningModule):
@@ -152,6 +154,7 @@ class Base(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.automatic_optimization = not self.drawn.manual
         self.read: list[list[list[int]]] = []
         self.hidden, self.output = nn.Linear(3, 4), nn.Linear(4, 2)
         self.norm = nn.BatchNorm1d(4) if self.drawn.normalizes else nn.Identity()
@@ -178,6 +181,12 @@ class Base(L.LightningModule):
         if self.drawn.keeps_list:
             self.losses.append(loss.detach())
         self.write("training_step", loss.detach())
+        if self.drawn.manual:
+            optimizers: Any = self.optimizers()
+            self.manual_backward(loss)
+            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+                optimizer.step()
+                optimizer.zero_grad()
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -190,6 +199,9 @@ class Base(L.LightningModule):
             self.log("mean of the list", torch.stack(self.losses).mean())
             self.losses.clear()
         self.write("on_train_epoch_end", self.hidden.weight.detach().sum())
+        if self.drawn.manual and (scheduler := self.lr_schedulers()) is not None:
+            by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            scheduler.step(*[self.trainer.callback_metrics[self.validated]] if by_metric else [])  # type: ignore[union-attr]
 
     def write(self, hook: str, value: Tensor) -> None:
         """Log what is drawn for a hook."""
@@ -210,6 +222,10 @@ class Base(L.LightningModule):
             else:
                 self.log(name, metric, **log.options)
 
+    @property
+    def validated(self) -> str:
+        return "val/loss/dataloader_idx_0" if self.drawn.loaders > 1 else "val/loss"
+
     def configure_optimizers(self) -> Any:
         groups: Any = self.parameters()
         if self.drawn.optimizer == "two groups":
@@ -217,14 +233,17 @@ class Base(L.LightningModule):
                 {"params": self.hidden.parameters(), "lr": 0.05},
                 {"params": [*self.norm.parameters(), *self.output.parameters()]},
             ]
-        optimizer = torch.optim.SGD(groups, lr=0.1)
+        if self.drawn.manual and self.drawn.optimizer == "two groups":
+            first, optimizer = (torch.optim.SGD([group], lr=0.1) for group in groups)
+            optimizers = [first, optimizer]
+        else:
+            optimizers = [optimizer := torch.optim.SGD(groups, lr=0.1)]
         if self.drawn.scheduler == "epoch":
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+            return optimizers, [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
         if self.drawn.scheduler == "plateau" and self.drawn.loaders:
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=10.0)
-            name = "val/loss/dataloader_idx_0" if self.drawn.loaders > 1 else "val/loss"
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": name}}
-        return optimizer
+            return optimizers, [{"scheduler": scheduler, "monitor": self.validated}]
+        return optimizers
 
 
 def optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:

@@ -1,7 +1,8 @@
 """Manual optimisation: the module makes its steps itself in `training_step`, with one optimiser or several.
 
-Each client starts with optimisers without a state, at the hyper-parameters of the round, and its steps change the parameters in
-the flat storage. No gradient is masked, clipped or gathered, so only methods that read the trained weights allow it.
+Each client starts with optimisers without a state, at the hyper-parameters of the round and with its schedulers, and its steps
+change the parameters in the flat storage. No gradient is masked, clipped or gathered, so only methods that read the trained
+weights allow it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.optimizers.module_optimizer import set_groups
-from lightning_fl.flat_module.optimizers.schedules import Schedules
-from lightning_fl.internals import configured_optimizers
+from lightning_fl.flat_module.optimizers.schedules import Schedules, check_schedulers
+from lightning_fl.internals import configured_optimizers, configured_schedulers_manually
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Gradients, Personal, Rule
 from lightning_fl.vectors.layout import Layout
@@ -65,7 +66,7 @@ class ManualOptimizers:
         optimizers: the module's optimisers.
         wrapped: the same, as `self.optimizers()` returns them to the module.
         optimizer: their groups, as those of one optimiser.
-        schedules: hyper-parameters of the round; there are no schedulers.
+        schedules: hyper-parameters of the round, and the schedulers, which the module steps itself.
         names: names of the parameters that they step.
         personal_names: names of the personal parameters in each group, which these optimisers step like the others.
         groups_at_first: names of the parameters in each group of each optimiser as `configure_optimizers` returned them.
@@ -86,21 +87,18 @@ class ManualOptimizers:
         """Call `configure_optimizers`.
 
         Raises:
-            UserError: it returns no optimiser, or schedulers.
+            UserError: it returns no optimiser, or a scheduler that cannot go on with them.
         """
         module = flat_module.module
         configured: Any = module.configure_optimizers()
         optimizers, schedulers, _ = configured_optimizers(configured) if configured is not None else ([], [], None)
         name = type(module).__name__
         require(bool(optimizers), f"{name}.configure_optimizers returns no optimizer, so no client would train.")
-        require(
-            not schedulers,
-            f"{name} has automatic_optimization = False and schedulers, which it would step itself, but each client starts with "
-            "the learning rates of the round: set them in training_step, from self.current_epoch, the round.",
-        )
+        configs = configured_schedulers_manually(schedulers)
+        check_schedulers(name, optimizers, configs)
         self.optimizers: list[torch.optim.Optimizer] = list(optimizers)
         self.optimizer = AllOptimizers(self.optimizers)
-        self.schedules = Schedules(self.optimizer, [])  # type: ignore[arg-type]
+        self.schedules = Schedules(self.optimizer, configs, by_module=True)  # type: ignore[arg-type]
         self._named = {p: name for name, p in module.named_parameters()}
         self._adopt_groups(layout)
         self.groups_at_first = self.group_names

@@ -16,7 +16,7 @@ from torch.optim.sgd import sgd
 from lightning_fl.checks import needs_closure
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.optimizers.plain_sgd import plain_sgd
-from lightning_fl.flat_module.optimizers.schedules import Schedules
+from lightning_fl.flat_module.optimizers.schedules import Schedules, check_schedulers
 from lightning_fl.internals import configured_optimizers, configured_schedulers
 from lightning_fl.pruning import Plan
 from lightning_fl.vectors.layout import Layout
@@ -65,7 +65,7 @@ class ModuleOptimizer:
             gives_closures: True if the optimiser's steps get a closure, which LBFGS needs.
 
         Raises:
-            UserError: the module has no optimiser, or several.
+            UserError: the module has no optimiser, or several, or a scheduler that cannot go on with it.
         """
         configured: Any = module.configure_optimizers()
         optimizers, schedulers, monitor = (
@@ -77,6 +77,7 @@ class ModuleOptimizer:
                 f"got {len(optimizers)}{SEVERAL if len(optimizers) > 1 else ''}."
             )
         configs = configured_schedulers(schedulers, monitor)
+        check_schedulers(type(module).__name__, optimizers, configs)
         if by_plain_sgd:
             optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]

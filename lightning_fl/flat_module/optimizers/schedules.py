@@ -2,6 +2,9 @@
 
 Schedulers with `interval: epoch` step once a round. Every client starts from the hyper-parameters of the round (learning rate,
 momentum, betas and all others of the optimiser's groups), and schedulers with `interval: step` are made anew on these.
+
+In manual optimisation the module steps its schedulers itself: a step between rounds moves the round, and one in a client's
+training that client, after which the next client starts from the round again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -47,7 +50,11 @@ class Schedules:
     """
 
     def __init__(
-        self, optimizer: Optimizer, configs: list[LRSchedulerConfig], advance: Callable[[Any, Any], None] | None = None
+        self,
+        optimizer: Optimizer,
+        configs: list[LRSchedulerConfig],
+        advance: Callable[[Any, Any], None] | None = None,
+        by_module: bool = False,
     ) -> None:
         """Take over the schedulers that `configure_optimizers` has just created.
 
@@ -55,22 +62,24 @@ class Schedules:
             optimizer: their optimiser.
             configs: the schedulers.
             advance: the module's `lr_scheduler_step`, called with a scheduler and the value of its metric or None.
+            by_module: True if the module steps them itself, whatever their interval.
 
         Raises:
-            UserError: ReduceLROnPlateau has the interval `step`.
+            UserError: a scheduler that watches a metric, as ReduceLROnPlateau does, has the interval `step`.
         """
-        for config in configs:
-            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
-                raise UserError(
-                    "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
-                )
+        for config in configs if not by_module else []:
+            require(
+                config.interval == "epoch" or not config.reduce_on_plateau,
+                f"{type(config.scheduler).__name__} watches a metric of the round, so its interval must be 'epoch', got 'step'.",
+            )
         self.configs = configs
         self._advance = advance or _advance
         self._optimizer = optimizer
         self._groups = list(optimizer.param_groups)
         self._client: list[Options] = []
         self._present: dict[str, Any] | None = None
-        self._step_schedulers = [config for config in configs if config.interval == "step"]
+        self._by_module, self._says_restarts = by_module, True
+        self._step_schedulers = [config for config in configs if config.interval == "step" and not by_module]
         self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._step_schedulers]
         if self._step_schedulers and len(configs) > len(self._step_schedulers):
             # The rates of the round are those without step-wise schedulers.
@@ -90,6 +99,21 @@ class Schedules:
         return bool(self._step_schedulers)
 
     @property
+    def moved_by_module(self) -> bool:
+        """True if the module steps schedulers itself."""
+        return self._by_module and bool(self.configs)
+
+    @property
+    def _restarting(self) -> list[LRSchedulerConfig]:
+        """Schedulers with whose present state every client of the round starts."""
+        return self.configs if self._by_module else self._step_schedulers
+
+    @property
+    def _of_rounds(self) -> list[LRSchedulerConfig]:
+        """Schedulers whose state goes on from round to round."""
+        return [config for config in self.configs if self._by_module or config.interval == "epoch"]
+
+    @property
     def cycles_momentum(self) -> bool:
         """True if a scheduler changes the momentum."""
         return any(
@@ -103,6 +127,12 @@ class Schedules:
             changed = _changed(group, client_group)
             round_group.update(deepcopy(changed))
             client_group.update(deepcopy(changed))
+        if self._by_module:  # which may have stepped its schedulers in a hook
+            self._keep_states()
+
+    def _keep_states(self) -> None:
+        """Keep the states of the schedulers with which every client starts."""
+        self._client_states = [deepcopy(config.scheduler.state_dict()) for config in self._restarting]
 
     def _adopt_groups(self) -> None:
         """Adopt groups that callbacks have added, or put in the place of others.
@@ -127,9 +157,22 @@ class Schedules:
 
     def end_client(self) -> None:
         """Restore the hyper-parameters and schedulers with which every client of the round starts."""
+        if self._by_module and self._says_restarts:
+            self._say_restarts()
         self._restore(self._client)
-        for config, state in zip(self._step_schedulers, self._client_states, strict=True):
+        for config, state in zip(self._restarting, self._client_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
+
+    def _say_restarts(self) -> None:
+        """Say once that a client's steps of a scheduler do not reach the next client."""
+        for config, state in zip(self.configs, self._client_states, strict=True):
+            if getattr(config.scheduler, "last_epoch", 0) != (state or {}).get("last_epoch", 0):
+                self._says_restarts = False
+                rank_zero_info(
+                    f"{type(config.scheduler).__name__} steps while a client trains, and the next client begins again with the "
+                    "learning rates of the round, which only steps between rounds move, as in on_train_epoch_end."
+                )
+                return
 
     def after_step(self, num_batches: int) -> None:
         """Advance the step-wise schedulers whose frequency divides the client's batches so far; Lightning counts batches, too."""
@@ -145,7 +188,7 @@ class Schedules:
 
     def check_rounds(self, module: str, num_rounds: int) -> None:
         """Raise `UserError` if an epoch-wise scheduler, which steps once a round, refuses so many steps."""
-        for config in self.configs:
+        for config in self.configs if not self._by_module else []:
             most, steps = most_steps(config.scheduler), num_rounds // config.frequency
             require(
                 config.interval == "step" or steps <= most,
@@ -188,7 +231,7 @@ class Schedules:
         Args:
             num_rounds: rounds completed.
         """
-        self._move([c for c in self._due(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
+        self._move([config for config in self._due(num_rounds) if not config.reduce_on_plateau], {})
 
     def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
         """Advance the schedulers that monitor a metric.
@@ -196,10 +239,10 @@ class Schedules:
         Raises:
             UserError: the metric was not logged.
         """
-        self._move([c for c in self._due(num_rounds) if isinstance(c.scheduler, ReduceLROnPlateau)], metrics)
+        self._move([config for config in self._due(num_rounds) if config.reduce_on_plateau], metrics)
 
     def _due(self, num_rounds: int) -> list[LRSchedulerConfig]:
-        return [c for c in self.configs if c.interval == "epoch" and num_rounds % c.frequency == 0]
+        return [c for c in self._of_rounds if num_rounds % c.frequency == 0 and not self._by_module]
 
     def _move(self, configs: list[LRSchedulerConfig], metrics: Mapping[str, Any]) -> None:
         if not configs:
@@ -208,29 +251,28 @@ class Schedules:
         self._restore(self._round)
         for config in configs:
             scheduler: Any = config.scheduler
-            if not isinstance(scheduler, ReduceLROnPlateau):
+            if not config.reduce_on_plateau:
                 self._advance(scheduler, None)
             elif config.monitor is not None and config.monitor in metrics:
                 self._advance(scheduler, metrics[config.monitor])
-            elif config.strict:
-                raise UserError(
-                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
-                    f"logged: {', '.join(sorted(metrics))}."
-                )
+            else:
+                missing = f"{type(scheduler).__name__} monitors {config.monitor!r}, which was not logged"
+                require(not config.strict, f"{missing}; logged: {', '.join(sorted(metrics))}.")
+                rank_zero_warn(f"{missing}, so that the learning rate stays: strict is False.")
         self._round = self._options()
         self._prepare_clients()
 
     def _prepare_clients(self) -> None:
         """Make the step-wise schedulers anew on the hyper-parameters of the round, and keep the result for every client."""
         self._restore(self._round)
-        if len(self.configs) > len(self._step_schedulers):
+        if self._of_rounds:
             for config, state in zip(self._step_schedulers, self._fresh, strict=True):
                 config.scheduler.load_state_dict(deepcopy(state))
                 if not any(isinstance(part, ABSOLUTE) for part in parts_of(config.scheduler)):
                     _rebase(config.scheduler, self._groups)
                 _begin(config.scheduler, self._groups)
         self._client = self._options()
-        self._client_states = [deepcopy(config.scheduler.state_dict()) for config in self._step_schedulers]
+        self._keep_states()
 
     @contextmanager
     def constant(self, rate: float | None) -> Iterator[None]:
@@ -291,7 +333,7 @@ class Schedules:
         schedulers = [part for config in self.configs for part in parts_of(config.scheduler)]
         settings.add("schedulers", [type(part).__name__ for part in schedulers], True)
         for position, part in enumerate(schedulers):
-            for option, value in part.state_dict().items():
+            for option, value in (part.state_dict() or {}).items():  # one of the user's may have none
                 if not option.startswith("_") and option not in ("base_lrs", "last_epoch"):
                     settings.add(f"schedulers.{position}.{option}", value, True)
         return settings
@@ -303,12 +345,15 @@ class Schedules:
             UserError: the rates differ, but follow from metrics of rounds that this run did not see.
         """
         changes = self.settings.changes_since(state.get("settings", {}))  # not in checkpoints of earlier versions
-        watches = any(isinstance(config.scheduler, ReduceLROnPlateau) for config in self.configs)
-        if watches and any(map(_moves_rates, changes)):
-            raise UserError(
-                f"ReduceLROnPlateau cannot go on with other rates ({', '.join(map(str, changes))}), because its rates depend on "
-                "the metrics of earlier rounds: use the old values, or start a new run in another folder."
-            )
+        if any(map(_moves_rates, changes)):
+            for config in self.configs:
+                watches, name = config.reduce_on_plateau, type(config.scheduler).__name__
+                require(
+                    not watches and not self._by_module,
+                    f"{name} cannot go on with other rates ({', '.join(map(str, changes))}), because its rates depend on "
+                    f"{'the metrics of' if watches else 'where the module stepped it in'} earlier rounds: use the old values, or "
+                    "start a new run in another folder.",
+                )
         return changes
 
     def state_dict(self) -> dict[str, Any]:
@@ -322,7 +367,9 @@ class Schedules:
         return {
             "round_rates": [options["lr"] for options in self._round],
             "round_options": [{name: x for name, x in options.items() if name != "lr"} for options in changed],
-            "schedulers": [c.scheduler.state_dict() for c in self.configs if c.interval == "epoch"],
+            "schedulers": self._client_states
+            if self._by_module  # also while a client trains, whose steps are its own
+            else [config.scheduler.state_dict() for config in self._of_rounds],
             "settings": self.settings.values,
         }
 
@@ -343,11 +390,31 @@ class Schedules:
             self._round, self._first, state["round_rates"], changed, strict=True
         ):
             round_group.update(deepcopy({**first, **options, "lr": rate}))
-        epoch_schedulers = [config for config in self.configs if config.interval == "epoch"]
         # Lightning's StochasticWeightAveraging adds a scheduler in the middle of a run, and restores it itself.
-        for config, saved in zip(epoch_schedulers, state["schedulers"], strict=False):
-            config.scheduler.load_state_dict(saved)
+        for config, saved in zip(self._of_rounds, state["schedulers"], strict=False):
+            config.scheduler.load_state_dict(deepcopy(saved))
         self._prepare_clients()
+
+
+def check_schedulers(module: str, optimizers: Sequence[Any], configs: Sequence[LRSchedulerConfig]) -> None:
+    """Raise `UserError` if a scheduler has no state to keep, or would move no optimiser that steps.
+
+    Args:
+        module: name of the module, for messages.
+        optimizers: the optimisers that `configure_optimizers` returns.
+        configs: the schedulers that it returns.
+    """
+    for config in configs:
+        scheduler: Any = config.scheduler
+        name = f"{type(scheduler).__name__} of {module}.configure_optimizers"
+        require(
+            hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict"),
+            f"{name} has no state_dict or load_state_dict, with which it would go on from round to round: write them.",
+        )
+        require(
+            any(getattr(scheduler, "optimizer", optimizer) is optimizer for optimizer in optimizers),
+            f"{name} belongs to an optimizer that is not returned, so that it would have no effect: return that one, too.",
+        )
 
 
 def _advance(scheduler: Any, value: Any) -> None:
