@@ -196,7 +196,7 @@ def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> N
     for callback in callbacks:
         if not is_a(callback, WeightAveraging, StochasticWeightAveraging):
             continue
-        name, average = type(callback).__name__, callback._average_model
+        name, average = type(callback).__name__, vars(callback).get("_average_model")
         require(
             not (is_a(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
             f"{name} trains one more epoch for the statistics of batch normalisation in {own}, which a federation does not have: "
