@@ -45,6 +45,8 @@ def request_loaders(
     fitting = trainer.state.fn == TrainerFn.FITTING
     requested = None if limit == 0 else requested_loader(source)
     loaders = as_loaders(requested, "max_size_cycle" if stage == RunningStage.TRAINING else "sequential")
+    if requested is None:
+        return loaders
     if fitting and trainer.overfit_batches > 0:
         read_in_order(loaders, stage)
     for loader in loaders.flattened:

@@ -1,6 +1,7 @@
 """Compare one client that holds all data with `L.Trainer`: a round is an epoch, whatever batches and loaders look like."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
 )
-from toys import Perceptron, samples
+from toys import Perceptron, federation, samples
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.data import Federated
@@ -257,6 +258,12 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "streams together": lambda: CombinedLoader({"a": stream(10), "b": loader(20)}, "min_size"),
     "workers": lambda: loader(10, num_workers=2),
 }
+
+
+def test_loaders_that_a_limit_of_0_leaves_out_are_no_reason_to_warn(make_trainer: MakeTrainer) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Total length")
+        make_trainer(max_rounds=1, limit_val_batches=0).fit(Perceptron(), federation(), verbose=False)
 
 
 @pytest.mark.parametrize("limit", [1.0, 2])
