@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Arrays
-from lightning_fl.federation import round as federation_round
+from lightning_fl.engine import round as federation_round
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.vectors import pieces

@@ -71,7 +71,7 @@ def measure(point: Point) -> dict[str, float]:
 
     from lightning_fl import FederatedTrainer, data
     from lightning_fl.algorithms import Algorithm
-    from lightning_fl.federation.population import Population
+    from lightning_fl.engine.population import Population
     from lightning_fl.rules import LocalOptimizer
     from lightning_fl.slots import LocalTraining, Message, Rule
 

@@ -16,7 +16,8 @@ from lightning_fl.errors import require
 class BackdoorProbe(Callback):
     """Log `attack/success` with each validation: the share of samples of other classes that a trigger turns into a target class.
 
-    The trigger is that of `lightning_fl.attacks.Backdoor`. With `source` there is no trigger: the share of that class's samples
+    The trigger is that of `lightning_fl.features.attacks.Backdoor`. With `source` there is no trigger: the share of that class's
+    samples
     which are called `target`, as `LabelFlip` wants it. The module's `forward` must return scores (B, C) of the batch's first
     entry; the second are the classes (B,). In a federation whose clients own parts of the model, or models of their own, the
     share is the mean over the clients, as are the module's values.

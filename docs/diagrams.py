@@ -23,8 +23,8 @@ from messages import messages_diagram
 from sphinx.application import Sphinx
 
 from lightning_fl.cli import catalogue
-from lightning_fl.communication.link import Link
-from lightning_fl.federation.round import Federation
+from lightning_fl.engine.round import Federation
+from lightning_fl.link.link import Link
 
 if sys.version_info >= (3, 11):
     import tomllib

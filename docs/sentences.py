@@ -27,16 +27,15 @@ FEWEST_WORDS = 4
 """Words of the shortest sentence that says something without its values."""
 TOPICS = {
     "Command line and configuration files": ("cli", "outputs/yaml_files", "checks"),
-    "Flags of the trainer": ("trainer", "federation", "clients", "processes", "communication", "switches"),
-    "Your module": ("flat_module", "evaluation", "server", "vectors", "modules"),
+    "Flags of the trainer": ("trainer", "plan", "engine", "clients", "processes", "link"),
+    "Your module": ("flat_module", "evaluation", "engine/data_for_module", "vectors", "modules"),
     "Data and partitions": ("data",),
     "Methods and their parts": (
         *("algorithms", "rules", "codecs", "coding", "exchanges", "aggregators", "steps", "personal", "slots"),
-        "groups",
     ),
-    "Attacks and privacy": ("attacks", "privacy"),
+    "Attacks and privacy": ("features/attacks", "features/privacy"),
     "Pruning, gates and callbacks": ("callbacks", "pruning", "gates"),
-    "Files and checkpoints of a run": ("outputs", "state", "settings"),
+    "Files and checkpoints of a run": ("outputs", "state", "trainer/settings", "trainer/written_settings"),
     "Studies and reports": ("study", "report"),
 }
 """Headings, and the folders or files whose sentences stand below each; the first that fits counts."""

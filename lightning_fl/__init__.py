@@ -20,20 +20,19 @@ _HOMES = {
 _PACKAGES = (
     "aggregators",
     "algorithms",
-    "attacks",
     "callbacks",
     "codecs",
-    "communication",
     "data",
     "exchanges",
+    "features",
     "gates",
-    "groups",
     "modules",
     "personal",
     "pruning",
     "rules",
     "slots",
     "steps",
+    "vectors",
 )
 """Packages that are loaded when they are read from `lightning_fl`."""
 __all__ = ["Algorithm", "FederatedCLI", "FederatedDataModule", "FederatedTrainer", "UserError", "__version__"]

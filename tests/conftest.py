@@ -104,7 +104,7 @@ def _as_in_a_new_process() -> Iterator[None]:
     """
     import torch
 
-    from lightning_fl.switches.float32 import Float32
+    from lightning_fl.checks.float32 import Float32
 
     os.environ["PL_GLOBAL_SEED"] = "0"
     os.environ.pop("COLUMNS", None)  # the width of the terminal from which the tests run

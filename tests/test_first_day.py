@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fl.switches.float32 import UNSET, Float32
+from lightning_fl.checks.float32 import UNSET, Float32
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

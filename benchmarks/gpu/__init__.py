@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import UserError
-from lightning_fl.federation.round import Federation
 from lightning_fl.modules import ImageClassifier, network
 
 now = Alternate({}, time.perf_counter).now

@@ -25,12 +25,12 @@ from gpu.methods import Outcome, differences, two_rounds
 from gpu.rounds import NETWORKS
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import SCAFFOLD, FedAvg
+from lightning_fl.checks.float32 import UNSET, Float32
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Draw, Message, RoundContext
-from lightning_fl.switches.float32 import UNSET, Float32
 from lightning_fl.vectors.layout import NO_LAYOUT
 
 _SPEC = spec_from_file_location("codec_times", Path(__file__).parents[1] / "codecs.py")

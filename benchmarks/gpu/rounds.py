@@ -15,8 +15,8 @@ from round_time import BareLoop
 from gpu import Plan, Row, allow_tf32, in_federation, in_turns, kernels, now, sentence
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Stacked
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import UserError
-from lightning_fl.federation.round import Federation
 
 NETWORKS = ("lenet5", "cnn", "vgg11", "resnet18")
 PRECISIONS = {"": "32-true", ", tf32": "32-true", ", bf16": "bf16-mixed"}

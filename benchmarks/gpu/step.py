@@ -19,8 +19,8 @@ from lightning_fl.clients.gradients import gradient_treatment, treat_stack
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import groups_of
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
-from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
 from lightning_fl.slots import LocalTraining
 from lightning_fl.vectors.layout import Tree

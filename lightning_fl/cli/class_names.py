@@ -14,24 +14,12 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
-from lightning_fl import (
-    aggregators,
-    algorithms,
-    attacks,
-    callbacks,
-    codecs,
-    data,
-    exchanges,
-    modules,
-    personal,
-    privacy,
-    rules,
-    steps,
-)
+from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, personal, rules, steps
 from lightning_fl.checks import is_lightnings
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
-from lightning_fl.privacy.mechanism import Privacy
+from lightning_fl.features import attacks, privacy
+from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 

@@ -46,8 +46,8 @@ from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.files import replacing, writing
 from lightning_fl.outputs.run_folder import config_name, remove_empty, require_writable
-from lightning_fl.settings.settings import Change
 from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.settings import Change
 
 DESCRIPTION = "Federated-learning experiments for PyTorch Lightning."
 SEED_TRUE = (

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.checks.evaluation_mode import keeping_attributes
 from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.stack import Stack
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.switches.evaluation_mode import keeping_attributes
 
 
 def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], None]:

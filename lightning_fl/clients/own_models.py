@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from lightning_fl.checks.evaluation_mode import keeping_attributes
 from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.gradients import gradient_here, gradient_treatment
 from lightning_fl.clients.local_schedule import ClientWork
@@ -22,7 +23,6 @@ from lightning_fl.clients.local_training import train_locally
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, is_finite, model_keeper
 from lightning_fl.state.run_state import Run
-from lightning_fl.switches.evaluation_mode import keeping_attributes
 from lightning_fl.vectors.personal import OWN
 
 PARAMS, BUFFERS, COUNTERS = f"{OWN}model", f"{OWN}buffers", f"{OWN}scalars/"

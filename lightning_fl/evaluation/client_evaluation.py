@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_fl.checks.evaluation_mode import keeping_attributes
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import train_locally
@@ -28,7 +29,6 @@ from lightning_fl.processes import gather_by_client, share_of
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import Personal, RoundContext, model_keeper
 from lightning_fl.state.run_state import EVALUATION, Run
-from lightning_fl.switches.evaluation_mode import keeping_attributes
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 
+from lightning_fl.checks.evaluation_mode import evaluating, measuring
 from lightning_fl.checks.misconfiguration import misconfiguration
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_objects
-from lightning_fl.switches.evaluation_mode import evaluating, measuring
 
 
 def as_loaders(loaders: Any, mode: Any = "sequential") -> CombinedLoader:

@@ -13,13 +13,13 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from lightning_fl.checks import overrides
+from lightning_fl.checks.evaluation_mode import measuring
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.errors import noting
 from lightning_fl.evaluation.shared_results import Gather, SharedResults
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.internals import LoggerConnector, StockEvaluationLoop, StockPredictionLoop, call
-from lightning_fl.switches.evaluation_mode import measuring
 
 STAGES = {"validation": RunningStage.VALIDATING, "test": RunningStage.TESTING}
 

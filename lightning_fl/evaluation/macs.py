@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_fl.checks.evaluation_mode import evaluating
 from lightning_fl.clients.local_schedule import Selection
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.switches.evaluation_mode import evaluating
 
 
 def count_macs(flat_module: FlatModule, samples: Selection, resident: bool) -> int | None:

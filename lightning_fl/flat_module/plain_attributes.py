@@ -15,8 +15,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_fl.switches.evaluation_mode import OF_TORCH, keeping_attributes
-from lightning_fl.switches.own_objects import content, generator_state, own_objects, set_content
+from lightning_fl.checks.evaluation_mode import OF_TORCH, keeping_attributes
+from lightning_fl.checks.own_objects import content, generator_state, own_objects, set_content
 
 KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
 

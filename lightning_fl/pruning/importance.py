@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fl.checks import whole_share
+from lightning_fl.checks.evaluation_mode import evaluating
+from lightning_fl.checks.float32 import full_float32
 from lightning_fl.errors import UserError, require
-from lightning_fl.switches.evaluation_mode import evaluating
-from lightning_fl.switches.float32 import full_float32
 
 NORMS = (_BatchNorm, nn.GroupNorm)
 """Normalisations whose outputs are the feature maps of the convolution before them."""

@@ -135,14 +135,14 @@ class ServerModel(Protocol):
 
 
 class Server(ServerSamples, ServerModel, Protocol):
-    """The server as a step sees it; see `lightning_fl.server.server_side`."""
+    """The server as a step sees it; see `lightning_fl.engine.server_side`."""
 
     def branch(self) -> Server:
         """Return a copy that counts its own trainings, for a step that may be undone."""
 
 
 class Learner(Protocol):
-    """The module as a classifier that an algorithm trains before the first round; see `lightning_fl.server.pretraining`.
+    """The module as a classifier that an algorithm trains before the first round; see `lightning_fl.engine.pretraining`.
 
     A model is a message with `model` (d,) and `buffers` (d_b,), the values themselves instead of deltas.
     """

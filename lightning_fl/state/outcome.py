@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fl.communication.ledger import Bits
+from lightning_fl.link.ledger import Bits
 from lightning_fl.slots import Result, State
 from lightning_fl.state.staging import Staging
 

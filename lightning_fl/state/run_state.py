@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.codecs.error_feedback import RESIDUAL
-from lightning_fl.communication.ledger import Bits, Ledger
-from lightning_fl.communication.link import Link
 from lightning_fl.errors import UserError
+from lightning_fl.link.ledger import Bits, Ledger
+from lightning_fl.link.link import Link
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State, Step
 from lightning_fl.state.arrivals import Arrival

@@ -21,38 +21,38 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.checks import is_a
+from lightning_fl.checks.float32 import Float32
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
-from lightning_fl.communication import ClientClock
-from lightning_fl.communication.availability import Availability
-from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
+from lightning_fl.engine import follow_unfreezing
+from lightning_fl.engine.follow_pruning import require_prunable
+from lightning_fl.engine.local_work import LocalWork
+from lightning_fl.engine.network import Network
+from lightning_fl.engine.normalisation import check_single_samples
+from lightning_fl.engine.population import Population
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
-from lightning_fl.federation import follow_unfreezing
-from lightning_fl.federation.attackers import Attackers
-from lightning_fl.federation.client_devices import ClientDevices
-from lightning_fl.federation.follow_pruning import require_prunable
-from lightning_fl.federation.local_work import LocalWork
-from lightning_fl.federation.population import Population
-from lightning_fl.federation.round import Federation
-from lightning_fl.federation.simulated_time import SimulatedTime
-from lightning_fl.federation.without_barrier import WithoutBarrier
+from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
+from lightning_fl.features.attacks.attackers import Attackers
+from lightning_fl.features.clock import ClientClock
+from lightning_fl.features.clock.availability import Availability
+from lightning_fl.features.clock.client_devices import ClientDevices
+from lightning_fl.features.clock.simulated_time import SimulatedTime
+from lightning_fl.features.privacy.mechanisms import mechanism_of
+from lightning_fl.features.privacy.refusals import check_privacy
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import changes_steps
+from lightning_fl.link.messages import RoundObserver
 from lightning_fl.outputs.run_folder import require_writable
-from lightning_fl.privacy.mechanisms import mechanism_of
-from lightning_fl.privacy.refusals import check_privacy
 from lightning_fl.processes import agree_on_model, gather_objects
-from lightning_fl.server.network import Network
-from lightning_fl.server.normalisation import check_single_samples
 from lightning_fl.slots import Gradients, Personal, RoundContext, Rule
 from lightning_fl.state.run_state import Run
-from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import LightningRunner, check_lightning_runner

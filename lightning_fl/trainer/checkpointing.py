@@ -17,11 +17,12 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import is_a
+from lightning_fl.checks.float32 import UNSET, Float32
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.engine import follow_pruning, follow_unfreezing
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import UserError
-from lightning_fl.federation import follow_pruning, follow_unfreezing
-from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
 from lightning_fl.internals import call
 from lightning_fl.outputs import checkpoint_file
@@ -31,7 +32,6 @@ from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates, read_states
-from lightning_fl.switches.float32 import UNSET, Float32
 from lightning_fl.trainer.build_federation import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.resumed_settings import NO_SETTINGS, changes_since, earlier_settings

@@ -18,14 +18,14 @@ from lightning_fl.checks import is_a, overrides
 from lightning_fl.clients.own_models import what_clients_own
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
+from lightning_fl.engine.data_for_module import check_loaders
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.evaluation.evaluation import as_loaders, is_sequential, num_batches
 from lightning_fl.evaluation.loops import STAGES, without_callbacks
 from lightning_fl.evaluation.validation import ModelValidation
-from lightning_fl.federation.round import Federation
-from lightning_fl.privacy.side_channels import is_of_server
+from lightning_fl.features.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
-from lightning_fl.server.data_for_module import check_loaders
 from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing

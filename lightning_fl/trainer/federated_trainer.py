@@ -1,6 +1,6 @@
 """FederatedTrainer: fit, validate, test and predict in a simulated federation, driven by Lightning Fabric.
 
-`lightning_fl.federation.round.Federation.train_round` trains one round; a round is Lightning's epoch.
+`lightning_fl.engine.round.Federation.train_round` trains one round; a round is Lightning's epoch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from lightning_fl.outputs.final_table import final_table, history, show
 from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import LAST
+from lightning_fl.plan.rehearsal import rehearse
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import client_evaluator
 from lightning_fl.trainer.evaluation_loop import run_evaluation, run_prediction
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import refuse_argument, refusing_others
-from lightning_fl.trainer.rehearsal import rehearse
 from lightning_fl.trainer.session import Given, session
 
 

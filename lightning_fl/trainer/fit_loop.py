@@ -16,11 +16,13 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fl.engine import follow_pruning, follow_unfreezing
+from lightning_fl.engine.round import Federation
+from lightning_fl.engine.round_record import check_logged
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.evaluation.loops import EvaluationLoop
-from lightning_fl.federation import follow_pruning, follow_unfreezing
-from lightning_fl.federation.round import Federation
-from lightning_fl.federation.round_record import check_logged
+from lightning_fl.features.privacy.noise_key import noise_key
+from lightning_fl.features.privacy.refusals import check_logged_in_training
 from lightning_fl.flat_module.hooks import check_watched
 from lightning_fl.internals import StockFitLoop
 from lightning_fl.outputs import checkpoint_file, wandb_run
@@ -31,12 +33,8 @@ from lightning_fl.outputs.last_checkpoint import LastCheckpoint, offer_model
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
-from lightning_fl.privacy.noise_key import noise_key
-from lightning_fl.privacy.refusals import check_logged_in_training
 from lightning_fl.processes import check_agreement, checksum, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
-from lightning_fl.settings.settings import RunSettings, settings_of
-from lightning_fl.settings.written_settings import written_settings
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
@@ -48,7 +46,9 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import RoundEpochLoop
 from lightning_fl.trainer.loaders import ClientLoaders, batches_of
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
+from lightning_fl.trainer.settings import RunSettings, settings_of
 from lightning_fl.trainer.stops import stoppers_of
+from lightning_fl.trainer.written_settings import written_settings
 
 
 class FitLoop(StockFitLoop):

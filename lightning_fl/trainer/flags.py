@@ -18,7 +18,6 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.attacks import Adversary
 from lightning_fl.checks import (
     check_at_least,
     check_between,
@@ -29,16 +28,18 @@ from lightning_fl.checks import (
     is_whole,
     listed,
 )
+from lightning_fl.checks.float32 import PRECISIONS
 from lightning_fl.checks.misconfiguration import misconfiguration
-from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.evaluation.loops import EvaluationLoop, PredictionLoop
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.features.attacks import Adversary
+from lightning_fl.features.clock import ClientClock, SimulatedClock
+from lightning_fl.features.loss_guard import LossGuard
+from lightning_fl.features.privacy.mechanism import Privacy
+from lightning_fl.features.secure_sums import SecureAggregation
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
-from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.processes import launch
-from lightning_fl.switches.float32 import PRECISIONS
 from lightning_fl.trainer.callback_list import CallbackList, require_no_tuner
 from lightning_fl.trainer.fabric_strategy import FabricStrategy, lightning_flags, without_infos
 from lightning_fl.trainer.lightning_parts import (
@@ -282,7 +283,7 @@ class TrainerFlags(Trainer, ABC):
         self.straggler_rate = straggler_rate
         require(
             isinstance(clock, SimulatedClock),
-            f"clock must be SimulatedClock(…) or ClientClock(…) of lightning_fl.communication, got {clock!r}.",
+            f"clock must be SimulatedClock(…) or ClientClock(…) of lightning_fl.features.clock, got {clock!r}.",
         )
         self.clock = ClientClock.of(clock)
         self.over_selection = over_selection
@@ -438,7 +439,7 @@ class TrainerFlags(Trainer, ABC):
         )
         require(
             isinstance(self.loss_guard, LossGuard),
-            f"loss_guard must be LossGuard(…) of lightning_fl.federation.loss_guard, which is off without arguments, got "
+            f"loss_guard must be LossGuard(…) of lightning_fl.features.loss_guard, which is off without arguments, got "
             f"{self.loss_guard!r}.",
         )
         check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
@@ -449,7 +450,7 @@ class TrainerFlags(Trainer, ABC):
             check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
         require(
             self.privacy is None or isinstance(self.privacy, Privacy),
-            f"privacy must be ClientPrivacy(…) or LocalPrivacy(…) of lightning_fl.privacy, got {self.privacy!r}.",
+            f"privacy must be ClientPrivacy(…) or LocalPrivacy(…) of lightning_fl.features.privacy, got {self.privacy!r}.",
         )
         check_choice("client_optimizer", self.client_optimizer, ("module", "sgd"))
         require(self.metric != "", "metric must be the name of a logged value, got ''.")

@@ -21,10 +21,12 @@ from torch.utils.data import DataLoader
 from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.checks import is_a, listed, overrides, parameters_of
+from lightning_fl.checks.float32 import Float32
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.engine.data_for_module import check_dtype, check_labels
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.evaluation.loops import EvaluationLoop
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks, changes_steps, check_module
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
@@ -34,8 +36,6 @@ from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.processes import end_children, gather_objects, gather_tensors
-from lightning_fl.server.data_for_module import check_dtype, check_labels
-from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface

@@ -32,8 +32,8 @@ from lightning_fl.aggregators import (
     WeightedMean,
 )
 from lightning_fl.algorithms import Algorithm, DeviceM, FedLDF, FedProx
-from lightning_fl.attacks import Adversary, SignFlip
 from lightning_fl.codecs import STC, Dense, ErrorFeedback, RandomK, TopK
+from lightning_fl.features.attacks import Adversary, SignFlip
 from lightning_fl.slots import (
     Aggregator,
     Draw,

@@ -14,10 +14,10 @@ from toys import SIZES, Normalised, Perceptron, Poisoned, federation, samples, v
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
-from lightning_fl.attacks import Adversary, GaussianUpload
 from lightning_fl.codecs import QSGD, Followed
-from lightning_fl.communication import ClientClock
-from lightning_fl.federation.population import Population
+from lightning_fl.engine.population import Population
+from lightning_fl.features.attacks import Adversary, GaussianUpload
+from lightning_fl.features.clock import ClientClock
 from lightning_fl.steps import Compress
 
 each_algorithm = pytest.mark.parametrize("name", ROSTER)

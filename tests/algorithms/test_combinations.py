@@ -42,7 +42,8 @@ from lightning_fl.codecs import (
     SharedTopK,
     TopK,
 )
-from lightning_fl.communication.link import Link
+from lightning_fl.engine import round as rounds
+from lightning_fl.engine.intake import Intake
 from lightning_fl.exchanges import (
     DrawnClients,
     DrawnLayers,
@@ -52,8 +53,7 @@ from lightning_fl.exchanges import (
     PrunedUnits,
     WithSampleCount,
 )
-from lightning_fl.federation import round as rounds
-from lightning_fl.federation.intake import Intake
+from lightning_fl.link.link import Link
 from lightning_fl.rules import (
     ControlVariates,
     CorrectedMomentum,

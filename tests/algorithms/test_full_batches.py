@@ -19,7 +19,7 @@ from toys import SIZES, Perceptron, Served, federation, vector
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedDA, FedDUDA
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.features.clock.simulated_clock import SimulatedClock
 
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])

@@ -17,7 +17,7 @@ from toys import SIZES, Normalised, Perceptron, Pruning, federation, read_rows, 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedProx, PFedMe, ServerM
 from lightning_fl.callbacks import MagnitudePruning
-from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.features.clock.simulated_clock import SimulatedClock
 
 EACH = pytest.mark.parametrize("method", [Ditto, APFL])
 EACH_WITH_MODELS = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from toys import Normalised, Perceptron, federation
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedBN, FedRep
-from lightning_fl.federation.population import Population
+from lightning_fl.engine.population import Population
 
 METHODS = {"FedRep": (Perceptron, partial(FedRep, ["output"], head_epochs=1)), "FedBN": (Normalised, FedBN)}
 EACH = pytest.mark.parametrize(("make", "method"), METHODS.values(), ids=METHODS)

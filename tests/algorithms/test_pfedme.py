@@ -17,8 +17,8 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm, Ditto, FedBN, PFedMe
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.communication.simulated_clock import SimulatedClock
-from lightning_fl.federation.loss_guard import LossGuard, RoundGuard
+from lightning_fl.features.clock.simulated_clock import SimulatedClock
+from lightning_fl.features.loss_guard import LossGuard, RoundGuard
 from lightning_fl.slots import LocalTraining, Message, Rule
 
 OWN = "own/model"

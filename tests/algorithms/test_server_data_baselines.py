@@ -17,7 +17,7 @@ from lightning_fl.aggregators import KeepUploads, WeightedMean
 from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, FedDU, HRank, HybridFL, PruneFL
 from lightning_fl.data import Arrays, Digits
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Result, Upload
 

@@ -226,5 +226,5 @@ def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_nothing_is_copied_without_a_listener(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_fl.communication.link.UplinkMessage", None)
+    monkeypatch.setattr("lightning_fl.link.link.UplinkMessage", None)
     make_trainer().fit(Perceptron(), federation(), Algorithm(uplink=Dense()))

@@ -16,7 +16,7 @@ from compared_runs import equal_states, result
 from lightning.pytorch import Callback
 
 from lightning_fl.cli.planned_fit import _made
-from lightning_fl.communication import ClientClock, SimulatedClock
+from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.trainer import FederatedTrainer
 

@@ -37,7 +37,7 @@ def test_the_class_and_its_clip_are_flags(
     assert done.code == 0, done.err
     assert "privacy   none: clipped without noise" in done.out
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())["trainer"]["privacy"]
-    assert written["class_path"] == f"lightning_fl.privacy.{words[0]}"
+    assert written["class_path"] == f"lightning_fl.features.privacy.{words[0]}"
     found = written["init_args"]["clip"]
     assert found == clip or found.items() >= clip.items()  # type: ignore[attr-defined]
 

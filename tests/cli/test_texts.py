@@ -27,7 +27,6 @@ from torch import nn
 from lightning_fl import (
     aggregators,
     algorithms,
-    attacks,
     callbacks,
     cli,
     codecs,
@@ -35,7 +34,6 @@ from lightning_fl import (
     exchanges,
     modules,
     personal,
-    privacy,
     rules,
     steps,
 )
@@ -48,8 +46,9 @@ from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
 from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
+from lightning_fl.features import attacks, privacy
+from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.personal.personal_gates import ClientGates
-from lightning_fl.privacy.mechanism import Privacy
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer import FederatedTrainer
 

@@ -25,8 +25,8 @@ from lightning_fl.algorithms import SCAFFOLD
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import Federated
-from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.privacy import AdaptiveClip, ClientPrivacy
+from lightning_fl.features.loss_guard import LossGuard
+from lightning_fl.features.privacy import AdaptiveClip, ClientPrivacy
 from lightning_fl.trainer.build_federation import device_group
 
 

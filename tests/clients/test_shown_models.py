@@ -12,10 +12,10 @@ from lightning.pytorch import Callback
 from toys import SIZES, Perceptron, Served, federation, vector
 
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, DeviceM, Ditto, FedAvg, FedLDF, PFedMe
-from lightning_fl.attacks import ALIE, Adversary
 from lightning_fl.clients import shown_models
 from lightning_fl.codecs import Cast, TopK
 from lightning_fl.errors import UserError
+from lightning_fl.features.attacks import ALIE, Adversary
 
 METHODS: dict[str, Callable[[], Any]] = {
     "FedAvg": FedAvg,

@@ -544,7 +544,7 @@ def test_auto_is_serial_on_a_cpu_otherwise(
     if reason == "large steps":
         monkeypatch.setattr(choose_runner, "MOST_WORK_ON_CPU", 8 * 640 - 1)  # Digits has 8 x 8 pixels and 10 classes
     if reason == "unknown work":
-        monkeypatch.setattr(importlib.import_module("lightning_fl.server.network"), "count_macs", lambda *_: None)
+        monkeypatch.setattr(importlib.import_module("lightning_fl.engine.network"), "count_macs", lambda *_: None)
     trainer = fitted_on_digits(make_trainer, clients_per_round=9 if reason == "few clients" else 10)
     assert describe_runner(trainer.fit_loop.federation.runner) == {"wanted": "serial", "clients_at_once": None}
 

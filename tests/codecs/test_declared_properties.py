@@ -28,7 +28,7 @@ from lightning_fl.codecs import (
     TernGrad,
     TopK,
 )
-from lightning_fl.communication.messages import UplinkMessage
+from lightning_fl.link.messages import UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 

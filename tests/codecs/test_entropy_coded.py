@@ -31,8 +31,8 @@ from lightning_fl.codecs import (
     TopK,
     entropy_coded,
 )
-from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
+from lightning_fl.link.messages import UplinkMessage
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout

@@ -17,9 +17,9 @@ from lightning_fl.aggregators import MaskedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import Dense, ErrorFeedback, Followed, LowRank, TopK
-from lightning_fl.communication.link import Link
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import LayerDivergence
+from lightning_fl.link.link import Link
 from lightning_fl.pruning import apply_masks
 from lightning_fl.rules import SquaredGradients
 from lightning_fl.slots import Draw, Payload, RoundContext, State

@@ -24,8 +24,8 @@ from lightning_fl.codecs import (
     TernGrad,
     TopK,
 )
-from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
+from lightning_fl.link.messages import UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layer_groups import Group

@@ -16,8 +16,8 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import STC, ErrorFeedback, Followed
 from lightning_fl.coding.golomb import most_bits, pack_gaps, rice_width, unpack_gaps
 from lightning_fl.coding.top_k import num_kept
-from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
+from lightning_fl.link.messages import UplinkMessage
 from lightning_fl.slots import Message, Payload, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layer_groups import Group

@@ -27,8 +27,8 @@ from lightning_fl.codecs import (
     TopK,
 )
 from lightning_fl.coding.top_k import top_k
-from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
+from lightning_fl.link.messages import UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, RoundContext
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout

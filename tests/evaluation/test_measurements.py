@@ -15,7 +15,7 @@ from toys import Perceptron, Served
 from lightning_fl import FederatedTrainer, algorithms
 from lightning_fl.callbacks import ClientEvaluation
 from lightning_fl.evaluation.evaluation import as_loaders
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.rules import CorrectedMomentum, FrozenMomentum
 from lightning_fl.steps import Apply, GradientMomentum
 

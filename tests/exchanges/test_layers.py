@@ -24,10 +24,10 @@ from lightning_fl import UserError
 from lightning_fl.aggregators import MaskedMean, WeightedMean
 from lightning_fl.algorithms import HDFL, Algorithm, FedADP, FedAvg, FedLDF, RandomLayers
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.ledger import Ledger
-from lightning_fl.communication.link import Link
+from lightning_fl.engine.population import Population
 from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, PrunedUnits
-from lightning_fl.federation.population import Population
+from lightning_fl.link.ledger import Ledger
+from lightning_fl.link.link import Link
 from lightning_fl.modules import network
 from lightning_fl.rules import Proximal
 from lightning_fl.slots import Codec, Exchange, Message, Packed, Payload, Result, RoundContext, State, Upload

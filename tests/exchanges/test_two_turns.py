@@ -17,8 +17,8 @@ from lightning_fl.aggregators import KeepUploads, MajorityVote, MaskedMean, Norm
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import CodecError, CommunicationMeter, MagnitudePruning
 from lightning_fl.codecs import Dense, ErrorFeedback, LowRank, TopK
-from lightning_fl.communication.link import Link
 from lightning_fl.exchanges import GradientTurn, TwoTurns
+from lightning_fl.link.link import Link
 from lightning_fl.processes import mean
 from lightning_fl.rules import ControlVariates, CorrectedMomentum, SquaredGradients
 from lightning_fl.slots import Aggregator, Draw, Exchange, Result, RoundContext, State, Upload

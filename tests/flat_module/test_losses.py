@@ -11,7 +11,7 @@ from toys import Perceptron, Served, federation
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedDU
-from lightning_fl.privacy import ClientPrivacy, LocalPrivacy
+from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.rules import CorrectedMomentum
 from lightning_fl.steps import Apply, GradientMomentum
 

@@ -25,7 +25,7 @@ from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBN, FedBuff,
 from lightning_fl.callbacks import ClientEvaluation, MagnitudePruning
 from lightning_fl.codecs import TopK
 from lightning_fl.data import Arrays
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
 from lightning_fl.slots import Gradients
 

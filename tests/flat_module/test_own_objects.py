@@ -17,11 +17,11 @@ from toys import Perceptron, Served
 
 from lightning_fl.algorithms import APFL, SCAFFOLD, DeviceM, Ditto, FedAvg, FedDU, PFedMe
 from lightning_fl.callbacks import ClientEvaluation
+from lightning_fl.checks import evaluation_mode
+from lightning_fl.checks.evaluation_mode import keeping_attributes
+from lightning_fl.checks.own_objects import own_objects
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module.plain_attributes import RestorableAttributes
-from lightning_fl.switches import evaluation_mode
-from lightning_fl.switches.evaluation_mode import keeping_attributes
-from lightning_fl.switches.own_objects import own_objects
 
 
 class AverageMeter:

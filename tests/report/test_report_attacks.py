@@ -17,7 +17,7 @@ def attacked(folder: Path, slope: float, share: float | None, success: float = 0
     """Write a run of four rounds with ten answers each, in which a share of the clients attacks in the last two."""
     adversary = {
         "attackers": share,
-        "attack": {"class_path": "lightning_fl.attacks.SignFlip", "init_args": {"scale": 2.0}},
+        "attack": {"class_path": "lightning_fl.features.attacks.SignFlip", "init_args": {"scale": 2.0}},
     }
     trainer = {} if share is None else {"adversary": adversary}
     write_run(folder, rising(4, slope), trainer=trainer, **options)

@@ -13,7 +13,10 @@ from lightning_fl.report.remarks import remarks
 
 
 def private(folder: Path, sampling: str, epsilon: float) -> Path:
-    privacy: dict[str, Any] = {"class_path": "lightning_fl.privacy.ClientPrivacy", "init_args": {"sampling": sampling}}
+    privacy: dict[str, Any] = {
+        "class_path": "lightning_fl.features.privacy.ClientPrivacy",
+        "init_args": {"sampling": sampling},
+    }
     return write_run(folder, rising(12), trainer={"privacy": privacy}, epsilon=epsilon)
 
 

@@ -10,14 +10,16 @@ import lightning as L  # noqa: N812
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_fl import FederatedTrainer, aggregators, algorithms, attacks, codecs, exchanges, rules, steps
+from lightning_fl import FederatedTrainer, aggregators, algorithms, codecs, exchanges, rules, steps
 from lightning_fl import callbacks as all_callbacks
 from lightning_fl import data as all_data
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
 from lightning_fl.codecs import Dense
-from lightning_fl.communication import ClientClock, SecureAggregation, SimulatedClock
 from lightning_fl.exchanges import OneShot
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.features import attacks
+from lightning_fl.features.clock import ClientClock, SimulatedClock
+from lightning_fl.features.loss_guard import LossGuard
+from lightning_fl.features.secure_sums import SecureAggregation
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.rules import LocalOptimizer, SquaredGradients
 from lightning_fl.steps import Apply, Momentum

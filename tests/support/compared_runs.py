@@ -15,8 +15,8 @@ from toys import federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
-from lightning_fl.federation import simulated_time
-from lightning_fl.federation.client_devices import RoundTimes
+from lightning_fl.features.clock import simulated_time
+from lightning_fl.features.clock.client_devices import RoundTimes
 
 MakeTrainer = Callable[..., FederatedTrainer]
 RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])

@@ -29,8 +29,8 @@ from toys import Perceptron, federation, read_rows, samples
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import TargetReached
-from lightning_fl.communication import ClientClock
 from lightning_fl.data import Federated
+from lightning_fl.features.clock import ClientClock
 from lightning_fl.outputs import checkpoint_file
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from toys import Perceptron, federation
 
 from lightning_fl import UserError
+from lightning_fl.checks.float32 import UNSET, Float32, full_float32
 from lightning_fl.coding.top_k import top_k_in_turns
 from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs, on_host
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.pruning.importance import feature_map_ranks
-from lightning_fl.switches.float32 import UNSET, Float32, full_float32
 
 
 class Seeing(Perceptron):

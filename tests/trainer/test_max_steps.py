@@ -12,7 +12,7 @@ from toys import Perceptron, federation, samples
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedAsync
-from lightning_fl.trainer import rehearsal
+from lightning_fl.plan import rehearsal
 
 RUNNERS = ("serial", "stacked", "lightning")
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.checks.float32 import full_float32
 from lightning_fl.pruning.curvature.products import Product
 from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
 from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
-from lightning_fl.switches.float32 import full_float32
 
 RATE_MODES = ("slq_plateau", "gap", "gap_of_all")
 """Ways to find the pruning rate of a source in the curvature of its loss."""

@@ -1,0 +1,152 @@
+"""The server's intake of uploads: it rejects some, and merges the accepted ones over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lightning_fl.engine.population import Cohort
+from lightning_fl.features.loss_guard import RoundGuard
+from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
+from lightning_fl.link.link import Link
+from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, Uploader, is_finite
+from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
+from lightning_fl.state.staging import Staging
+
+
+class Intake:
+    """Takes the uploads of one round, one by one.
+
+    Attributes:
+        outcome: outcome of the clients of this process; after `finish`, of all processes.
+        shares_uploads: True if every process merges the uploads of all processes itself.
+        known: how each process logs; after `finish`.
+        forms: `forms_of` the new client states and of the new codec memories of each process; after `finish`.
+        has_drifted: True if the processes have not begun the round with the same model; after `finish`.
+        metrics: values that the aggregator reports; after `finish`.
+        is_skipped: True if there is nothing to merge, or the aggregator leaves the model as it is; after `finish`.
+        uploaders: clients of the uploads that the aggregator keeps for the steps, in their order; after `finish`.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        guard: RoundGuard,
+        fabric: Fabric,
+        check_counters: Callable[[Mapping[str, Tensor]], None],
+        logs: LogCollector,
+        staging: Staging,
+        pace: Pace | None = None,
+        keep: Keep = IN_MEMORY,
+        merges_none: bool = False,
+    ) -> None:
+        """Take nothing yet.
+
+        Args:
+            aggregator: merges the uploads.
+            guard: rejects uploads whose loss explodes.
+            fabric: Fabric of the processes.
+            check_counters: checks the integer buffers of a result.
+            logs: collector of what the module logs.
+            staging: copies clients' states to the host.
+            pace: says which uploads are too stale; None for none.
+            keep: keeps clients' new states until the round ends.
+            merges_none: True if the aggregator merges also a round without an accepted upload.
+        """
+        self.outcome, self._staging = Outcome(), staging
+        self.known: list[Known] | None = None
+        self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
+        self.has_drifted = False
+        self.metrics: dict[str, float] = {}
+        self.is_skipped = False
+        self.uploaders: Sequence[Uploader] = ()
+        self._logs, self._pace, self._keep = logs, pace, keep
+        self._check_counters, self._merges_none = check_counters, merges_none
+        self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
+        self._merge = UploadMerge(fabric, aggregator)  # until `finish`
+        self.shares_uploads = self._merge.shares_uploads
+
+    def take(self, upload: Upload, link: Link) -> None:
+        """Accept an upload, or reject one that is too stale or explodes, or which, or what its client keeps, is not finite."""
+        result = upload.result
+        self.outcome.num_steps += result.num_steps
+        self.outcome.most_steps = max(self.outcome.most_steps, result.num_steps)
+        self.outcome.num_attackers += int(result.attacking or 0)
+        memory = link.commit(result.client)
+        # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
+        finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
+        is_stale = self._pace is not None and not self._pace.takes(upload.staleness)
+        self.outcome.num_stale += is_stale
+        if finite and not is_stale and not self._guard.rejects(result):
+            self._check_counters(result.counters)
+            self._merge.add(upload)
+            if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
+                result.logs = merged([self.outcome.logs[result.client], result.logs])
+            self.outcome.accept(result, memory, self._staging, self._keep)
+            if result.client not in link.senders and not any(bool(entry.any()) for entry in upload.message.values()):
+                self.outcome.silent |= {result.client}
+
+    def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
+        """Merge over all processes, which exchange one object and one vector.
+
+        Args:
+            cohort: cohort of the round.
+            link: link of the round.
+            params: model (d,) with which the round has begun.
+            prunings: checksum of the prunings so far.
+
+        Returns:
+            The merged message, {} if there is nothing to merge or the sum is lost, and the outcome.
+
+        Raises:
+            UserError: processes have pruned the model differently.
+        """
+        self.outcome.num_uploads = len(cohort.answering)
+        self.outcome.bits, self.outcome.bits_by_client = link.client_bits, link.bits_by_client
+        sizes: Sequence[Mapping[str, int]] = ()
+        if self._fabric.world_size > 1:
+            sizes = self._exchange(params, prunings)
+        accumulator = self._merge.accumulate(cohort.answering, sizes)
+        del self._merge
+        if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
+            self.outcome.lose(link.num_lost or self.outcome.num_accepted)
+            accumulator = {}
+        if not self.outcome.logs and not self._merges_none:
+            self.is_skipped = True
+            return {}, self.outcome
+        merging = Merging(link.context)
+        message = self._aggregator.combine(accumulator, merging)
+        self.metrics, self.is_skipped, self.uploaders = merging.metrics, merging.is_skipped, merging.uploaders
+        return message, self.outcome
+
+    def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:
+        """Exchange all that is small, in one object; returns the sizes of the accumulators."""
+        outcome = self.outcome
+        outcome.logs = dict(zip(outcome.logs, on_host(list(outcome.logs.values())), strict=True))
+        names, counts = outcome.counts()
+        mine = {
+            "outcome": vars(replace(outcome, states={}, memory={}, counters={})),
+            "counters": (names, counts),
+            "sizes": self._merge.sizes,
+            "known": self._logs.knowledge(),
+            "states": forms_of(outcome.states),
+            "memory": forms_of(outcome.memory),
+            "model": checksum(params),
+            "prunings": prunings,
+        }
+        parts = gather_objects(self._fabric, mine)
+        check_agreement([part["prunings"] for part in parts])
+        for rank, part in enumerate(parts):
+            if rank != self._fabric.global_rank:
+                other = Outcome(**part["outcome"])
+                forms, values = part["counters"]
+                other.raise_counts(forms, values, self._fabric.device)
+                outcome.add(other)
+        self.known = [part["known"] for part in parts]
+        self.forms = [part["states"] for part in parts], [part["memory"] for part in parts]
+        self.has_drifted = len({part["model"] for part in parts}) > 1
+        return [part["sizes"] for part in parts]

@@ -1,0 +1,1 @@
+"""Rounds that do not wait for all their clients."""

@@ -1,0 +1,251 @@
+"""The attackers of a round: they train on poisoned samples, and their results are replaced before they are sent.
+
+An attacker that knows nothing sends at once. One that knows the honest uploads waits until these have been seen: they go on to
+the exchange as they come, and leave behind their sums, or, for an attack that needs them all, themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.data import FederatedDataModule, Selection
+from lightning_fl.errors import require
+from lightning_fl.features.attacks import Adversary, AttackContext, Honest
+from lightning_fl.features.attacks.attack import is_forged
+from lightning_fl.features.attacks.batches import PoisonedSelection
+from lightning_fl.processes import gather_objects, share_states, summed
+from lightning_fl.slots import Draw, Result, State, is_finite
+from lightning_fl.state.run_state import ATTACK, Run
+
+COUNT, SUM, SQUARES = "count", "sum/", "squares/"
+MOST_LISTED = 20
+"""Attackers that the log names."""
+
+
+@dataclass(frozen=True)
+class Attackers:
+    """Lets clients of a run attack.
+
+    Attributes:
+        adversary: who attacks, how, and when.
+        data: the clients' samples.
+        fabric: Fabric of the processes.
+        weigh: returns the weights in the mean of an entry, by its name, of clients with so many samples, and what divides it.
+    """
+
+    adversary: Adversary
+    data: FederatedDataModule
+    fabric: Fabric
+    weigh: Callable[[str, np.ndarray], tuple[np.ndarray, float]]
+
+    def among(self, run: Run, cohort: Sequence[int]) -> frozenset[int]:
+        """Return the clients that attack in the run's present round, of which `cohort` are selected."""
+        if run.round < self.adversary.start:
+            return frozenset()
+        if self.adversary.per_round:
+            return self.adversary.clients_of(cohort, run.random(ATTACK))
+        return self._listed_or_drawn(run.as_of(0).random(ATTACK))
+
+    def _listed_or_drawn(self, random: np.random.Generator) -> frozenset[int]:
+        """Return the clients that attack in all rounds; a share is drawn from those that have samples."""
+        if isinstance(self.adversary.attackers, list | tuple):
+            return self.adversary.clients(self.data.num_clients, random)
+        eligible = np.flatnonzero(self.data.client_sizes)
+        drawn = self.adversary.clients(len(eligible), random)
+        return frozenset(int(eligible[place]) for place in drawn)
+
+    def poisoned_data(self, attackers: frozenset[int]) -> FederatedDataModule:
+        """Return the clients' samples as they train on them."""
+        if not self.adversary.attack.poisons or not attackers:
+            return self.data
+
+        def read(client: int, selection: Selection) -> Selection:
+            return PoisonedSelection(selection, self._poison) if client in attackers else selection
+
+        return self.data.read_through(read)
+
+    @property
+    def _poison(self) -> Callable[[Any], Any]:
+        return partial(self.adversary.attack.poisoned, num_classes=self.data.num_classes or 0)
+
+    def check(self, algorithm: Algorithm, run: Run, cohort_size: int) -> None:
+        """Say who attacks.
+
+        Args:
+            algorithm: method of the run.
+            run: the run, before its first round.
+            cohort_size: clients of a round, K.
+
+        Raises:
+            UserError: the attack does not fit the method or the data.
+        """
+        adversary, name = self.adversary, type(self.adversary.attack).__name__
+        require(
+            algorithm.trains_in_rounds and algorithm.exchange.uses_link,
+            f"trainer.adversary lets clients attack what they send in rounds, and those of {algorithm.name} send nothing.",
+        )
+        waits = algorithm.pace is None
+        require(
+            waits or not (adversary.per_round or adversary.attack.needs_rounds),
+            f"{algorithm.name} does not wait for the clients of a round, which "
+            f"{'trainer.adversary.per_round' if adversary.per_round else name} needs: use a method that does, or another attack.",
+        )
+        everyone = self._listed_or_drawn(run.random(ATTACK, in_round=0))
+        sizes, num_attackers = self.data.client_sizes, self.adversary.count(cohort_size)
+        if not adversary.per_round:
+            active = [client for client in everyone if sizes[client]]
+            num_attackers = round(len(active) * cohort_size / np.count_nonzero(sizes))
+            if len(active) < len(everyone):
+                idle = _listed(sorted(everyone.difference(active)))
+                rank_zero_warn(f"trainer.adversary: without samples, and so in no round, {idle} cannot attack.")
+        if not (num_attackers if adversary.per_round else everyone):
+            of = f"{cohort_size} clients of a round" if adversary.per_round else f"{np.count_nonzero(sizes)} clients"
+            rank_zero_warn(f"trainer.adversary has no attackers: {adversary.attackers} of {of} is less than one.")
+            return
+        adversary.attack.check(cohort_size, num_attackers)
+        if adversary.attack.poisons:
+            self._try_poison(everyone)
+        who = f"{num_attackers} clients of each round" if adversary.per_round else _listed(sorted(everyone))
+        rank_zero_info(f"Attack {name} from round {adversary.start + 1} on: {who}.")
+
+    def _try_poison(self, attackers: frozenset[int]) -> None:
+        """Raise `UserError` if the attack cannot change the data's batches."""
+        sizes, name = self.data.client_sizes, type(self.adversary.attack).__name__
+        require(self.data.has_classes, f"{name} changes classes, which {type(self.data).__name__} does not have.")
+        client = next((k for k in sorted(attackers) if sizes[k]), int(sizes.argmax()))
+        self._poison(next(iter(self.data.client(client).batches(1))))
+
+    def attacked(
+        self, results: Iterator[Result], job: ClientJob, attackers: frozenset[int], cohort: Sequence[int]
+    ) -> Iterator[Result]:
+        """Yield the results of this process, those of attackers as they send them; every process must exhaust this.
+
+        Args:
+            results: results of the clients that this process trains.
+            job: what they do.
+            attackers: the clients that attack.
+            cohort: clients that answer in the round, of all processes.
+        """
+        attack = self.adversary.attack
+        waiting: list[Result] = []
+        known = Known(keeps=attack.knows == "uploads")
+        for result in results:
+            is_attacker = result.client in attackers
+            result.attacking = float(is_attacker)
+            if attack.knows == "nothing" or not attackers:
+                yield self._forged(result, job, attackers, cohort) if is_attacker else result
+            elif is_attacker:
+                waiting.append(result)
+            else:
+                known.add(result)
+                yield result
+        if attack.knows == "nothing" or not attackers:
+            return
+        honest = known.of_all(self.fabric)
+        num_attackers = sum(gather_objects(self.fabric, len(waiting)))
+        num_uploads = num_attackers + (honest.count if honest is not None else 0)
+        while waiting:
+            yield self._forged(waiting.pop(0), job, attackers, cohort, num_uploads, num_attackers, honest)
+
+    def _forged(
+        self,
+        result: Result,
+        job: ClientJob,
+        attackers: frozenset[int],
+        cohort: Sequence[int],
+        num_uploads: int = 1,
+        num_attackers: int = 1,
+        honest: Honest | None = None,
+    ) -> Result:
+        """Return the result of an attacker with what it sends."""
+        run, own = job.run, {name: vector for name, vector in result.message.items() if is_forged(name)}
+        context = AttackContext(
+            Draw((run.seed, run.round, ATTACK, run.again), result.client),
+            job.received,
+            run.attack,
+            {name: self._replacement(name, attackers, cohort) for name in own},
+            num_uploads,
+            num_attackers,
+            honest,
+        )
+        sent = self.adversary.attack.forged(own, context)
+        result.message = result.message | {name: sent[name].to(vector) for name, vector in own.items()}
+        return result
+
+    def _replacement(self, name: str, attackers: frozenset[int], cohort: Sequence[int]) -> float:
+        """Return Σu / Σ_{attackers} u of the weights in the mean, Σu being what divides it."""
+        weights, total = self.weigh(name, self.data.client_sizes[list(cohort)])
+        theirs = float(weights[[client in attackers for client in cohort]].sum())
+        return total / theirs if theirs else 1.0
+
+
+class Known:
+    """What colluding attackers see of the honest uploads of a round.
+
+    Args:
+        keeps: True to keep the uploads, False to sum them up.
+    """
+
+    def __init__(self, keeps: bool) -> None:
+        self._keeps = keeps
+        self._sums: dict[str, Tensor] = {}
+        self._rows: dict[int, State] = {}
+
+    def add(self, result: Result) -> None:
+        """See an honest upload of this process; one that is not finite is none."""
+        vectors = {name: vector for name, vector in result.message.items() if is_forged(name)}
+        if not is_finite(vectors):
+            return
+        if self._keeps:
+            self._rows[result.client] = vectors
+            return
+        terms = {COUNT: torch.ones(1, dtype=torch.float64, device=next(iter(vectors.values())).device)}
+        for name, vector in vectors.items():
+            terms |= {f"{SUM}{name}": vector.double(), f"{SQUARES}{name}": vector.double().square()}
+        for key, term in terms.items():
+            self._sums[key] = self._sums[key].add_(term) if key in self._sums else term.clone()
+
+    def of_all(self, fabric: Fabric) -> Honest | None:
+        """Return what attackers know, of all processes, which must all call this; None if there is no honest upload."""
+        if self._keeps:
+            vectors = sorted(share_states(fabric, self._rows), key=lambda entry: entry[0])
+            names = list(vectors[0][1]) if vectors else []
+            rows = {
+                name: torch.stack([state[name].to(fabric.device) for _, state in vectors]).double() for name in names
+            }
+            mean = {name: entry.mean(0) for name, entry in rows.items()}
+            std = {
+                name: entry.std(0) if len(entry) > 1 else torch.zeros_like(mean[name]) for name, entry in rows.items()
+            }
+            return Honest(len(vectors), mean, std, rows) if vectors else None
+        sums = summed(fabric, self._sums)
+        if not sums:
+            return None
+        count = float(sums[COUNT])
+        names = [key.removeprefix(SUM) for key in sums if key.startswith(SUM)]
+        mean = {name: sums[f"{SUM}{name}"] / count for name in names}
+        return Honest(
+            int(count), mean, {name: self._std(sums[f"{SQUARES}{name}"], mean[name], count) for name in names}
+        )
+
+    @staticmethod
+    def _std(squares: Tensor, mean: Tensor, count: float) -> Tensor:
+        """Return the standard deviation with the divisor count − 1, given the sum of the squares."""
+        return ((squares - count * mean.square()).clamp(min=0) / max(1.0, count - 1)).sqrt()
+
+
+def _listed(clients: Sequence[int]) -> str:
+    """Return clients in words."""
+    shown = ", ".join(map(str, clients[:MOST_LISTED]))
+    return f"{'clients' if len(clients) > 1 else 'client'} {shown}{' …' if len(clients) > MOST_LISTED else ''}"

@@ -1,0 +1,33 @@
+"""Inner-product manipulation (Xie, Koyejo, Gupta, Fall of Empires, UAI 2019, arXiv:1903.03936).
+
+Δ_k ← −εμ
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.checks import check_positive
+from lightning_fl.features.attacks.attack import Attack, AttackContext
+from lightning_fl.slots import Message
+
+
+@dataclass(frozen=True)
+class IPM(Attack):
+    """Send −ε times the honest mean. With m attackers among n uploads the mean turns round if ε > (n − m)/m.
+
+    Attributes:
+        scale: ε > 0; 0.1 as in the paper, which stays among the honest uploads, or 100, which does not.
+    """
+
+    knows = "moments"
+    scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale)
+
+    def forged(self, message: Message, context: AttackContext) -> Message:
+        """Return −εμ."""
+        if context.honest is None:
+            return message
+        return {name: -self.scale * context.honest.mean[name] for name in message}

@@ -1,0 +1,111 @@
+"""Simulated seconds of a run: of its rounds, and of the clients in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.engine.local_work import LocalWork
+from lightning_fl.engine.network import Network
+from lightning_fl.engine.population import Cohort
+from lightning_fl.features.clock.client_devices import Bits, ClientDevices, Computation, RoundTimes
+from lightning_fl.features.clock.simulated_clock import SimulatedClock
+from lightning_fl.link.link import Link
+from lightning_fl.state.run_state import Run
+
+
+@dataclass
+class SimulatedTime:
+    """Compute the simulated seconds of a run's rounds.
+
+    Attributes:
+        clock: simulates the time of a round.
+        run: the run, whose time it is.
+        sizes: number of samples of each client (N,).
+        measured_work: local training that the clock's `computation_seconds` are for: by the flags, on the clients' own samples.
+        devices: devices of the clients, if the clock is one of clients; else None.
+        deadline: seconds after which a round closes; None for never.
+        planned: seconds of each client that could have answered in the round planned last.
+    """
+
+    clock: SimulatedClock
+    run: Run
+    sizes: np.ndarray
+    measured_work: LocalWork
+    devices: ClientDevices | None = None
+    deadline: float | None = None
+    planned: dict[int, float] = field(default_factory=dict, init=False)
+    _growths: dict[LocalSchedule, float] = field(default_factory=dict, init=False, repr=False)
+
+    def computation(self, work: LocalWork, network: Network) -> Computation:
+        """Return what clients compute in a round, given the length of their local training and the module as they train it."""
+        macs, at_start = network.macs or 0, self.run.macs_at_start or 0
+        return Computation(work, macs, macs / at_start if macs and at_start else 1.0, self._growth(work))
+
+    def plan(self, clients: Iterable[int], computation: Computation, bits: Mapping[int, Bits]) -> dict[int, float]:
+        """Work out and keep the seconds that clients are going to need, in their order, with a clock of clients.
+
+        Args:
+            clients: clients that do not drop out of the present round.
+            computation: what they are going to compute.
+            bits: bits that each of them is going to send and receive.
+        """
+        self.planned = {client: self.of_client(client, computation, bits[client]) for client in clients}
+        return self.planned
+
+    def of_client(self, client: int, computation: Computation, bits: Bits) -> float:
+        """Return the seconds of a client in a round, with a clock of clients."""
+        assert self.devices is not None
+        return self.devices.seconds(client, computation, bits)
+
+    def of_round(
+        self, cohort: Cohort, num_places: int, computation: Computation, bits: Mapping[int, Bits]
+    ) -> RoundTimes | None:
+        """Return the seconds of a round and of its clients; None if the clock is not one of clients.
+
+        Args:
+            cohort: cohort of the round.
+            num_places: answers after which it closes, K.
+            computation: what its clients have computed.
+            bits: bits that each selected client has sent and received.
+        """
+        if self.devices is None:
+            return None
+        seconds = {client: self.of_client(client, computation, bits[client]) for client in cohort.answering}
+        seconds |= {client: self.planned[client] for client in cohort.late}
+        return RoundTimes(cohort, num_places, self.deadline, seconds, bits)
+
+    def seconds(
+        self, cohort: Cohort, computation: Computation, times: RoundTimes | None, uplink_bits: int, downlink_bits: int
+    ) -> float:
+        """Return the seconds by which a round lets the run's time grow: as long as the client with the most samples needs.
+
+        With a clock of clients the round lasts until it closes, and begins when enough clients are there.
+        """
+        run = self.run
+        if times is not None and self.devices is not None:
+            run.radio_seconds = self.devices.radio_seconds(times.bits, (uplink_bits, downlink_bits))
+            return (cohort.begin - run.simulated_seconds) + run.coming_seconds + times.seconds
+        most = max(cohort.answering, key=self.sizes.__getitem__, default=None)
+        num_samples = 0 if most is None else computation.work.planned_samples(most)
+        growth = 0.0 if most is None else computation.growth
+        return self.clock.seconds(
+            uplink_bits, downlink_bits, computation.macs * num_samples, computation.share * growth
+        )
+
+    def send_ahead(self, link: Link) -> None:
+        """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
+        if self.devices is not None:
+            self.run.coming_seconds += self.devices.slowest_transfer(link.bits_by_client)
+
+    def _growth(self, work: LocalWork) -> float:
+        """Return the samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for."""
+        if self.clock.computation_seconds is None:
+            return 1.0
+        if work.schedule not in self._growths:
+            measured = self.measured_work.mean_samples()
+            self._growths[work.schedule] = float(work.mean_samples() / measured) if measured else 1.0
+        return self._growths[work.schedule]

@@ -1,0 +1,364 @@
+"""The mechanism of a trusted server in a run: the noise of each round, what it has cost, and when the run ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.errors import require
+from lightning_fl.features.privacy.accountant import (
+    EVERY,
+    FIXED,
+    PASSES,
+    POISSON,
+    calibrated,
+    epsilon,
+    library_version,
+    require_library,
+)
+from lightning_fl.features.privacy.adaptive_clip import WITHIN, AdaptiveClip, rest_of_noise
+from lightning_fl.features.privacy.buffers import above_least_variance, with_variances, without_buffers
+from lightning_fl.features.privacy.client_privacy import ClientPrivacy
+from lightning_fl.features.privacy.mechanism import Mechanism, require_private_from_the_start, without_noise
+from lightning_fl.features.privacy.noisy_sum import Bits, NoisySum
+from lightning_fl.features.privacy.side_channels import without_clients
+from lightning_fl.features.privacy.tree import changed_nodes, number_of
+from lightning_fl.link.link import Link
+from lightning_fl.outputs.neighbours import EPSILON, NEIGHBOURS
+from lightning_fl.slots import Aggregator, Message, Result, RoundContext
+from lightning_fl.state.outcome import Proposal
+from lightning_fl.state.run_state import NOISE, Run
+from lightning_fl.state.spent_privacy import Event, SpentPrivacy
+
+
+@dataclass(frozen=True)
+class CentralMechanism(Mechanism):
+    """Clips uploads at the server and adds noise to their sum.
+
+    Attributes:
+        settings: settings of the user.
+        num_clients: clients that can be drawn, N.
+        cohort_size: clients of a round, K; with Poisson sampling on average.
+        total_weight: Σ_j u_j over these clients.
+        delta: δ.
+    """
+
+    settings: ClientPrivacy
+    num_clients: int
+    cohort_size: int
+    total_weight: float
+    delta: float
+
+    @classmethod
+    def of(cls, settings: ClientPrivacy, client_sizes: np.ndarray, cohort_size: int) -> CentralMechanism:
+        """Return the mechanism for a federation.
+
+        Args:
+            settings: settings of the user.
+            client_sizes: number of samples of each client.
+            cohort_size: clients of a round, K.
+
+        Raises:
+            UserError: the settings do not fit the federation, or the accounting library is missing.
+        """
+        sizes = client_sizes[client_sizes > 0]
+        num_clients, is_noisy = len(sizes), settings.noise_multiplier != 0
+        require(
+            settings.sampling != EVERY or cohort_size == num_clients,
+            f"privacy.sampling every takes all {num_clients} clients in each round, but clients_per_round is {cohort_size}: give "
+            f"{num_clients}, or sampling poisson.",
+        )
+        delta = float(num_clients) ** -1.1 if settings.delta is None else settings.delta
+        require(
+            not is_noisy or delta < 1 / num_clients,
+            f"privacy.delta is {delta:g}, but must be below 1/N = {1 / num_clients:g} for {num_clients} clients: a mechanism "
+            "that publishes one client whole would satisfy it.",
+        )
+        if is_noisy:
+            require_library()
+        counted = np.ones(num_clients) if settings.cap is None else np.minimum(sizes, settings.cap)
+        return cls(settings, num_clients, cohort_size, float(counted.sum()), delta)
+
+    @property
+    def sampling(self) -> Any:  # type: ignore[override]
+        """How a round's clients are drawn; every client is a fixed draw of all."""
+        return FIXED if self.settings.sampling == EVERY else self.settings.sampling
+
+    @property
+    def hides_clients(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.settings.noise_multiplier != 0
+
+    @property
+    def parts_clients(self) -> bool:  # type: ignore[override]
+        """True with noise, or if side channels are to be dropped."""
+        return self.hides_clients or self.hides_costs
+
+    @property
+    def keeps_counters(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.hides_clients
+
+    @property
+    def merges_none(self) -> bool:  # type: ignore[override]
+        """True, but if the weights that came divide."""
+        return self.settings.denominator == "fixed"
+
+    @property
+    def hides_costs(self) -> bool:  # type: ignore[override]
+        """True if side channels are to be dropped."""
+        return self.settings.side_channels == "drop"
+
+    @property
+    def rounds_of_pass(self) -> int:
+        """Rounds in which each client takes part once."""
+        return -(-self.num_clients // self.cohort_size)
+
+    @property
+    def noise_of_bits(self) -> float:
+        """Standard deviation σ_b of the noise in the number of uploads within an adaptive clip; 0 for another clip."""
+        clip = self.settings.clip
+        return clip.noise_of_bits(self.cohort_size, self.hides_clients) if isinstance(clip, AdaptiveClip) else 0.0
+
+    @property
+    def largest_weight(self) -> float:
+        """Most that a client can count for, u_max."""
+        return 1.0 if self.settings.cap is None else float(self.settings.cap)
+
+    def denominator(self, counts_alike: bool) -> float:
+        """Return W̄ = q Σ_j u_j; of an entry for which all clients count alike K."""
+        total = float(self.num_clients) if counts_alike else self.total_weight
+        return self.cohort_size * total / self.num_clients
+
+    # -- the run ----------------------------------------------------------------------------------------------------------
+
+    def begin(self, run: Run, num_rounds: int) -> int:
+        """Find the noise multiplier, or keep that of the checkpoint, and return the last round that `max_epsilon` allows."""
+        require_private_from_the_start(run)
+        settings = self.settings
+        if run.spent is None:
+            noise_multiplier = settings.noise_multiplier
+            if noise_multiplier is None:
+                assert settings.epsilon is not None
+                noise_multiplier = calibrated(
+                    lambda z: self.events(SpentPrivacy(z), num_rounds),
+                    settings.epsilon,
+                    self.delta,
+                    settings.accountant,
+                )
+                rank_zero_info(
+                    f"A noise multiplier of {noise_multiplier:.6g} lets {num_rounds} rounds cost epsilon "
+                    f"{settings.epsilon:g} at delta {self.delta:.2g} ({self._claim})."
+                )
+            clip = settings.clip
+            run.spent = SpentPrivacy(
+                noise_multiplier,
+                clip.initial if isinstance(clip, AdaptiveClip) else clip,
+                cohort_size=self.cohort_size,
+            )
+        elif settings.epsilon is not None:
+            planned = self._epsilon(run.spent, num_rounds - run.round)
+            if planned > settings.epsilon * (1 + 1e-9):
+                rank_zero_warn(
+                    f"The run goes on with the noise multiplier {run.spent.noise_multiplier:.6g} of its checkpoint, so that "
+                    f"{num_rounds} rounds cost epsilon {planned:.4g}, above the {settings.epsilon:g} of privacy.epsilon."
+                )
+        self._check_passes(run.spent)
+        self._noise(run.spent)  # refuses too little noise for an adaptive clip
+        return num_rounds if settings.max_epsilon is None else self._last_round(run, num_rounds, settings.max_epsilon)
+
+    def _check_passes(self, spent: SpentPrivacy) -> None:
+        """Raise `UserError` if a resumed run cuts its passes into other rounds."""
+        if self.settings.sampling != PASSES:
+            return
+        before, now, what = spent.cohort_size, self.cohort_size, "clients a round"
+        if not before:  # as in checkpoints of 0.3.0
+            now, what = self.rounds_of_pass, "rounds"
+            before = next((int(first) for kind, _, first, _ in spent.events if kind == PASSES), now)
+        require(
+            before == now,
+            f"the checkpoint's passes over the clients take {before} {what}, and now {now}, so that a client could take part "
+            "twice: use its clients_per_round.",
+        )
+
+    def _last_round(self, run: Run, num_rounds: int, bound: float) -> int:
+        """Return the number of rounds after which one more would pass a bound of ε, at most `num_rounds`."""
+        assert run.spent is not None
+        low, high = -1, num_rounds - run.round
+        if high <= 0 or self._epsilon(run.spent, high) <= bound:
+            return num_rounds
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._epsilon(run.spent, middle) <= bound else (low, middle)
+        last = run.round + max(low, 0)
+        require(
+            last > 0,
+            f"privacy.max_epsilon is {bound:g}, but one round costs epsilon {self._epsilon(run.spent, 1):.4g}: give more noise.",
+        )
+        if last < num_rounds:
+            rank_zero_info(
+                f"The run ends after round {last} of {num_rounds}: the next would cost more than privacy.max_epsilon {bound:g}."
+            )
+        return last
+
+    def events(self, spent: SpentPrivacy, num_rounds: int) -> Counter[Event]:
+        """Return all releases after this many more rounds; those of passes for whole passes, and the rounds of the last."""
+        events = Counter(spent.events)
+        event = self._event(spent.noise_multiplier)
+        events[event] += num_rounds
+        if self.settings.sampling != PASSES:
+            return events
+        passes, rest = divmod(events[event], self.rounds_of_pass)
+        return Counter({event: passes, (PASSES, spent.noise_multiplier, float(rest), 0.0): int(rest > 0)})
+
+    def _event(self, noise_multiplier: float) -> Event:
+        """Return the release of a round."""
+        sampling = self.settings.sampling
+        if sampling == POISSON:
+            return sampling, noise_multiplier, self.cohort_size / self.num_clients, 0.0
+        if sampling == FIXED:
+            return sampling, noise_multiplier, float(self.num_clients), float(self.cohort_size)
+        if sampling == PASSES:
+            return sampling, noise_multiplier, float(self.rounds_of_pass), 0.0
+        return sampling, noise_multiplier, 0.0, 0.0
+
+    def _epsilon(self, spent: SpentPrivacy, num_rounds: int = 0) -> float:
+        return epsilon(self.events(spent, num_rounds), self.delta, self.settings.accountant)
+
+    # -- the round --------------------------------------------------------------------------------------------------------
+
+    def aggregator(self, method: Algorithm, run: Run, context: RoundContext) -> Aggregator:
+        """Return the noisy sum of the present round."""
+        assert run.spent is not None
+        settings, given = self.settings, method.aggregator
+        adapts = isinstance(settings.clip, AdaptiveClip)
+        lengths = dict.fromkeys(("model", *method.rule.provides), context.layout.numel)
+        if context.buffer_layout.names and settings.buffers != "keep":
+            lengths["buffers"] = context.buffer_layout.numel
+        uniform = (
+            frozenset(name for name in lengths if given.weighs_equally(name)) if settings.cap else frozenset[str]()
+        )
+        totals = {name: self.denominator(name in uniform) for name in lengths}
+        return NoisySum(
+            clip=run.spent.clip,
+            scales=settings.scales or {},
+            noise=self._noise(run.spent),
+            draws=self._draws(run),
+            bits=Bits(self.noise_of_bits, run.torch_seeds(NOISE)[1], self.cohort_size) if adapts else None,
+            cap=settings.cap,
+            uniform=uniform,
+            lengths=lengths,
+            totals=totals if settings.denominator == "fixed" else {},
+            device=run.params.device,
+        )
+
+    def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return u_k, and W̄ unless the weights that came divide."""
+        cap = np.inf if self.settings.cap is None else self.settings.cap
+        counts_alike = self.settings.cap is None or aggregator.weighs_equally(name)
+        weights = np.ones(len(sizes)) if counts_alike else np.minimum(sizes, cap)
+        return weights, self.denominator(counts_alike) if self.settings.denominator == "fixed" else float(weights.sum())
+
+    def announce(self, link: Link, recipients: Sequence[int]) -> None:
+        """Count 32 bits down for an adaptive clip, which clients need to know for their bit."""
+        if isinstance(self.settings.clip, AdaptiveClip):
+            link.charge("down", recipients, {"scalars": 32})
+
+    def answer(self, link: Link, clients: Sequence[int]) -> None:
+        """Count one bit up: whether the upload is within an adaptive clip."""
+        if isinstance(self.settings.clip, AdaptiveClip):
+            link.charge("up", clients, {"scalars": 1})
+
+    def _noise(self, spent: SpentPrivacy) -> float:
+        """Return the standard deviation of the noise in a sum, z C u_max, or z_Δ C u_max with an adaptive clip."""
+        noise_multiplier = spent.noise_multiplier
+        if isinstance(self.settings.clip, AdaptiveClip):
+            noise_multiplier = rest_of_noise(noise_multiplier, self.noise_of_bits)
+        return noise_multiplier * spent.clip * self.largest_weight if noise_multiplier else 0.0
+
+    def _draws(self, run: Run) -> list[tuple[int, float]]:
+        """Return the seeds of the present round's noise with their factors."""
+        if self.settings.mechanism == "gaussian":
+            return [(run.torch_seeds(NOISE)[0], 1.0)]
+        number, position = divmod(run.round, self.rounds_of_pass)
+        return [
+            (run.torch_seeds(NOISE, number_of(node), in_round=number)[0], sign)
+            for node, sign in changed_nodes(position + 1)
+        ]
+
+    def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
+        """Yield the results, without buffers that stay the server's."""
+        if self.settings.buffers != "keep":
+            yield from results
+        else:  # `map` holds no result while the next client trains
+            yield from map(without_buffers, results)
+
+    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
+        """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
+        message = without_noise(message, len(run.params), untrained)
+        return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
+
+    def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
+        """Keep variances above 0 whatever the steps have made of them."""
+        return with_variances(proposal, context, self.settings.buffers)
+
+    def num_samples(self, received: float) -> float:
+        """Return W̄, unless the uploads' own weights divide."""
+        return self.denominator(False) if self.settings.denominator == "fixed" else received
+
+    def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Count the round's release; returns its columns."""
+        assert run.spent is not None
+        columns = {"privacy/clip": run.spent.clip} if run.spent.clip < inf else {}
+        scale = (self.settings.scales or {}).get("model", 1.0)
+        if self.hides_clients:
+            num_draws = len(self._draws(run))
+            columns["privacy/noise"] = self._noise(run.spent) * sqrt(num_draws) / (self.denominator(False) * scale)
+        run.spent.events[self._event(run.spent.noise_multiplier)] += 1
+        if isinstance(self.settings.clip, AdaptiveClip) and WITHIN in metrics:  # not if nothing was merged
+            run.spent.clip = self.settings.clip.next(run.spent.clip, metrics[WITHIN])
+        return columns
+
+    # -- the claim --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _claim(self) -> str:
+        names = {"poisson": "Poisson", "every": "every client", "fixed": "fixed cohort", "passes": "passes"}
+        sampling = self.settings.sampling
+        return f"{NEIGHBOURS[sampling]}, {names[sampling]}, {self.settings.accountant.upper()}"
+
+    def shown(self, record: dict[str, float]) -> dict[str, float]:
+        """Return the columns of a row, without those of clients if side channels are dropped."""
+        return without_clients(record) if self.hides_costs else record
+
+    def loss(self, run: Run) -> dict[str, float]:
+        """Return ε so far; {} without noise."""
+        assert run.spent is not None
+        return {EPSILON: self._epsilon(run.spent)} if self.hides_clients else {}
+
+    def in_words(self, run: Run) -> str:
+        """Return ε so far, δ, and what neighbours, sampling and accountant are."""
+        assert run.spent is not None
+        spent = self._epsilon(run.spent)
+        if not isfinite(spent):
+            return "none: clipped without noise"
+        return f"ε {spent:.3g} at δ {self.delta:.2g} ({self._claim})"
+
+    def hyperparameters(self, run: Run) -> dict[str, Any]:
+        """Return the claim's numbers."""
+        assert run.spent is not None
+        claimed = {"accountant": f"{self.settings.accountant} of {library_version()}"} if self.hides_clients else {}
+        return {
+            "privacy/delta": self.delta,
+            "privacy/neighbours": NEIGHBOURS[self.settings.sampling],
+            "privacy/sampling": self.settings.sampling,
+            "privacy/noise_multiplier": run.spent.noise_multiplier,
+            **{f"privacy/{name}": value for name, value in claimed.items()},
+        }

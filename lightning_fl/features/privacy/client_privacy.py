@@ -1,0 +1,120 @@
+"""Differential privacy of clients at a trusted server: DP-FedAvg (McMahan et al., ICLR 2018), and later refinements.
+
+    c_k = min(1, C/‖v_k‖)     v_k: all vectors of the upload, one after the other
+    A   = (Σ_k u_k c_k x_k + ξ) / W̄,     ξ ~ N(0, (z C u_max)² I)
+
+One clip for all that crosses has sensitivity C u_max; n separate ones would have √n times as much. W̄ = q Σ_j u_j over all clients
+that can be drawn, never the weights that came, which would depend on who came. A round to which nobody came releases noise, too.
+The claim presumes that nobody knows the seed, and real numbers as noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
+from lightning_fl.errors import require
+from lightning_fl.features.privacy.accountant import EVERY, PASSES, POISSON, SAMPLINGS, Accountant
+from lightning_fl.features.privacy.adaptive_clip import AdaptiveClip
+from lightning_fl.features.privacy.buffers import Buffers, check_buffers
+from lightning_fl.features.privacy.mechanism import Privacy, check_scales, check_weights
+
+
+@dataclass(frozen=True)
+class ClientPrivacy(Privacy):
+    """Clip each client's upload and add noise to their sum, so that the models of all rounds tell little of any one client.
+
+    Give `noise_multiplier`, or the `epsilon` that the whole run may cost. The clip holds for all vectors of an upload together.
+
+    Attributes:
+        clip: C > 0, largest length of an upload, or `AdaptiveClip`, which finds one; inf, without noise only, clips nothing.
+        noise_multiplier: z ≥ 0: the sum gets normal noise of z times the most that one client can change; 0 is no privacy.
+        epsilon: ε > 0 that `max_rounds` rounds may cost; the noise multiplier follows from it.
+        delta: δ in (0, 1/N), N the clients that can be drawn; N^−1.1 if not given.
+        max_epsilon: ε that ends the run before the round that would pass it.
+        sampling: `poisson`: each client by its own coin, clients_per_round on average; `every` client; `fixed`: exactly
+            clients_per_round, for which far less can be claimed; or `passes` over all clients, for the mechanism tree.
+        mechanism: `gaussian`: fresh noise in each round; or `tree`, for `passes`: noise of which the sum over rounds grows slowly
+            (DP-FTRL).
+        weights: clients count alike (`uniform`), or by their numbers of `samples`, at most `cap`, which count as public.
+        cap: most samples that a client counts for, at least 1; with `samples` only.
+        denominator: `fixed` is W̄; `received` divides by the weights that came, without noise only.
+        scales: factor of a vector in the length of an upload by its name, such as model or moments/first; 1 if not given.
+        buffers: clients' running statistics are `refuse`d, or enter the sum as another vector (`clip`), or stay the server's
+            (`keep`).
+        side_channels: `keep` columns that are outside the claim, such as train/loss and clients/selected, or `drop` them, and let
+            comm/… and time/… be expected values.
+        accountant: `rdp` (Rényi), or `pld`, which is tighter and slower, not for `fixed`.
+    """
+
+    changeable = frozenset({"epsilon", "delta", "max_epsilon", "accountant"})
+    clip: float | AdaptiveClip = 1.0
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    max_epsilon: float | None = None
+    sampling: Literal["poisson", "every", "fixed", "passes"] = "poisson"
+    mechanism: Literal["gaussian", "tree"] = "gaussian"
+    weights: Literal["uniform", "samples"] = "uniform"
+    cap: float | None = None
+    denominator: Literal["fixed", "received"] = "fixed"
+    scales: Mapping[str, float] | None = None
+    buffers: Buffers = "refuse"
+    side_channels: Literal["keep", "drop"] = "keep"
+    accountant: Accountant = "rdp"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clip, AdaptiveClip) and self.clip != inf:
+            check_positive("privacy.clip", self.clip)
+        require(
+            (self.noise_multiplier is None) != (self.epsilon is None),
+            f"privacy takes one of noise_multiplier and epsilon, got {self.noise_multiplier} and {self.epsilon}.",
+        )
+        if self.noise_multiplier is not None:
+            check_at_least("privacy.noise_multiplier", self.noise_multiplier, 0)
+        for name in ("epsilon", "max_epsilon"):
+            if getattr(self, name) is not None:
+                check_positive(f"privacy.{name}", getattr(self, name))
+        if self.delta is not None:
+            check_between("privacy.delta", self.delta, 0, 1, "()")
+        check_choice("privacy.sampling", self.sampling, SAMPLINGS)
+        check_choice("privacy.mechanism", self.mechanism, ("gaussian", "tree"))
+        check_weights(self.weights, self.cap)
+        check_choice("privacy.denominator", self.denominator, ("fixed", "received"))
+        check_choice("privacy.side_channels", self.side_channels, ("keep", "drop"))
+        check_choice("privacy.accountant", self.accountant, ("rdp", "pld"))
+        check_scales(self.scales)
+        check_buffers(self.buffers)
+        self._check_noise()
+
+    def _check_noise(self) -> None:
+        """Raise `UserError` for settings that noise excludes."""
+        is_noisy = self.noise_multiplier != 0
+        require(
+            not is_noisy or self.clip != inf, "noise needs a clip: privacy.clip is inf, so give a number, such as 1."
+        )
+        require(
+            not is_noisy or self.denominator == "fixed",
+            "privacy.denominator received divides by the clients that came, who are to stay hidden: use fixed, or "
+            "noise_multiplier 0 for a study of clipping.",
+        )
+        require(
+            is_noisy or self.max_epsilon is None,
+            "privacy.max_epsilon needs noise: with noise_multiplier 0 epsilon is infinite.",
+        )
+        require(
+            (self.sampling == PASSES) == (self.mechanism == "tree"),
+            "privacy.mechanism tree is for sampling passes, in which a client takes part once, and this sampling is for it "
+            f"alone; got mechanism {self.mechanism} and sampling {self.sampling}.",
+        )
+        require(
+            self.mechanism != "tree" or not isinstance(self.clip, AdaptiveClip),
+            "privacy.mechanism tree takes noise back that it has added, so the clip must stay: give a number.",
+        )
+        require(
+            self.accountant == "rdp" or self.sampling in (POISSON, EVERY),
+            f"privacy.accountant pld knows the samplings poisson and every, got {self.sampling}: use rdp.",
+        )

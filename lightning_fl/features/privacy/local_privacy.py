@@ -1,0 +1,191 @@
+"""Differential privacy of each client by noise of its own, before anything is sent, so that nobody need be trusted.
+
+    result ← min(1, C/‖v‖) · result + ξ / s,     ξ ~ N(0, (zC)² I)
+
+Whatever the exchange, the codecs, the aggregator and the server do is post-processing, FedLDF's divergences and FLTrust's scores
+too. All data of a client may be replaced, which moves a result by 2C: m results are one Gaussian mechanism at z/(2√m), exactly.
+A number of samples would cross without noise, so that clients count alike unless these numbers are declared public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, Literal
+
+import numpy as np
+
+from lightning_fl.checks import check_at_least, check_between, check_positive
+from lightning_fl.features.privacy.accountant import library_version, local_epsilon, require_library
+from lightning_fl.features.privacy.buffers import (
+    Buffers,
+    above_least_variance,
+    check_buffers,
+    with_variances,
+    without_buffers,
+)
+from lightning_fl.features.privacy.mechanism import (
+    Mechanism,
+    Privacy,
+    check_scales,
+    check_weights,
+    clip_factor,
+    joint_norm,
+    require_private_from_the_start,
+    without_noise,
+)
+from lightning_fl.features.privacy.noisy_sum import drawn
+from lightning_fl.outputs.neighbours import EPSILON, REPLACED_DATA
+from lightning_fl.slots import Aggregator, Message, Result, RoundContext
+from lightning_fl.state.outcome import Proposal
+from lightning_fl.state.run_state import NOISE, Run
+from lightning_fl.state.spent_privacy import SpentPrivacy
+
+
+@dataclass(frozen=True)
+class LocalPrivacy(Privacy):
+    """Let each client clip what it sends and add noise itself, so that not even the server learns much of its samples.
+
+    The privacy loss of a client grows with its uploads; the one that is logged is the largest of all clients.
+
+    Attributes:
+        clip: C > 0, largest length of all vectors of an upload together.
+        noise_multiplier: z ≥ 0: each number gets normal noise of z · C; 0 is no privacy.
+        delta: δ in (0, 1).
+        weights: clients count alike (`uniform`), or by their numbers of `samples`, at most `cap`, which count as public.
+        cap: most samples that a client counts for, at least 1; with `samples` only.
+        scales: factor of a vector in the length of an upload by its name, such as model or moments/first; 1 if not given.
+        buffers: clients' running statistics are `refuse`d, or sent as another vector (`clip`), or stay the server's (`keep`).
+    """
+
+    changeable = frozenset({"delta"})
+    clip: float = 1.0
+    noise_multiplier: float = 1.0
+    delta: float = 1e-5
+    weights: Literal["uniform", "samples"] = "uniform"
+    cap: float | None = None
+    scales: Mapping[str, float] | None = None
+    buffers: Buffers = "refuse"
+
+    def __post_init__(self) -> None:
+        check_positive("privacy.clip", self.clip)
+        check_at_least("privacy.noise_multiplier", self.noise_multiplier, 0)
+        check_between("privacy.delta", self.delta, 0, 1, "()")
+        check_weights(self.weights, self.cap)
+        check_scales(self.scales)
+        check_buffers(self.buffers)
+
+
+@dataclass(frozen=True)
+class LocalMechanism(Mechanism):
+    """Clips results and adds noise to them before they are sent.
+
+    Attributes:
+        settings: settings of the user.
+    """
+
+    settings: LocalPrivacy
+
+    @classmethod
+    def of(cls, settings: LocalPrivacy) -> LocalMechanism:
+        """Return the mechanism; raise `UserError` if the accounting library is missing."""
+        if settings.noise_multiplier:
+            require_library()
+        return cls(settings)
+
+    @property
+    def parts_clients(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.settings.noise_multiplier != 0
+
+    @property
+    def keeps_counters(self) -> bool:  # type: ignore[override]
+        """True with noise."""
+        return self.settings.noise_multiplier != 0
+
+    def begin(self, run: Run, num_rounds: int) -> int:
+        """Begin to count the clients' uploads, or go on with those of the checkpoint."""
+        require_private_from_the_start(run)
+        if run.spent is None:
+            run.spent = SpentPrivacy(self.settings.noise_multiplier, self.settings.clip)
+        return num_rounds
+
+    def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the weights that the clients send, and their sum."""
+        return super().weights(aggregator, name, self._counted(sizes))
+
+    def _counted(self, sizes: np.ndarray) -> np.ndarray:
+        """Return min(n_k, cap), or 1 where clients count alike."""
+        cap = self.settings.cap
+        return np.ones(np.shape(sizes)) if cap is None else np.minimum(sizes, cap)
+
+    def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
+        """Yield the results, clipped and with noise."""
+        yield from map(partial(self._noisy, run), results)  # `map` holds no result while the next client trains
+
+    def _noisy(self, run: Run, result: Result) -> Result:
+        """Return a client's result, clipped and with noise, in the dtypes that it has."""
+        settings, scales = self.settings, self.settings.scales or {}
+        result = replace(result, weight=float(self._counted(np.array(result.weight))))
+        if settings.buffers == "keep":
+            result = without_buffers(result)
+        message, noise = result.message, settings.noise_multiplier * settings.clip
+        factor = clip_factor(joint_norm(message, scales), settings.clip)
+        if not noise:
+            clipped = message if factor == 1 else {name: entry * factor for name, entry in message.items()}
+            return replace(result, message=clipped)
+        lengths = {name: len(entry) for name, entry in message.items()}
+        draws = drawn(run.torch_seeds(NOISE, result.client)[0], lengths, run.unpruned)
+        noisy = {}
+        for name, entry in message.items():
+            vector = entry.double() * factor
+            vector.add_(draws[name].to(vector.device), alpha=noise / scales.get(name, 1.0))
+            noisy[name] = vector.to(entry.dtype)
+        return replace(result, message=noisy)
+
+    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
+        """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
+        message = without_noise(message, len(run.params), untrained)
+        return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
+
+    def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
+        """Keep variances above 0 whatever the steps have made of them."""
+        return with_variances(proposal, context, self.settings.buffers)
+
+    def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Count an upload of each client that sent one; returns the round's columns."""
+        assert run.spent is not None
+        noise_multiplier = self.settings.noise_multiplier
+        for client in dict.fromkeys(clients):
+            variance = noise_multiplier**-2 if noise_multiplier else inf
+            run.spent.uploads[client] = run.spent.uploads.get(client, 0.0) + variance
+        return {"privacy/clip": self.settings.clip}
+
+    def _epsilon(self, run: Run) -> float:
+        """Return the largest ε of a client so far."""
+        assert run.spent is not None
+        return local_epsilon(max(run.spent.uploads.values(), default=0.0), self.settings.delta)
+
+    def loss(self, run: Run) -> dict[str, float]:
+        """Return the largest ε so far; {} without noise."""
+        return {EPSILON: self._epsilon(run)} if self.settings.noise_multiplier else {}
+
+    def in_words(self, run: Run) -> str:
+        """Return the largest ε so far, δ and neighbours."""
+        if not self.settings.noise_multiplier:
+            return "none: clipped without noise"
+        return f"ε {self._epsilon(run):.3g} at δ {self.settings.delta:.2g} ({REPLACED_DATA}, the client with most uploads, exact)"
+
+    def hyperparameters(self, run: Run) -> dict[str, Any]:
+        """Return the claim's numbers."""
+        known = (
+            {"privacy/accountant": f"exact Gaussian of {library_version()}"} if self.settings.noise_multiplier else {}
+        )
+        return {
+            "privacy/delta": self.settings.delta,
+            "privacy/neighbours": REPLACED_DATA,
+            "privacy/noise_multiplier": self.settings.noise_multiplier,
+            **known,
+        }

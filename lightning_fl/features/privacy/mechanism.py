@@ -1,0 +1,186 @@
+"""What a private run does differently from others: the hooks of a round, which leave everything as it is unless privacy is on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.checks import check_at_least, check_choice, check_positive
+from lightning_fl.errors import require
+from lightning_fl.link.link import Link
+from lightning_fl.slots import Aggregator, Message, Result, RoundContext
+from lightning_fl.state.outcome import Proposal
+from lightning_fl.state.run_state import Run
+
+
+class Mechanism:
+    """Hooks of a round. This base class is that of a run without privacy.
+
+    Attributes:
+        sampling: how a round's clients are drawn.
+        hides_clients: True if the server may learn of the round's clients nothing but their noisy sum.
+        parts_clients: True if nothing but messages may pass from a client to another one or to the server.
+        keeps_counters: True if the server's integer buffers stay as they are, as those of clients have no noise.
+        hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
+        merges_none: True if a round to which nobody has come changes the model as any other.
+    """
+
+    sampling: Literal["fixed", "poisson", "passes"] = "fixed"
+    hides_clients = False
+    parts_clients = False
+    keeps_counters = False
+    merges_none = False
+    hides_costs = False
+
+    def begin(self, run: Run, num_rounds: int) -> int:
+        """Begin a run, or go on with it; returns the round after which it ends.
+
+        Args:
+            run: run before its first round, or as it was resumed.
+            num_rounds: planned number of rounds.
+        """
+        return num_rounds
+
+    def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
+        """Yield the results of clients as these send them."""
+        yield from results
+
+    def aggregator(self, method: Algorithm, run: Run, context: RoundContext) -> Aggregator:
+        """Return the aggregator of the present round."""
+        return method.aggregator
+
+    def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the weights of clients with so many samples in the mean of an entry, and the weight that divides it.
+
+        Args:
+            aggregator: aggregator of the method.
+            name: name of the entry.
+            sizes: numbers of samples of the clients that answer (K,).
+        """
+        weights = np.ones(len(sizes)) if aggregator.weighs_equally(name) else sizes
+        return weights, float(weights.sum())
+
+    def num_samples(self, received: float) -> float:
+        """Return the number of samples that the server's steps weigh the round's mean with, given those of the uploads."""
+        return received
+
+    def announce(self, link: Link, recipients: Sequence[int]) -> None:
+        """Count what clients receive besides the broadcast; called before it."""
+
+    def answer(self, link: Link, clients: Sequence[int]) -> None:
+        """Count what clients send besides their uploads.
+
+        Args:
+            link: link of the round, after the broadcast.
+            clients: clients that this process trains.
+        """
+
+    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
+        """Return the merged message as the server's steps read it.
+
+        Args:
+            message: the mean of the uploads, and the uploads themselves if the aggregator keeps them.
+            run: run in this round.
+            untrained: parts of the model (d,) that nobody trains, because the module's optimiser lacks them.
+        """
+        return message
+
+    def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
+        """Return the server's proposal after its last step."""
+        return proposal
+
+    def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Count a round, also one that is undone; returns its columns of metrics.csv.
+
+        Args:
+            run: run in this round.
+            clients: clients whose uploads have arrived in any process, but for those that had nothing to send.
+            metrics: what the round's aggregator has reported.
+        """
+        return {}
+
+    def shown(self, record: dict[str, float]) -> dict[str, float]:
+        """Return the columns of a row that may be shown."""
+        return record
+
+    def loss(self, run: Run) -> dict[str, float]:
+        """Return ε so far under its column of metrics.csv; {} without a claim."""
+        return {}
+
+    def in_words(self, run: Run) -> str:
+        """Return ε so far with what it means, for the table at the end; empty without privacy."""
+        return ""
+
+    def hyperparameters(self, run: Run) -> dict[str, Any]:
+        """Return what loggers shall know of the claim."""
+        return {}
+
+
+def without_noise(message: Message, size: int, untrained: Sequence[slice]) -> Message:
+    """Return a message whose entries (…, d), d = `size`, are 0 in some parts, where they would be nothing but noise."""
+    if not untrained:
+        return message
+    of_model = {name: entry for name, entry in message.items() if not name.endswith("buffers")}
+    cleared = {name: entry.clone() for name, entry in of_model.items() if entry.shape[-1:] == (size,)}
+    for entry in cleared.values():
+        for part in untrained:
+            entry[..., part] = 0
+    return message | cleared
+
+
+class Privacy:
+    """Settings of a private run, `trainer.privacy`: `ClientPrivacy`, or `LocalPrivacy`."""
+
+    changeable = frozenset[str]()
+    """Names of the settings that a resumed run may change."""
+    cap: float | None
+    """Most samples that a client counts for; None if clients count alike."""
+
+
+def require_private_from_the_start(run: Run) -> None:
+    """Raise `UserError` if a run is resumed whose earlier rounds were not private."""
+    require(
+        run.round == 0 or run.spent is not None,
+        f"the checkpoint's {run.round} rounds were trained without trainer.privacy, so that nothing could be claimed for the "
+        "whole run: start a new run in another folder.",
+    )
+
+
+def check_weights(weights: str, cap: float | None) -> None:
+    """Raise `UserError` unless clients count alike, or by numbers of samples that have a cap of at least 1."""
+    check_choice("privacy.weights", weights, ("uniform", "samples"))
+    require(
+        (cap is not None) == (weights == "samples"),
+        f"privacy.cap bounds the samples that a client counts for with weights samples, got weights {weights} and cap {cap}: "
+        f"{'give a cap, such as 100' if cap is None else 'leave one out'}.",
+    )
+    if cap is not None:
+        check_at_least("privacy.cap", cap, 1)
+
+
+def check_scales(scales: Mapping[str, float] | None) -> None:
+    """Raise `UserError` unless all factors of vectors are positive."""
+    for name, scale in (scales or {}).items():
+        check_positive(f"the scale of {name} in privacy.scales", scale)
+
+
+def joint_norm(message: Mapping[str, Tensor], scales: Mapping[str, float]) -> float:
+    """Return ‖v‖, v the vectors of a message one after the other, each times its scale, 1 if there is none; in float64."""
+    squares = 0.0
+    for name in sorted(message):
+        squares += (scales.get(name, 1.0) * float(torch.linalg.vector_norm(message[name], dtype=torch.float64))) ** 2
+    return squares**0.5
+
+
+def clip_factor(norm: float, clip: float) -> float:
+    """Return min(1, C/‖v‖), and 1 for v = 0.
+
+    >>> clip_factor(0.0, 1.0), clip_factor(1.0, 1.0), clip_factor(4.0, 1.0)
+    (1.0, 1.0, 0.25)
+    """
+    return 1.0 if norm <= clip else clip / norm

@@ -1,0 +1,287 @@
+"""What a private run refuses, because its claim would be false: whatever reads single clients, or acts on what they log."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, Protocol
+
+from lightning.pytorch import Callback
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms.compatibility import asks_clients, name_of
+from lightning_fl.callbacks import (
+    AdaptivePruning,
+    ClientEvaluation,
+    EnergyMeter,
+    FilterPruning,
+    MagnitudePruning,
+    TargetReached,
+)
+from lightning_fl.errors import nearest, require
+from lightning_fl.exchanges import GradientTurn, OneShot
+from lightning_fl.features.clock import ClientClock
+from lightning_fl.features.privacy.client_privacy import ClientPrivacy
+from lightning_fl.features.privacy.local_privacy import LocalPrivacy
+from lightning_fl.features.privacy.mechanism import Privacy
+from lightning_fl.features.privacy.side_channels import (
+    HOOKS_OF_CLIENTS,
+    is_of_clients,
+    is_of_server,
+    may_tell_of_clients,
+)
+from lightning_fl.outputs.metric import ACCURACY
+from lightning_fl.slots import kind_of
+from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
+
+PRUNINGS = (AdaptivePruning, FilterPruning, MagnitudePruning)
+VECTORS = ("model", "moments")
+"""Kinds of an upload's entries that are vectors of the model."""
+
+
+class Run(Protocol):
+    """Attributes of a trainer that a private run reads."""
+
+    privacy: Privacy | None
+    callbacks: list[Callback]
+    by_lightning: bool
+    loss_guard: Any
+    metric: str | None
+    over_selection: float | None
+    deadline: float | None
+    availability: Any
+    clock: Any
+    secure_aggregation: Any
+    given_metric: Any
+
+    @property
+    def lightning_module(self) -> Any: ...
+
+
+def check_privacy(
+    trainer: Run,
+    algorithm: Algorithm,
+    schedulers: Iterable[Any],
+    buffers: Iterable[str],
+    has_server_samples: bool,
+    owns: bool,
+    hold_out: bool,
+) -> None:
+    """Raise `UserError` with all reasons why a private run could not keep what it claims.
+
+    Args:
+        trainer: trainer with its flags and callbacks.
+        algorithm: the federated method.
+        schedulers: configurations of the module's learning-rate schedulers.
+        buffers: names of the float buffers that clients send.
+        has_server_samples: True if the server has samples of its own.
+        owns: True if clients own parts of the model, or models of their own, so that they measure what validation logs.
+        hold_out: True if validation is measured on samples that clients hold out.
+    """
+    if trainer.privacy is None:
+        return
+    buffers = list(buffers)
+    _check_scales(trainer.privacy, algorithm, has_buffers=bool(buffers))
+    problems = [
+        *_asking(trainer.privacy, trainer, algorithm, has_server_samples),
+        *_watching(trainer, algorithm, schedulers, owns, hold_out),
+        *_buffers(trainer.privacy, buffers),
+    ]
+    if isinstance(trainer.privacy, ClientPrivacy):
+        problems += [
+            *_central(trainer.privacy, algorithm),
+            *_tree(trainer.privacy, trainer, algorithm),
+            *_drawing(trainer, by_chance=True),
+            *_hiding(trainer.privacy, trainer, algorithm, hold_out),
+        ]
+    if isinstance(trainer.privacy, LocalPrivacy) and trainer.privacy.noise_multiplier:
+        problems += _drawing(trainer, by_chance=False)
+    _refuse(trainer.privacy, algorithm, problems)
+
+
+def check_logged_in_training(
+    trainer: Run,
+    algorithm: Algorithm,
+    callbacks: Iterable[Callback],
+    schedulers: Iterable[Any],
+    logged: Container[str],
+) -> None:
+    """Raise `UserError` if something acts on a value that is logged while clients train, under whatever name.
+
+    Args:
+        trainer: trainer with its flags, and the metric that the run is about, once that is known.
+        algorithm: the federated method.
+        callbacks: callbacks of the run.
+        schedulers: configurations of the module's learning-rate schedulers.
+        logged: names of what has been logged while clients train.
+    """
+    if trainer.privacy is not None:
+        problems = [
+            f"{name} acts on {watched}, which is logged while clients train, without noise: let it watch val/accuracy"
+            for name, watched in _watching_what(callbacks, schedulers, trainer.metric)
+            if watched in logged
+        ]
+        _refuse(trainer.privacy, algorithm, problems)
+
+
+def _refuse(privacy: Privacy, algorithm: Algorithm, problems: Iterable[str]) -> None:
+    """Raise `UserError` if there are reasons why the claim would be false."""
+    reasons = "; ".join(dict.fromkeys(problems))
+    require(not reasons, f"{type(privacy).__name__} does not hold for {algorithm.name} here: {reasons}.")
+
+
+def _check_scales(privacy: Privacy, algorithm: Algorithm, has_buffers: bool) -> None:
+    """Raise `UserError` if a vector that has a scale is none that clients send."""
+    sent = {"model", *algorithm.rule.provides}
+    if has_buffers and getattr(privacy, "buffers", None) != "keep":
+        sent.add("buffers")
+    for name in getattr(privacy, "scales", None) or ():
+        require(
+            name in sent,
+            f"privacy.scales has {name!r}, which clients of {algorithm.name} do not send; {nearest(name, sent)}.",
+        )
+
+
+def _asking(privacy: Privacy, trainer: Run, algorithm: Algorithm, has_server_samples: bool) -> Iterator[str]:
+    """Yield what learns from clients besides their uploads."""
+    if algorithm.pools_clients:
+        yield f"{algorithm.name} has all samples in one place, so no client is there to protect"
+    if algorithm.setup_reads_clients:
+        yield f"clients of {algorithm.name} send something before the first round, without noise"
+    if algorithm.pace is not None:
+        yield f"{algorithm.name} does not wait for the clients of a round, so that one may send several uploads to it"
+    if isinstance(algorithm.exchange, GradientTurn):
+        yield f"clients of {type(algorithm.rule).__name__} send their gradient on all samples before the round's upload"
+    if scalars := sorted(name for name in algorithm.rule.provides if kind_of(name) not in VECTORS):
+        yield f"clients of {name_of(algorithm.rule)} send {', '.join(map(repr, scalars))}, no vector of the model"
+    if algorithm.rule.needs_whole_upload:
+        yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which was clipped since"
+    steps = [step for outer in algorithm.steps for step in outer.steps()]
+    if any(isinstance(step, DynamicServerUpdate) for step in steps):
+        yield "DynamicServerUpdate weighs the labels of single clients, which these send before the first round"
+    for step in (step for step in steps if isinstance(step, ServerAsClient) and privacy.cap is None):
+        yield (
+            f"{name_of(step)} weighs the server's samples against the clients': use privacy.weights samples, with a cap"
+        )
+    for callback in trainer.callbacks:
+        if asks_clients(callback, has_server_samples):
+            yield f"{type(callback).__name__} asks clients, who answer without noise"
+    if trainer.loss_guard.clients is not None:
+        yield "loss_guard.clients compares clients' losses: use loss_guard.rounds"
+
+
+def _watching(
+    trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], owns: bool, hold_out: bool
+) -> Iterator[str]:
+    """Yield what acts on values that are measured on clients' samples, or with what clients own."""
+    for name, watched in _watching_what(trainer.callbacks, schedulers, trainer.given_metric[0] or ACCURACY):
+        if is_of_clients(watched):
+            yield f"{name} acts on {watched}, which tells of clients without noise: let it watch val/accuracy"
+        elif owns and watched.startswith("val") and not is_of_server(watched):
+            yield (
+                f"{name} acts on {watched}, which {algorithm.name} measures with what clients own, without noise: let it watch a "
+                "value under …_server, or none"
+            )
+        elif hold_out and watched.startswith("val"):
+            yield (
+                f"{name} acts on {watched}, which is measured on samples that clients hold out, without noise: set "
+                "data.val_fraction to 0, or let it watch none"
+            )
+
+
+def _watching_what(
+    callbacks: Iterable[Callback], schedulers: Iterable[Any], metric: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the class of whatever acts on a value, with the name of the value."""
+    watching = [(type(callback).__name__, _watched(callback, metric)) for callback in callbacks]
+    watching += [(type(config.scheduler).__name__, config.monitor) for config in schedulers]
+    yield from ((name, watched) for name, watched in watching if isinstance(watched, str))
+
+
+def _watched(callback: Callback, metric: str | None) -> Any:
+    """Return the name that a callback acts on, None without one; of `TargetReached` without a monitor it is the run's metric."""
+    if isinstance(callback, TargetReached):
+        return callback.monitor or metric
+    return getattr(callback, "watched", None) or getattr(callback, "monitor", None)
+
+
+def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
+    """Yield the slots that need more of a round than the sum of its uploads."""
+    if type(algorithm.aggregator) is not WeightedMean:
+        yield f"{name_of(algorithm.aggregator)} needs more than a sum of uploads: use WeightedMean"
+    elif privacy.weights == "samples" and algorithm.aggregator.weighting == "uniform":
+        yield "its aggregator counts clients alike, and privacy.weights is samples: use uniform"
+    if not algorithm.exchange.uses_link:
+        yield f"clients of {algorithm.name} send nothing, so there is no sum to which noise could be added"
+    elif type(algorithm.exchange) not in (OneShot, GradientTurn):
+        yield f"{name_of(algorithm.exchange)} chooses what single clients send: use OneShot"
+    if algorithm.rule.omits:
+        yield f"{name_of(algorithm.rule)} sends other entries in some rounds than in others"
+    for step in (inner for outer in algorithm.steps for inner in outer.steps()):
+        if not (step.sums_suffice or isinstance(step, DynamicServerUpdate)):
+            yield f"{name_of(step)} looks at single clients"
+
+
+def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
+    """Yield what changes the size of the model, whose noise a tree takes back in a later round."""
+    if privacy.mechanism != "tree":
+        return
+    prunings = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, PRUNINGS)]
+    prunings += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
+    for name in prunings:
+        yield f"{name} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
+
+
+def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out: bool) -> Iterator[str]:
+    """Yield costs that depend on who came, and have no expected value here, and values of clients' own samples."""
+    if privacy.side_channels == "keep":
+        return
+    if trainer.by_lightning:
+        yield "privacy.side_channels drop sends loggers no single steps, as runner 'lightning' does: use another runner"
+    for owner in (*trainer.callbacks, *_listening(trainer.lightning_module)):
+        if may_tell_of_clients(owner):
+            yield (
+                f"privacy.side_channels drop does not know whether {type(owner).__name__} logs, writes or sends something of "
+                "single clients, which no noise covers: leave it out, or declare tells_of_clients = False in its class"
+            )
+    if hold_out:
+        yield "privacy.side_channels drop has no val/… of samples that clients hold out: set data.val_fraction to 0"
+    if isinstance(trainer.clock, ClientClock):
+        yield "privacy.side_channels drop has no expected time with a clock of clients: use the plain one"
+    if trainer.secure_aggregation is not None:
+        yield "privacy.side_channels drop has no expected bits with secure_aggregation"
+    if algorithm.downlink.catches_up:
+        yield f"privacy.side_channels drop has no expected bits with {name_of(algorithm.downlink)}, which is charged to who comes"
+    masking = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, MagnitudePruning)]
+    masking += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
+    for name in masking:
+        yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
+    for callback in trainer.callbacks:
+        if isinstance(callback, ClientEvaluation):
+            yield f"privacy.side_channels drop leaves out what {type(callback).__name__} writes of each client: leave it out"
+        if isinstance(callback, EnergyMeter):
+            yield "privacy.side_channels drop leaves out the samples of a round, which EnergyMeter reads: leave it out"
+
+
+def _listening(module: Any) -> list[Any]:
+    """Return the module if it has a hook in which it sees single clients, outside their training."""
+    return [module] if any(hasattr(module, hook) for hook in HOOKS_OF_CLIENTS) else []
+
+
+def _drawing(trainer: Run, by_chance: bool) -> Iterator[str]:
+    """Yield the flags by which something but chance decides whose upload counts."""
+    flags = ("over_selection", "deadline")
+    why = "decides who takes part, which the claim takes for chance alone"
+    for flag in (*flags, "availability") if by_chance else flags:
+        if getattr(trainer, flag) not in (None, 1):
+            yield f"trainer.{flag} {why if by_chance else 'lets the time that a client trains tell of its samples'}: leave it out"
+
+
+def _buffers(privacy: Privacy, buffers: Iterable[str]) -> Iterator[str]:
+    """Yield that buffers would cross, unless the user says how."""
+    names = list(buffers)
+    if names and getattr(privacy, "buffers", None) == "refuse":
+        yield (
+            f"clients send buffers such as {names[0]}, statistics of their samples: use a network with GroupNorm in place of "
+            "BatchNorm, or set privacy.buffers to clip or keep"
+        )

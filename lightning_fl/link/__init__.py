@@ -1,0 +1,1 @@
+"""Messages between server and clients, and the ledger of their bits."""

@@ -1,0 +1,1 @@
+"""What a fit would cost, found by rehearsing it on a copy."""

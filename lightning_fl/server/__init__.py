@@ -1,1 +1,0 @@
-"""The server's own model and samples: training, evaluation, the validation of single clients, pre-training, operation counts."""
