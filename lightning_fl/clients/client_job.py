@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
+from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Personal, RoundContext, Rule
 from lightning_fl.state.run_state import Run
@@ -36,6 +37,8 @@ class ClientJob:
         start: model (d,) and buffers (d_b,) from which clients train; None for the received ones.
         personal: parts that say what each client keeps.
         group: processes that train each client together; None if this process trains it alone.
+        data: samples of the clients; None in the server's job, and before the round's clients begin.
+        selected, answering: clients of the round that have received the broadcast, and those that answer, in all processes.
     """
 
     rule: Rule
@@ -47,6 +50,9 @@ class ClientJob:
     start: Message | None = None
     personal: tuple[Personal, ...] = ()
     group: DeviceGroup | None = None
+    data: FederatedDataModule | None = None
+    selected: Sequence[int] = ()
+    answering: Sequence[int] = ()
 
     @property
     def counters(self) -> Mapping[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.engine.roles import Roles
 from lightning_fl.features.secure_sums import SecureSum
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.link.link import Link
@@ -32,14 +33,14 @@ def planned_bits(
     context: RoundContext,
     selected: Sequence[int],
     broadcast: Callable[[Link], ClientJob],
-    sent: Callable[[Iterable[Result]], Iterable[Result]] = iter,
+    around: Callable[[Roles], Roles] = lambda roles: roles,
     secure_sum: SecureSum | None = None,
 ) -> dict[int, tuple[int, int]]:
     """Return the bits that each selected client sends and those that it receives; all processes must call it.
 
     The arguments are those of `planned_link`.
     """
-    link = planned_link(flat_module, method, run, context, selected, broadcast, sent, secure_sum)
+    link = planned_link(flat_module, method, run, context, selected, broadcast, around, secure_sum)
     later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
     bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
     # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
@@ -53,7 +54,7 @@ def planned_link(
     context: RoundContext,
     selected: Sequence[int],
     broadcast: Callable[[Link], ClientJob],
-    sent: Callable[[Iterable[Result]], Iterable[Result]] = iter,
+    around: Callable[[Roles], Roles] = lambda roles: roles,
     secure_sum: SecureSum | None = None,
 ) -> Link:
     """Return a link after a round in which the first of the selected clients has trained nothing.
@@ -65,7 +66,7 @@ def planned_link(
         context: facts about the run in the present round.
         selected: clients that receive the broadcast.
         broadcast: sends the broadcast of the round through a link, and returns the job of the clients.
-        sent: makes of a client's results what it sends.
+        around: puts the features of the run around a training; nobody attacks in it.
         secure_sum: sum over the selected clients, if the server sees no more.
     """
 
@@ -85,9 +86,9 @@ def planned_link(
         secure_sum=secure_sum,
         is_unchanged=run.is_unchanged,
     )
-    job = broadcast(link)
-    job, clients = method.exchange.before_training(job, selected[:1], train, link)
-    for _ in method.exchange.collect(sent(train(job, clients)), link):
+    job, training = broadcast(link), around(Roles(train)).train
+    job, clients = method.exchange.before_training(job, selected[:1], training, link)
+    for _ in method.exchange.collect(training(job, clients), link):
         pass
     return link
 

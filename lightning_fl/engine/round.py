@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial, reduce
 from itertools import count
 
 import numpy as np
-import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
@@ -27,22 +27,22 @@ from lightning_fl.engine.network import Network
 from lightning_fl.engine.planned_bits import planned_bits, planned_link
 from lightning_fl.engine.population import Cohort, Population
 from lightning_fl.engine.pretraining import ModuleLearner
+from lightning_fl.engine.roles import Feature, Roles, Round
 from lightning_fl.engine.round_record import round_record
 from lightning_fl.engine.server_side import ServerSide
 from lightning_fl.engine.server_steps import take_steps
 from lightning_fl.errors import require
-from lightning_fl.features.attacks.attackers import Attackers
 from lightning_fl.features.clock.client_devices import Computation, RoundTimes, in_time
 from lightning_fl.features.clock.simulated_time import SimulatedTime
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.side_channels import times as times_clients
-from lightning_fl.features.round_notes import RoundNotes
 from lightning_fl.features.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.link.link import Link
 from lightning_fl.link.messages import RoundObserver
+from lightning_fl.outputs.losses import say_lost
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import (
@@ -55,7 +55,6 @@ from lightning_fl.slots import (
     ServerTurn,
     SetupTurn,
     Upload,
-    is_finite,
 )
 from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SERVER, SETUP, Run
@@ -81,7 +80,7 @@ class Federation:
         observer: is told of each upload and message.
         privacy: clips and adds noise if the run is private.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
-        attackers: lets clients attack; None if nobody does.
+        features: what stands around the round, the innermost first.
         runner: trains clients on a job.
         group: processes that train each client together with this one; None if this one trains its clients alone.
         prunings: checksum of the prunings and unfreezings of the module in this process since the run began or was resumed.
@@ -104,7 +103,7 @@ class Federation:
     observer: RoundObserver = field(default_factory=RoundObserver)
     privacy: Mechanism = field(default_factory=Mechanism)
     accuracy: str | None = None
-    attackers: Attackers | None = None
+    features: Sequence[Feature] = ()
     runner: Runner = serial
     group: DeviceGroup | None = None
     prunings: int = 0
@@ -114,11 +113,16 @@ class Federation:
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
-    _notes: RoundNotes = field(init=False, repr=False)
+    _says_dropped: bool = field(default=False, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        may_explode, adds_noise = self.guard.clients is not None, self.privacy.hides_clients
-        self._notes = RoundNotes(self.flat_module, self.time.deadline, may_explode, adds_noise)
+    @cached_property
+    def roles(self) -> Roles:
+        """Roles of a round, with the features around them."""
+        return self.around(Roles(self._train))
+
+    def around(self, roles: Roles) -> Roles:
+        """Return roles with the features around them."""
+        return reduce(lambda inner, feature: feature.around(inner), self.features, roles)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -135,21 +139,19 @@ class Federation:
         intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
-        number, notes, num_samples = run.round + 1, self._notes, work.num_samples(cohort.answering)
-        notes.none_accepted(number, outcome)
-        notes.lost_sum(number, outcome, link.secure_sum)
-        notes.all_late(number, cohort, self.time.planned)
-        notes.without_loss(number, outcome, num_samples)
+        num_samples = work.num_samples(cohort.answering)
         client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
         averages = logs.averages(client_logs, intake.known)
         self.logged_in_training.update(*({name, *logs.suffixed.get(name, ())} for name in averages))
 
         stragglers = work.num_stragglers(cohort.answering)
-        computation, attacks = self.time.computation(work, self.network), self._attack_columns(outcome)
+        computation = self.time.computation(work, self.network)
         times = self._times(cohort, computation, outcome, link)
+        counted, seen = cohort, outcome
         if self.privacy.hides_costs:
-            cohort = self._expect(cohort, link, outcome)
-        seconds = partial(self.time.seconds, cohort, computation, times)
+            seen = replace(outcome)
+            counted = self._expect(cohort, link, outcome)
+        seconds = partial(self.time.seconds, counted, computation, times)
         run.book(outcome, link, seconds, guard.later_initial_loss(averages))
         proposal = None
         if not intake.is_skipped:
@@ -161,19 +163,17 @@ class Federation:
             proposal = self.privacy.finish(
                 take_steps(method, guard, turn, run.server, self.flat_module.newly_frozen), context
             )
-        clips = {
-            "gradient_clip_val": self.schedule.clip_value,
-            "privacy.clip": None if run.spent is None else run.spent.clip,
-        }
-        notes.nothing_changes(number, proposal, run.params, outcome, self._trains_own, clips)
-        spent = self.privacy.spend(run, [k for k in cohort.answering if k not in outcome.silent], intake.metrics)
+        happened = Round(run, cohort, link, seen, work, proposal)
+        columns = {} if times is None else times.columns()
+        for observer in self.roles.observers:
+            columns |= observer.end(happened)
+        spent = self.privacy.spend(run, [k for k in counted.answering if k not in outcome.silent], intake.metrics)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
-        columns = ({} if times is None else times.columns()) | attacks
         sees_sums = link.secure_sum is not None
         averages = {} if self.privacy.hides_costs else averages
         record = round_record(
-            run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
+            run, counted, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
         )
         return self.privacy.shown(record)
 
@@ -225,8 +225,17 @@ class Federation:
             self.run.counters,
             self.algorithm.name,
             self.accuracy,
-            on_dropped=partial(self._notes.server_dropped, when),
+            on_dropped=partial(self._say_dropped, when),
         )
+
+    def _say_dropped(self, when: str) -> None:
+        """Say once that a training on the server's samples was dropped; `when` is its round, or the time before the first."""
+        if not self._says_dropped:
+            say_lost(
+                f"{when}: the server's training on its own samples changed nothing, because its result was not finite. Most "
+                "likely the learning rate is too high, or the inputs have values that are not finite."
+            )
+        self._says_dropped = True
 
     def _open_link(self, cohort: Cohort, context: RoundContext) -> Link:
         """Open the link of a round."""
@@ -271,24 +280,13 @@ class Federation:
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
-        attackers, attacking = self.attackers, self._attacking(job.run)
-        data = self.data if attackers is None else attackers.poisoned_data(attacking)
-        results = self.runner(self.flat_module, job, clients, data)
+        assert job.data is not None
+        results = self.runner(self.flat_module, job, clients, job.data)
         if self.group is not None and not self.group.is_first:
             for _ in results:
                 """Train along with the first process."""
             results = iter(())
-        if attackers is not None:
-            results = attackers.attacked(results, job, attacking, self.cohort.answering)
-        yield from results if self.secure_aggregation is None else map(_out_of_the_sum_if_lost, results)
-
-    def _attacking(self, run: Run) -> frozenset[int]:
-        """Return the clients that attack in the present round of a run."""
-        return frozenset() if self.attackers is None else self.attackers.among(run, self.cohort.selected)
-
-    def _attack_columns(self, outcome: Outcome) -> dict[str, float]:
-        """Return the columns about attackers."""
-        return {} if self.attackers is None else {"attack/attackers": outcome.num_attackers}
+        return results
 
     def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
         """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
@@ -298,7 +296,8 @@ class Federation:
         exchange = self.algorithm.exchange
         if self.group is None or self.group.is_first:
             self.privacy.answer(link, cohort.mine)
-        job, clients = exchange.before_training(job, cohort.mine, self._train, link)
+        job = replace(job, data=self.data, selected=cohort.selected, answering=cohort.answering)
+        job, clients = exchange.before_training(job, cohort.mine, self.roles.train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
         positions = count(1)
@@ -309,14 +308,13 @@ class Federation:
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}
         self.flat_module.release_gradient()
-        if self.attackers is not None and self.attackers.adversary.attack.remembers:
-            self.run.attack = {name: job.received[name] for name in ("model", "buffers")}
+        for observer in self.roles.observers:
+            observer.trained(job)
         return {name: job.received[name] for name in exchange.provides if name in job.received}
 
     def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
         """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
-        results = self.privacy.sent(self._train(job, clients), self.run)
-        return iter(self.algorithm.exchange.collect(results, link))
+        return iter(self.algorithm.exchange.collect(self.roles.train(job, clients), link))
 
     def _server_turn(
         self,
@@ -358,8 +356,7 @@ class Federation:
         """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
         run, fabric = self.run, self.flat_module.fabric
         if intake.has_drifted:
-            self._has_drifted = True
-            self._notes.drifted(run.round + 1)
+            self._say_drifted()
         if proposal is None or proposal.is_undone:
             run.end_round()
             return
@@ -381,10 +378,14 @@ class Federation:
         if proposal.mask is not None and proposal.mask is not run.mask:
             self.set_mask(proposal.mask)
 
-    @property
-    def _trains_own(self) -> bool:
-        """True if clients train something of their own."""
-        return bool(self.run.personal_layout.names) or any(part.continues for part in self.algorithm.personal)
+    def _say_drifted(self) -> None:
+        """Warn once that the processes have begun a round with different models."""
+        if not self._has_drifted:
+            rank_zero_warn(
+                f"Round {self.run.round + 1}: the processes have begun with models that differ, most likely because they "
+                "compute on accelerators of different kinds; from now on all take the model of process 0 after each round."
+            )
+        self._has_drifted = True
 
     def _model_message(self) -> Message:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}
@@ -422,8 +423,9 @@ class Federation:
         run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
         broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
         secure_sum = self._secure_sum(selected)
-        sent = partial(self.privacy.sent, run=run)
-        bits = planned_bits(self.flat_module, self.algorithm, run, self.context, selected, broadcast, sent, secure_sum)
+        bits = planned_bits(
+            self.flat_module, self.algorithm, run, self.context, selected, broadcast, self.around, secure_sum
+        )
         planned = self.time.plan(arriving, self.time.computation(work, self.network), bits)
         return in_time(planned, self.population.cohort_size, self.time.deadline)
 
@@ -440,8 +442,7 @@ class Federation:
         broadcast = partial(
             self._broadcast, selected=selected, shared=self.algorithm.share(self.run.server), work=self.work
         )
-        sent = partial(self.privacy.sent, run=self.run)
-        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, selected, broadcast, sent)
+        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, selected, broadcast, self.around)
         self.privacy.answer(one, [median])
         link.broadcast_bits = one.broadcast_bits
         outcome.bits = times_clients(one.client_bits, recipients * (1 - self.population.dropout_rate))
@@ -530,10 +531,3 @@ class Federation:
     def _send_ahead(self, link: Link) -> None:
         """Count the time of messages between two rounds."""
         self.time.send_ahead(link)
-
-
-def _out_of_the_sum_if_lost(result: Result) -> Result:
-    """Return a result, with NaN as its message if the client will not keep its part of the round: it must not be in a sum."""
-    if not is_finite(result.owned, result.state):
-        result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
-    return result

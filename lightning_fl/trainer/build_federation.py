@@ -35,10 +35,12 @@ from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.normalisation import check_single_samples
 from lightning_fl.engine.population import Population
+from lightning_fl.engine.roles import Feature
 from lightning_fl.engine.round import Federation
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
 from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
+from lightning_fl.features.attacks import Adversary
 from lightning_fl.features.attacks.attackers import Attackers
 from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.clock.availability import Availability
@@ -46,6 +48,8 @@ from lightning_fl.features.clock.client_devices import ClientDevices
 from lightning_fl.features.clock.simulated_time import SimulatedTime
 from lightning_fl.features.privacy.mechanisms import mechanism_of
 from lightning_fl.features.privacy.refusals import check_privacy
+from lightning_fl.features.round_notes import RoundNotes
+from lightning_fl.features.secure_aggregation import SumsOfClients
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.link.messages import RoundObserver
@@ -130,10 +134,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
     )
     algorithm.check(federation.context, federation.server, num_clients)
-    if trainer.adversary is not None:
-        weigh = partial(privacy.weights, algorithm.aggregator)
-        federation.attackers = Attackers(trainer.adversary, data, flat_module.fabric, weigh)
-        federation.attackers.check(algorithm, run, num_clients)
+    federation.features = _features(federation, trainer.adversary, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)
@@ -152,6 +153,32 @@ def assemble(trainer: TrainerInterface) -> Federation:
     federation.runner = build_runner(federation, wanted, trainer.clients_at_once)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
+
+
+def _features(federation: Federation, adversary: Adversary | None, cohort_size: int) -> list[Feature]:
+    """Return what stands around the rounds of a run, the innermost first.
+
+    Args:
+        federation: clients and server of the run.
+        adversary: lets clients attack; None if nobody does.
+        cohort_size: clients of a round, K.
+
+    Raises:
+        UserError: the attack does not fit the method or the data.
+    """
+    method, flat_module, privacy = federation.algorithm, federation.flat_module, federation.privacy
+    features: list[Feature] = []
+    if adversary is not None:  # first: attackers clip what they have forged, and add noise to it, as all others do
+        weigh = partial(privacy.weights, method.aggregator)
+        attackers = Attackers(adversary, federation.data, flat_module.fabric, weigh)
+        attackers.check(method, federation.run, cohort_size)
+        features.append(attackers)
+    features.append(privacy)
+    if federation.secure_aggregation is not None:
+        features.append(SumsOfClients(privacy.hides_clients))
+    trains_own = bool(federation.run.personal_layout.names) or any(part.continues for part in method.personal)
+    notes = RoundNotes(flat_module, federation.guard.clients is not None, privacy.hides_clients, trains_own)
+    return [*features, federation.time, notes]
 
 
 def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGroup | None:

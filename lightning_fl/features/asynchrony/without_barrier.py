@@ -244,7 +244,7 @@ class WithoutBarrier(Federation):
             context = self._context_of(entry.version, job.context)
             schedule = self._schedule_of(entry.version).in_round(job.rule, context)
             its = replace(job, run=past, context=context, received=received, schedule=schedule)
-            results = self._train(its, [entry.client])
+            results = self.roles.train(its, [entry.client])
             for upload in self.algorithm.exchange.collect(results, link):
                 upload.staleness = run.round - entry.version
                 if self.pace.counts_from == "present":

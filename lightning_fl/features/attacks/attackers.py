@@ -7,7 +7,7 @@ the exchange as they come, and leave behind their sums, or, for an attack that n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.data import FederatedDataModule, Selection
+from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.errors import require
 from lightning_fl.features.attacks import Adversary, AttackContext, Honest
 from lightning_fl.features.attacks.attack import is_forged
@@ -34,7 +35,7 @@ MOST_LISTED = 20
 
 
 @dataclass(frozen=True)
-class Attackers:
+class Attackers(Observer):
     """Lets clients of a run attack.
 
     Attributes:
@@ -48,6 +49,25 @@ class Attackers:
     data: FederatedDataModule
     fabric: Fabric
     weigh: Callable[[str, np.ndarray], tuple[np.ndarray, float]]
+
+    def around(self, roles: Roles) -> Roles:
+        """Return the roles of a round in which attackers train on poisoned samples, and send what the attack makes of it."""
+
+        def train(job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
+            attacking = self.among(job.run, job.selected)
+            poisoned = replace(job, data=self.poisoned_data(attacking))
+            return self.attacked(roles.train(poisoned, clients), job, attacking)
+
+        return replace(roles, train=train, observers=(*roles.observers, self))
+
+    def trained(self, job: ClientJob) -> None:
+        """Keep the model that clients have received, for attacks that compare it with the next one."""
+        if self.adversary.attack.remembers:
+            job.run.attack = {name: job.received[name] for name in ("model", "buffers")}
+
+    def end(self, happened: Round) -> dict[str, float]:
+        """Return how many clients attacked."""
+        return {"attack/attackers": happened.outcome.num_attackers}
 
     def among(self, run: Run, cohort: Sequence[int]) -> frozenset[int]:
         """Return the clients that attack in the run's present round, of which `cohort` are selected."""
@@ -126,16 +146,13 @@ class Attackers:
         client = next((k for k in sorted(attackers) if sizes[k]), int(sizes.argmax()))
         self._poison(next(iter(self.data.client(client).batches(1))))
 
-    def attacked(
-        self, results: Iterator[Result], job: ClientJob, attackers: frozenset[int], cohort: Sequence[int]
-    ) -> Iterator[Result]:
+    def attacked(self, results: Iterator[Result], job: ClientJob, attackers: frozenset[int]) -> Iterator[Result]:
         """Yield the results of this process, those of attackers as they send them; every process must exhaust this.
 
         Args:
             results: results of the clients that this process trains.
             job: what they do.
             attackers: the clients that attack.
-            cohort: clients that answer in the round, of all processes.
         """
         attack = self.adversary.attack
         waiting: list[Result] = []
@@ -144,7 +161,7 @@ class Attackers:
             is_attacker = result.client in attackers
             result.attacking = float(is_attacker)
             if attack.knows == "nothing" or not attackers:
-                yield self._forged(result, job, attackers, cohort) if is_attacker else result
+                yield self._forged(result, job, attackers) if is_attacker else result
             elif is_attacker:
                 waiting.append(result)
             else:
@@ -156,14 +173,13 @@ class Attackers:
         num_attackers = sum(gather_objects(self.fabric, len(waiting)))
         num_uploads = num_attackers + (honest.count if honest is not None else 0)
         while waiting:
-            yield self._forged(waiting.pop(0), job, attackers, cohort, num_uploads, num_attackers, honest)
+            yield self._forged(waiting.pop(0), job, attackers, num_uploads, num_attackers, honest)
 
     def _forged(
         self,
         result: Result,
         job: ClientJob,
         attackers: frozenset[int],
-        cohort: Sequence[int],
         num_uploads: int = 1,
         num_attackers: int = 1,
         honest: Honest | None = None,
@@ -174,7 +190,7 @@ class Attackers:
             Draw((run.seed, run.round, ATTACK, run.again), result.client),
             job.received,
             run.attack,
-            {name: self._replacement(name, attackers, cohort) for name in own},
+            {name: self._replacement(name, attackers, job.answering) for name in own},
             num_uploads,
             num_attackers,
             honest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,14 +11,16 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
+from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.features.clock.client_devices import Bits, ClientDevices, Computation, RoundTimes
 from lightning_fl.features.clock.simulated_clock import SimulatedClock
 from lightning_fl.link.link import Link
+from lightning_fl.outputs.losses import say_lost
 from lightning_fl.state.run_state import Run
 
 
 @dataclass
-class SimulatedTime:
+class SimulatedTime(Observer):
     """Compute the simulated seconds of a run's rounds.
 
     Attributes:
@@ -38,7 +40,23 @@ class SimulatedTime:
     devices: ClientDevices | None = None
     deadline: float | None = None
     planned: dict[int, float] = field(default_factory=dict, init=False)
+    _says_late: bool = field(default=False, init=False, repr=False)
     _growths: dict[LocalSchedule, float] = field(default_factory=dict, init=False, repr=False)
+
+    def around(self, roles: Roles) -> Roles:
+        """Return the roles of a round that this object watches."""
+        return replace(roles, observers=(*roles.observers, self))
+
+    def end(self, happened: Round) -> dict[str, float]:
+        """Say once that nobody answers before the deadline, so that a round trains nothing."""
+        late = happened.cohort.late
+        if late and not happened.cohort.answering and not self._says_late:
+            self._says_late, fastest = True, min(self.planned[client] for client in late)
+            say_lost(
+                f"Round {happened.number}: none of the {len(late)} clients that answer does so before the deadline of "
+                f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
+            )
+        return {}
 
     def computation(self, work: LocalWork, network: Network) -> Computation:
         """Return what clients compute in a round, given the length of their local training and the module as they train it."""

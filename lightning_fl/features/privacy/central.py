@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.engine.roles import Roles
 from lightning_fl.errors import require
 from lightning_fl.features.privacy.accountant import (
     EVERY,
@@ -32,7 +33,7 @@ from lightning_fl.features.privacy.side_channels import without_clients
 from lightning_fl.features.privacy.tree import changed_nodes, number_of
 from lightning_fl.link.link import Link
 from lightning_fl.outputs.neighbours import EPSILON, NEIGHBOURS
-from lightning_fl.slots import Aggregator, Message, Result, RoundContext
+from lightning_fl.slots import Aggregator, Message, RoundContext
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import Event, SpentPrivacy
@@ -293,12 +294,11 @@ class CentralMechanism(Mechanism):
             for node, sign in changed_nodes(position + 1)
         ]
 
-    def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
-        """Yield the results, without buffers that stay the server's."""
+    def around(self, roles: Roles) -> Roles:
+        """Return the roles of a round in which nobody sends buffers that stay the server's."""
         if self.settings.buffers != "keep":
-            yield from results
-        else:  # `map` holds no result while the next client trains
-            yield from map(without_buffers, results)
+            return roles
+        return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))
 
     def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
         """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""

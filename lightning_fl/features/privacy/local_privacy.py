@@ -9,7 +9,7 @@ A number of samples would cross without noise, so that clients count alike unles
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_fl.checks import check_at_least, check_between, check_positive
+from lightning_fl.engine.roles import Roles
 from lightning_fl.features.privacy.accountant import library_version, local_epsilon, require_library
 from lightning_fl.features.privacy.buffers import (
     Buffers,
@@ -121,9 +122,9 @@ class LocalMechanism(Mechanism):
         cap = self.settings.cap
         return np.ones(np.shape(sizes)) if cap is None else np.minimum(sizes, cap)
 
-    def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
-        """Yield the results, clipped and with noise."""
-        yield from map(partial(self._noisy, run), results)  # `map` holds no result while the next client trains
+    def around(self, roles: Roles) -> Roles:
+        """Return the roles of a round in which clients clip what they send and add noise to it."""
+        return replace(roles, train=lambda job, clients: map(partial(self._noisy, job.run), roles.train(job, clients)))
 
     def _noisy(self, run: Run, result: Result) -> Result:
         """Return a client's result, clipped and with noise, in the dtypes that it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import check_at_least, check_choice, check_positive
+from lightning_fl.engine.roles import Roles
 from lightning_fl.errors import require
 from lightning_fl.link.link import Link
-from lightning_fl.slots import Aggregator, Message, Result, RoundContext
+from lightning_fl.slots import Aggregator, Message, RoundContext
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import Run
 
@@ -46,9 +47,9 @@ class Mechanism:
         """
         return num_rounds
 
-    def sent(self, results: Iterable[Result], run: Run) -> Iterator[Result]:
-        """Yield the results of clients as these send them."""
-        yield from results
+    def around(self, roles: Roles) -> Roles:
+        """Return the roles of a round with what privacy changes about them."""
+        return roles
 
     def aggregator(self, method: Algorithm, run: Run, context: RoundContext) -> Aggregator:
         """Return the aggregator of the present round."""

@@ -292,11 +292,11 @@ def test_replacement_makes_the_mean_the_attackers_model(
     adversary, weigh = Adversary(Backdoor(replace=True), who), partial(mechanism.weights, mean)
     attackers = Attackers(adversary, data, SimpleNamespace(world_size=1), weigh)  # type: ignore[arg-type]
     deltas = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).double()
-    job: Any = SimpleNamespace(run=run, received={"model": run.params}, context=context)
+    job: Any = SimpleNamespace(run=run, received={"model": run.params}, context=context, answering=cohort)
     results = (Result(k, {"model": deltas[k] * (k in who)}, float(sizes[k]), {}, {}, {}, num_steps=1) for k in cohort)
     accumulator: dict[str, Any] = {}
     aggregator = mechanism.aggregator(Algorithm(aggregator=mean), run, context)
-    for result in attackers.attacked(results, job, frozenset(who), cohort):
+    for result in attackers.attacked(results, job, frozenset(who)):
         assert result.attacking == (result.client in who)
         aggregator.add(accumulator, Upload(result, result.message))
     weights = torch.ones(4)
@@ -310,7 +310,7 @@ def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -
     data: Any = SimpleNamespace(client_sizes=np.ones(4), num_clients=4)
     layout = Layout(("a",), ((2,),), (False,))
     run = Run(0, layout, NO_LAYOUT, torch.zeros(2), torch.zeros(0), {})
-    job: Any = SimpleNamespace(run=run, received={"model": run.params})
+    job: Any = SimpleNamespace(run=run, received={"model": run.params}, answering=[0, 1, 2, 3])
     values = {0: 1.0, 1: float("nan"), 2: 3.0, 3: 5.0}
     for attack in (IPM(1.0), MinMax()):
         attackers = Attackers(
@@ -320,13 +320,13 @@ def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -
             UNIFORM,  # type: ignore[arg-type]
         )
         results = (Result(k, {"model": torch.full((2,), x)}, 1.0, {}, {}, {}, num_steps=1) for k, x in values.items())
-        found = {r.client: r for r in attackers.attacked(results, job, frozenset([3]), [0, 1, 2, 3])}
+        found = {r.client: r for r in attackers.attacked(results, job, frozenset([3]))}
         assert list(found) == [0, 1, 2, 3], "attackers wait for the others"
         assert found[3].message["model"].isfinite().all()
     del found
     results = (Result(k, {"model": torch.full((2,), x)}, 1.0, {}, {}, {}, num_steps=1) for k, x in values.items())
     attackers = Attackers(Adversary(IPM(1.0), [3]), data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
-    *_, last = attackers.attacked(results, job, frozenset([3]), [0, 1, 2, 3])
+    *_, last = attackers.attacked(results, job, frozenset([3]))
     assert last.message["model"].tolist() == [-2.0, -2.0]
 
 

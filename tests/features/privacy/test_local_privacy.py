@@ -2,6 +2,7 @@
 
 from math import sqrt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from toys import Normalised, Perceptron, Served, federation, read_rows, vector
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian
 from lightning_fl.algorithms import HDFL, Algorithm, FedAdam, FedAvg, FedLDF, FedNova, LocalOnly, ServerM
+from lightning_fl.engine.roles import Roles
 from lightning_fl.exchanges import WithSampleCount
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
@@ -43,7 +45,9 @@ def result(client: int, message: dict[str, torch.Tensor]) -> Result:
 
 
 def sent(mechanism: LocalMechanism, message: dict[str, torch.Tensor], client: int = 0, round_index: int = 0) -> Any:
-    return next(mechanism.sent([result(client, message)], new_run(round_index))).message
+    job: Any = SimpleNamespace(run=new_run(round_index))
+    roles = mechanism.around(Roles(lambda job, clients: iter([result(client, message)])))
+    return next(roles.train(job, [client])).message
 
 
 def test_results_are_clipped_together_before_they_are_sent() -> None:

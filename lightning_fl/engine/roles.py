@@ -1,0 +1,79 @@
+"""Roles of a round, which features of a run wrap, so that the round need not know a feature by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.engine.local_work import LocalWork
+from lightning_fl.engine.population import Cohort
+from lightning_fl.link.link import Link
+from lightning_fl.slots import Result
+from lightning_fl.state.outcome import Outcome, Proposal
+from lightning_fl.state.run_state import Run
+
+Train = Callable[[ClientJob, Sequence[int]], Iterator[Result]]
+"""Train clients of this process on a job, and yield the result of each as soon as it has trained.
+
+A wrapper must exhaust what it wraps, because processes exchange values in it, and hold no result while the next client trains, so
+that memory stays that of one model: `map` holds none, a loop with `yield` does.
+"""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What has happened in a round, before the run takes it over.
+
+    Attributes:
+        run: the run as it was before the round, but for what the round has cost.
+        cohort: clients of the round.
+        link: link over which they have sent.
+        outcome: outcome of the clients of all processes.
+        work: length of the clients' local training.
+        proposal: what the server proposes; None if there was nothing to merge.
+    """
+
+    run: Run
+    cohort: Cohort
+    link: Link
+    outcome: Outcome
+    work: LocalWork
+    proposal: Proposal | None
+
+    @property
+    def number(self) -> int:
+        """Number of the round, from 1."""
+        return self.run.round + 1
+
+
+class Observer:
+    """Watches the rounds of a run; this base class sees nothing."""
+
+    def trained(self, job: ClientJob) -> None:
+        """See the job of a round's clients after all of them have trained; nobody keeps it any longer."""
+
+    def end(self, happened: Round) -> dict[str, float]:
+        """See a whole round; return columns of its row in metrics.csv."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Roles of a round.
+
+    Attributes:
+        train: trains clients.
+        observers: watch the round, in this order.
+    """
+
+    train: Train
+    observers: tuple[Observer, ...] = ()
+
+
+class Feature(Protocol):
+    """Feature of a run, which stands around its rounds."""
+
+    def around(self, roles: Roles) -> Roles:
+        """Return the roles of a round with this feature around them."""
