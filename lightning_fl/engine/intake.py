@@ -9,11 +9,10 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_fl.engine.population import Cohort
-from lightning_fl.features.loss_guard import RoundGuard
 from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
 from lightning_fl.link.link import Link
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, Upload, Uploader, is_finite
+from lightning_fl.slots import Aggregator, Merging, Message, Pace, Result, Upload, Uploader, is_finite
 from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 from lightning_fl.state.staging import Staging
 
@@ -35,7 +34,7 @@ class Intake:
     def __init__(
         self,
         aggregator: Aggregator,
-        guard: RoundGuard,
+        accepts: Callable[[Result], bool],
         fabric: Fabric,
         check_counters: Callable[[Mapping[str, Tensor]], None],
         logs: LogCollector,
@@ -48,7 +47,7 @@ class Intake:
 
         Args:
             aggregator: merges the uploads.
-            guard: rejects uploads whose loss explodes.
+            accepts: True for a result that the server takes, if it is finite and not too stale.
             fabric: Fabric of the processes.
             check_counters: checks the integer buffers of a result.
             logs: collector of what the module logs.
@@ -66,12 +65,12 @@ class Intake:
         self.uploaders: Sequence[Uploader] = ()
         self._logs, self._pace, self._keep = logs, pace, keep
         self._check_counters, self._merges_none = check_counters, merges_none
-        self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
+        self._aggregator, self._accepts, self._fabric = aggregator, accepts, fabric
         self._merge = UploadMerge(fabric, aggregator)  # until `finish`
         self.shares_uploads = self._merge.shares_uploads
 
     def take(self, upload: Upload, link: Link) -> None:
-        """Accept an upload, or reject one that is too stale or explodes, or which, or what its client keeps, is not finite."""
+        """Accept an upload, or reject one that is too stale, or which, or what its client keeps, is not finite, or by role."""
         result = upload.result
         self.outcome.num_steps += result.num_steps
         self.outcome.most_steps = max(self.outcome.most_steps, result.num_steps)
@@ -81,7 +80,7 @@ class Intake:
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
         is_stale = self._pace is not None and not self._pace.takes(upload.staleness)
         self.outcome.num_stale += is_stale
-        if finite and not is_stale and not self._guard.rejects(result):
+        if finite and not is_stale and self._accepts(result):
             self._check_counters(result.counters)
             self._merge.add(upload)
             if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update

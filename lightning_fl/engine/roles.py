@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.population import Cohort
 from lightning_fl.link.link import Link
-from lightning_fl.slots import Result
+from lightning_fl.slots import Result, Server, ServerTurn, State, Step
 from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.state.run_state import Run
 
@@ -20,6 +20,9 @@ Train = Callable[[ClientJob, Sequence[int]], Iterator[Result]]
 A wrapper must exhaust what it wraps, because processes exchange values in it, and hold no result while the next client trains, so
 that memory stays that of one model: `map` holds none, a loop with `yield` does.
 """
+
+TakeStep = Callable[[int, Step, ServerTurn, State], tuple[ServerTurn, State]]
+"""Take a step of the server, given its position in the chain from 0 and its state; return turn and state afterwards."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Round:
         link: link over which they have sent.
         outcome: outcome of the clients of all processes.
         work: length of the clients' local training.
+        averages: averages of what the module logged, by name.
         proposal: what the server proposes; None if there was nothing to merge.
     """
 
@@ -40,6 +44,7 @@ class Round:
     link: Link
     outcome: Outcome
     work: LocalWork
+    averages: Mapping[str, float]
     proposal: Proposal | None
 
     @property
@@ -50,6 +55,9 @@ class Round:
 
 class Observer:
     """Watches the rounds of a run; this base class sees nothing."""
+
+    def begin(self, run: Run, server: Server) -> None:
+        """See the run before a round, and the server's samples."""
 
     def trained(self, job: ClientJob) -> None:
         """See the job of a round's clients after all of them have trained; nobody keeps it any longer."""
@@ -65,10 +73,16 @@ class Roles:
 
     Attributes:
         train: trains clients.
+        accepts: True for a result that the server takes, if it is finite and not too stale.
+        take_step: takes a step of the server.
+        conclude: returns the server's proposal, given the turn after its last step and what the steps propose.
         observers: watch the round, in this order.
     """
 
     train: Train
+    accepts: Callable[[Result], bool] = lambda result: True
+    take_step: TakeStep = lambda position, step, turn, state: (turn, step(turn, state))
+    conclude: Callable[[ServerTurn, Proposal], Proposal] = lambda turn, proposal: proposal
     observers: tuple[Observer, ...] = ()
 
 

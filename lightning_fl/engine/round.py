@@ -34,7 +34,6 @@ from lightning_fl.engine.server_steps import take_steps
 from lightning_fl.errors import require
 from lightning_fl.features.clock.client_devices import Computation, RoundTimes, in_time
 from lightning_fl.features.clock.simulated_time import SimulatedTime
-from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.side_channels import times as times_clients
 from lightning_fl.features.secure_sums import SecureAggregation, SecureSum
@@ -75,7 +74,6 @@ class Federation:
         schedule: length and batches of a client's local training.
         num_rounds: rounds of the run.
         time: simulated seconds of the rounds.
-        guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
         privacy: clips and adds noise if the run is private.
@@ -98,7 +96,6 @@ class Federation:
     schedule: LocalSchedule
     num_rounds: int
     time: SimulatedTime
-    guard: LossGuard
     secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
     privacy: Mechanism = field(default_factory=Mechanism)
@@ -129,14 +126,16 @@ class Federation:
         run, method, context = self.run, self.algorithm, self.context
         cohort, work = self.cohort, self.work
         server = self._server_side(context, f"Round {run.round + 1}")
-        guard = self.guard.in_round(run, server)
+        roles = self.roles
+        for observer in roles.observers:
+            observer.begin(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
         logs, staging = self.flat_module.logs, run.staging
         keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
         aggregator, merges_none = self.privacy.aggregator(method, run, context), self.privacy.merges_none
-        intake = Intake(aggregator, guard, fabric, check, logs, staging, method.pace, keep, merges_none)
+        intake = Intake(aggregator, roles.accepts, fabric, check, logs, staging, method.pace, keep, merges_none)
         provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         num_samples = work.num_samples(cohort.answering)
@@ -152,7 +151,7 @@ class Federation:
             seen = replace(outcome)
             counted = self._expect(cohort, link, outcome)
         seconds = partial(self.time.seconds, counted, computation, times)
-        run.book(outcome, link, seconds, guard.later_initial_loss(averages))
+        run.book(outcome, link, seconds)
         proposal = None
         if not intake.is_skipped:
             turn = self._server_turn(context, server, outcome, shared, merged, provided)
@@ -160,12 +159,10 @@ class Federation:
             del merged, provided  # so that steps may let go of what they have used
             # Steps may let the module draw, as FedDF's student with dropout does.
             self.flat_module.seed(run.torch_seeds(SERVER)[1])
-            proposal = self.privacy.finish(
-                take_steps(method, guard, turn, run.server, self.flat_module.newly_frozen), context
-            )
-        happened = Round(run, cohort, link, seen, work, proposal)
+            proposal = take_steps(method, roles, turn, run.server, self.flat_module.newly_frozen)
+        happened = Round(run, cohort, link, seen, work, averages, proposal)
         columns = {} if times is None else times.columns()
-        for observer in self.roles.observers:
+        for observer in roles.observers:
             columns |= observer.end(happened)
         spent = self.privacy.spend(run, [k for k in counted.answering if k not in outcome.silent], intake.metrics)
         self._commit(proposal, outcome, intake)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.features.loss_guard import RoundGuard
+from lightning_fl.engine.roles import Roles
 from lightning_fl.slots import ServerTurn, State
 from lightning_fl.state.outcome import Proposal
 
 
 def take_steps(
     algorithm: Algorithm,
-    guard: RoundGuard,
+    roles: Roles,
     turn: ServerTurn,
     states: dict[str, State],
     frozen: Sequence[slice] = (),
@@ -21,14 +21,14 @@ def take_steps(
 
     Args:
         algorithm: algorithm that has the steps.
-        guard: may undo single steps, or all of them.
+        roles: roles of the round, which take each step and look at the result.
         turn: turn that the first step gets.
         states: states of the steps, by key; not changed.
         frozen: parts of the model that stay as they are.
     """
     new = {}
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
-        turn, new[key] = guard.take_step(position, step, turn, states[key])
+        turn, new[key] = roles.take_step(position, step, turn, states[key])
     params = turn.proposal
     if turn.context.unpruned is not None:
         params = params.clone().mul_(turn.context.unpruned.factors)  # steps may have changed pruned parameters
@@ -36,8 +36,6 @@ def take_steps(
         params = params.clone()  # momentum of the server, for one, moves frozen parameters on
         for part in frozen:
             params[part] = turn.params[part]
-    undone = guard.undoes(turn)
     server = turn.server
-    return Proposal(
-        params, turn.proposed_buffers, server.counters, new, turn.mask, server.num_steps, turn.metrics, undone
-    )
+    proposal = Proposal(params, turn.proposed_buffers, server.counters, new, turn.mask, server.num_steps, turn.metrics)
+    return roles.conclude(turn, proposal)

@@ -7,15 +7,18 @@ clients'.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import is_real
+from lightning_fl.engine.roles import Observer, Roles, Round, TakeStep
 from lightning_fl.errors import require
 from lightning_fl.slots import Result, Server, ServerTurn, State, Step
+from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import Run
 
 
@@ -53,16 +56,6 @@ class LossGuard:
         """True if anything is compared with the initial loss."""
         return self.clients is not None or self.rounds is not None
 
-    def in_round(self, run: Run, server: Server) -> RoundGuard:
-        """Return the guard of the present round, with the loss to compare with.
-
-        That is the run's initial loss, or before the first guarded round the loss on the server's samples; None if unknown.
-        """
-        initial_loss = run.initial_loss
-        if initial_loss is None and self.knows_initial_loss and server.num_samples:
-            initial_loss = server.loss(run.params, run.buffers)
-        return RoundGuard(self, initial_loss)
-
     def check(self, server: Server, steps: Sequence[Step]) -> None:
         """Raise `UserError` if there are no samples to measure the loss on, or no step to guard."""
         for name, factor in (("server_steps", self.server_steps), ("rounds", self.rounds)):
@@ -79,30 +72,49 @@ class LossGuard:
 
 
 @dataclass(frozen=True)
-class RoundGuard:
-    """Guard of one round.
+class RoundGuard(Observer):
+    """Guards the rounds of a run.
 
     Attributes:
         guard: the factors.
-        initial_loss: loss to compare with; None if it is unknown.
+        run: the run, which keeps the initial loss.
     """
 
     guard: LossGuard
-    initial_loss: float | None
+    run: Run
 
-    def later_initial_loss(self, averages: Mapping[str, float]) -> float | None:
-        """Return the loss to compare with from the next round on: without server data the clients' mean loss in the first."""
-        is_unknown = self.initial_loss is None and self.guard.knows_initial_loss
-        return averages.get("train/loss") if is_unknown else self.initial_loss
+    def around(self, roles: Roles) -> Roles:
+        """Return the roles of a round that this object guards."""
+        return replace(
+            roles,
+            accepts=lambda result: roles.accepts(result) and not self.rejects(result),
+            take_step=partial(self.take_step, roles.take_step),
+            conclude=lambda turn, proposal: self.conclude(turn, roles.conclude(turn, proposal)),
+            observers=(*roles.observers, self),
+        )
+
+    def begin(self, run: Run, server: Server) -> None:
+        """Measure the initial loss before the first guarded round, if the server has samples."""
+        if run.initial_loss is None and self.guard.knows_initial_loss and server.num_samples:
+            run.initial_loss = server.loss(run.params, run.buffers)
+
+    def end(self, happened: Round) -> dict[str, float]:
+        """Keep the clients' mean loss in the first guarded round as the initial loss, if the server has no samples."""
+        if happened.run.initial_loss is None and self.guard.knows_initial_loss:
+            happened.run.initial_loss = happened.averages.get("train/loss")
+        return {}
 
     def rejects(self, result: Result) -> bool:
         """True if a client's loss has exploded."""
-        return result.last_loss is not None and explodes(result.last_loss, self.guard.clients, self.initial_loss)
+        return result.last_loss is not None and explodes(result.last_loss, self.guard.clients, self.run.initial_loss)
 
-    def take_step(self, position: int, step: Step, turn: ServerTurn, state: State) -> tuple[ServerTurn, State]:
+    def take_step(
+        self, take: TakeStep, position: int, step: Step, turn: ServerTurn, state: State
+    ) -> tuple[ServerTurn, State]:
         """Take a step of the server, and undo it if its loss explodes.
 
         Args:
+            take: takes a step.
             position: position of the step in the chain, from 0.
             step: step to take.
             turn: the server's turn, which may be changed in place.
@@ -113,29 +125,29 @@ class RoundGuard:
         """
         factor = self.guard.server_steps
         if factor is None or not position or not step.changes_model:
-            return turn, step(turn, state)
+            return take(position, step, turn, state)
         before = turn.server.loss(turn.proposal, turn.proposed_buffers)
         tried = replace(turn, merged=dict(turn.merged), metrics=dict(turn.metrics), server=turn.server.branch())
-        new = step(tried, state)
+        tried, new = take(position, step, tried, state)
         loss = turn.server.loss(tried.proposal, tried.proposed_buffers)
         is_undone = explodes(loss, factor, before)
         turn, state = (turn, state) if is_undone else (tried, new)
         turn.metrics["guard/undone_steps"] = turn.metrics.get("guard/undone_steps", 0.0) + is_undone
         return turn, state
 
-    def undoes(self, turn: ServerTurn) -> bool:
-        """True if the round is to be undone, with all its changes."""
+    def conclude(self, turn: ServerTurn, proposal: Proposal) -> Proposal:
+        """Return the proposal, which is undone, with all changes of the round, if the loss has exploded."""
         if self.guard.rounds is None:
-            return False
-        loss = turn.server.loss(turn.proposal, turn.proposed_buffers)
-        is_undone = explodes(loss, self.guard.rounds, self.initial_loss)
-        turn.metrics |= {"guard/loss": loss, "guard/undone": float(is_undone)}
+            return proposal
+        loss, initial_loss = turn.server.loss(turn.proposal, turn.proposed_buffers), self.run.initial_loss
+        is_undone = explodes(loss, self.guard.rounds, initial_loss)
         if is_undone:
             rank_zero_info(
                 f"Round {turn.round + 1} is undone: the loss on the server's samples would be {loss:.4g}, but the "
-                f"initial loss was {self.initial_loss:.4g}."
+                f"initial loss was {initial_loss:.4g}."
             )
-        return is_undone
+        metrics = {**proposal.metrics, "guard/loss": loss, "guard/undone": float(is_undone)}
+        return replace(proposal, metrics=metrics, is_undone=is_undone)
 
 
 def explodes(loss: float, factor: float | None, reference: float | None) -> bool:

@@ -159,4 +159,4 @@ class Proposal:
     mask: Tensor | None
     num_steps: int
     metrics: dict[str, float]
-    is_undone: bool
+    is_undone: bool = False

@@ -183,16 +183,13 @@ class Run:
         if any(not torch.equal(counter, self.counters[name]) for name, counter in counters.items()):
             self.counters = dict(counters)
 
-    def book(
-        self, outcome: Outcome, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
-    ) -> None:
+    def book(self, outcome: Outcome, link: Link, seconds: Callable[[int, int], float]) -> None:
         """Count the costs of a round, even if its uploads are rejected: bits, time, the clients' optimiser steps.
 
         Args:
             outcome: outcome of the clients of all processes.
             link: link of the round, after the broadcast.
             seconds: returns the simulated seconds of the round, given its uplink and downlink bits.
-            initial_loss: reference loss of a loss guard from now on; None if it is unknown.
         """
         self.clients.release_replaced()  # rows of client states that the last round replaced
         self.client_memory.release_replaced()
@@ -210,7 +207,6 @@ class Run:
         self.num_rounds_rejecting += num_rejected > 0
         self.server_memory = link.server_memory
         self.clients_with_mask.update(link.clients_with_mask)
-        self.initial_loss = initial_loss
 
     def commit(
         self, proposal: Proposal, states: Iterable[tuple[int, State]], memory: Iterable[tuple[int, State]]

@@ -46,6 +46,7 @@ from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.clock.availability import Availability
 from lightning_fl.features.clock.client_devices import ClientDevices
 from lightning_fl.features.clock.simulated_time import SimulatedTime
+from lightning_fl.features.loss_guard import LossGuard, RoundGuard
 from lightning_fl.features.privacy.mechanisms import mechanism_of
 from lightning_fl.features.privacy.refusals import check_privacy
 from lightning_fl.features.round_notes import RoundNotes
@@ -122,7 +123,6 @@ def assemble(trainer: TrainerInterface) -> Federation:
             None if algorithm.pools_clients else trainer.deadline,
         ),
         secure_aggregation=trainer.secure_aggregation,
-        guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         privacy=privacy,
         accuracy=trainer.given_metric[0],
@@ -134,7 +134,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
     )
     algorithm.check(federation.context, federation.server, num_clients)
-    federation.features = _features(federation, trainer.adversary, num_clients)
+    federation.features = _features(federation, trainer.adversary, trainer.loss_guard, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)
@@ -155,12 +155,13 @@ def assemble(trainer: TrainerInterface) -> Federation:
     return federation
 
 
-def _features(federation: Federation, adversary: Adversary | None, cohort_size: int) -> list[Feature]:
+def _features(federation: Federation, adversary: Adversary | None, guard: LossGuard, cohort_size: int) -> list[Feature]:
     """Return what stands around the rounds of a run, the innermost first.
 
     Args:
         federation: clients and server of the run.
         adversary: lets clients attack; None if nobody does.
+        guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         cohort_size: clients of a round, K.
 
     Raises:
@@ -173,11 +174,11 @@ def _features(federation: Federation, adversary: Adversary | None, cohort_size: 
         attackers = Attackers(adversary, federation.data, flat_module.fabric, weigh)
         attackers.check(method, federation.run, cohort_size)
         features.append(attackers)
-    features.append(privacy)
+    features += [RoundGuard(guard, federation.run), privacy]
     if federation.secure_aggregation is not None:
         features.append(SumsOfClients(privacy.hides_clients))
     trains_own = bool(federation.run.personal_layout.names) or any(part.continues for part in method.personal)
-    notes = RoundNotes(flat_module, federation.guard.clients is not None, privacy.hides_clients, trains_own)
+    notes = RoundNotes(flat_module, guard.clients is not None, privacy.hides_clients, trains_own)
     return [*features, federation.time, notes]
 
 

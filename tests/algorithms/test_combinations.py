@@ -238,9 +238,9 @@ class Watch:
             upload.message = Recording(upload.message, watch.read)
             take(intake, upload, link)
 
-        def watched_steps(algorithm: Any, guard: Any, turn: Any, *others: Any) -> Any:
+        def watched_steps(algorithm: Any, roles: Any, turn: Any, *others: Any) -> Any:
             turn.merged = Recording(turn.merged, watch.read)
-            return take_steps(algorithm, guard, turn, *others)
+            return take_steps(algorithm, roles, turn, *others)
 
         def watched_broadcast(link: Link, recipients: Any, message: Message) -> Message:
             watch.models.append(message["model"].clone())

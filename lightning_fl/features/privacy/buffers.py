@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_choice
-from lightning_fl.slots import Message, Result, RoundContext
+from lightning_fl.engine.roles import Roles
+from lightning_fl.slots import Message, Result, ServerTurn
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.vectors.layout import Layout
 
@@ -49,16 +50,20 @@ def above_least_variance(merged: Message, present: Tensor, layout: Layout, buffe
     return merged | changed
 
 
-def with_variances(proposal: Proposal, context: RoundContext, buffers: Buffers) -> Proposal:
-    """Return the server's proposal with running variances of at least 1e-5, to which noise may have been added."""
-    names = _running_variances(context.buffer_layout)
-    if buffers != "clip" or not names:
-        return proposal
-    clamped = proposal.buffers.clone()
-    views = context.buffer_layout.views(clamped)
-    for name in names:
-        views[name].clamp_(min=LEAST_VARIANCE)
-    return replace(proposal, buffers=clamped)
+def keeping_variances(roles: Roles, buffers: Buffers) -> Roles:
+    """Return the roles of a round whose proposal has running variances of at least 1e-5, to which noise may have been added."""
+    if buffers != "clip":
+        return roles
+
+    def conclude(turn: ServerTurn, proposal: Proposal) -> Proposal:
+        proposal, layout = roles.conclude(turn, proposal), turn.context.buffer_layout
+        clamped = proposal.buffers.clone()
+        views = layout.views(clamped)
+        for name in _running_variances(layout):
+            views[name].clamp_(min=LEAST_VARIANCE)
+        return replace(proposal, buffers=clamped)
+
+    return replace(roles, conclude=conclude)
 
 
 def _running_variances(layout: Layout) -> list[str]:

@@ -25,7 +25,7 @@ from lightning_fl.features.privacy.accountant import (
     require_library,
 )
 from lightning_fl.features.privacy.adaptive_clip import WITHIN, AdaptiveClip, rest_of_noise
-from lightning_fl.features.privacy.buffers import above_least_variance, with_variances, without_buffers
+from lightning_fl.features.privacy.buffers import above_least_variance, keeping_variances, without_buffers
 from lightning_fl.features.privacy.client_privacy import ClientPrivacy
 from lightning_fl.features.privacy.mechanism import Mechanism, require_private_from_the_start, without_noise
 from lightning_fl.features.privacy.noisy_sum import Bits, NoisySum
@@ -34,7 +34,6 @@ from lightning_fl.features.privacy.tree import changed_nodes, number_of
 from lightning_fl.link.link import Link
 from lightning_fl.outputs.neighbours import EPSILON, NEIGHBOURS
 from lightning_fl.slots import Aggregator, Message, RoundContext
-from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import Event, SpentPrivacy
 
@@ -295,7 +294,8 @@ class CentralMechanism(Mechanism):
         ]
 
     def around(self, roles: Roles) -> Roles:
-        """Return the roles of a round in which nobody sends buffers that stay the server's."""
+        """Return the roles of a round in which nobody sends buffers that stay the server's, and variances stay above 0."""
+        roles = keeping_variances(roles, self.settings.buffers)
         if self.settings.buffers != "keep":
             return roles
         return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))
@@ -304,10 +304,6 @@ class CentralMechanism(Mechanism):
         """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
         message = without_noise(message, len(run.params), untrained)
         return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
-
-    def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
-        """Keep variances above 0 whatever the steps have made of them."""
-        return with_variances(proposal, context, self.settings.buffers)
 
     def num_samples(self, received: float) -> float:
         """Return W̄, unless the uploads' own weights divide."""

@@ -24,7 +24,7 @@ from lightning_fl.features.privacy.buffers import (
     Buffers,
     above_least_variance,
     check_buffers,
-    with_variances,
+    keeping_variances,
     without_buffers,
 )
 from lightning_fl.features.privacy.mechanism import (
@@ -39,8 +39,7 @@ from lightning_fl.features.privacy.mechanism import (
 )
 from lightning_fl.features.privacy.noisy_sum import drawn
 from lightning_fl.outputs.neighbours import EPSILON, REPLACED_DATA
-from lightning_fl.slots import Aggregator, Message, Result, RoundContext
-from lightning_fl.state.outcome import Proposal
+from lightning_fl.slots import Aggregator, Message, Result
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import SpentPrivacy
 
@@ -123,7 +122,8 @@ class LocalMechanism(Mechanism):
         return np.ones(np.shape(sizes)) if cap is None else np.minimum(sizes, cap)
 
     def around(self, roles: Roles) -> Roles:
-        """Return the roles of a round in which clients clip what they send and add noise to it."""
+        """Return the roles of a round in which clients clip what they send and add noise to it, and variances stay above 0."""
+        roles = keeping_variances(roles, self.settings.buffers)
         return replace(roles, train=lambda job, clients: map(partial(self._noisy, job.run), roles.train(job, clients)))
 
     def _noisy(self, run: Run, result: Result) -> Result:
@@ -150,10 +150,6 @@ class LocalMechanism(Mechanism):
         """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
         message = without_noise(message, len(run.params), untrained)
         return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
-
-    def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
-        """Keep variances above 0 whatever the steps have made of them."""
-        return with_variances(proposal, context, self.settings.buffers)
 
     def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
         """Count an upload of each client that sent one; returns the round's columns."""

@@ -15,7 +15,6 @@ from lightning_fl.engine.roles import Roles
 from lightning_fl.errors import require
 from lightning_fl.link.link import Link
 from lightning_fl.slots import Aggregator, Message, RoundContext
-from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import Run
 
 
@@ -90,10 +89,6 @@ class Mechanism:
             untrained: parts of the model (d,) that nobody trains, because the module's optimiser lacks them.
         """
         return message
-
-    def finish(self, proposal: Proposal, context: RoundContext) -> Proposal:
-        """Return the server's proposal after its last step."""
-        return proposal
 
     def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
         """Count a round, also one that is undone; returns its columns of metrics.csv.
