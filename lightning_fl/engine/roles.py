@@ -36,6 +36,7 @@ class Round:
         outcome: outcome of the clients of all processes.
         work: length of the clients' local training.
         averages: averages of what the module logged, by name.
+        merging: values that the aggregator reports, by column.
         proposal: what the server proposes; None if there was nothing to merge.
     """
 
@@ -45,6 +46,7 @@ class Round:
     outcome: Outcome
     work: LocalWork
     averages: Mapping[str, float]
+    merging: Mapping[str, float]
     proposal: Proposal | None
 
     @property
@@ -56,13 +58,13 @@ class Round:
 class Observer:
     """Watches the rounds of a run; this base class sees nothing."""
 
-    def begin(self, run: Run, server: Server) -> None:
+    def begin_round(self, run: Run, server: Server) -> None:
         """See the run before a round, and the server's samples."""
 
     def trained(self, job: ClientJob) -> None:
         """See the job of a round's clients after all of them have trained; nobody keeps it any longer."""
 
-    def end(self, happened: Round) -> dict[str, float]:
+    def end_round(self, happened: Round) -> dict[str, float]:
         """See a whole round; return columns of its row in metrics.csv."""
         return {}
 

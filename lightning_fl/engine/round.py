@@ -128,7 +128,7 @@ class Federation:
         server = self._server_side(context, f"Round {run.round + 1}")
         roles = self.roles
         for observer in roles.observers:
-            observer.begin(run, server)
+            observer.begin_round(run, server)
         link, shared = self._open_link(cohort, context), method.share(run.server)
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
@@ -160,13 +160,12 @@ class Federation:
             # Steps may let the module draw, as FedDF's student with dropout does.
             self.flat_module.seed(run.torch_seeds(SERVER)[1])
             proposal = take_steps(method, roles, turn, run.server, self.flat_module.newly_frozen)
-        happened = Round(run, cohort, link, seen, work, averages, proposal)
+        happened = Round(run, cohort, link, seen, work, averages, intake.metrics, proposal)
         columns = {} if times is None else times.columns()
         for observer in roles.observers:
-            columns |= observer.end(happened)
-        spent = self.privacy.spend(run, [k for k in counted.answering if k not in outcome.silent], intake.metrics)
+            columns |= observer.end_round(happened)
         self._commit(proposal, outcome, intake)
-        reported = intake.metrics | spent | ({} if proposal is None else proposal.metrics)
+        reported = intake.metrics | ({} if proposal is None else proposal.metrics)
         sees_sums = link.secure_sum is not None
         averages = {} if self.privacy.hides_costs else averages
         record = round_record(

@@ -93,12 +93,12 @@ class RoundGuard(Observer):
             observers=(*roles.observers, self),
         )
 
-    def begin(self, run: Run, server: Server) -> None:
+    def begin_round(self, run: Run, server: Server) -> None:
         """Measure the initial loss before the first guarded round, if the server has samples."""
         if run.initial_loss is None and self.guard.knows_initial_loss and server.num_samples:
             run.initial_loss = server.loss(run.params, run.buffers)
 
-    def end(self, happened: Round) -> dict[str, float]:
+    def end_round(self, happened: Round) -> dict[str, float]:
         """Keep the clients' mean loss in the first guarded round as the initial loss, if the server has no samples."""
         if happened.run.initial_loss is None and self.guard.knows_initial_loss:
             happened.run.initial_loss = happened.averages.get("train/loss")

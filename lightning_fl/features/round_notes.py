@@ -34,7 +34,7 @@ class RoundNotes(Observer):
         """Return the roles of a round that this object watches."""
         return replace(roles, observers=(*roles.observers, self))
 
-    def end(self, happened: Round) -> dict[str, float]:
+    def end_round(self, happened: Round) -> dict[str, float]:
         """Say what went wrong for the first time."""
         self._none_accepted(happened)
         self._without_loss(happened)

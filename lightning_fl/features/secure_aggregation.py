@@ -30,7 +30,7 @@ class SumsOfClients(Observer):
             observers=(*roles.observers, self),
         )
 
-    def end(self, happened: Round) -> dict[str, float]:
+    def end_round(self, happened: Round) -> dict[str, float]:
         """Say once that too few clients answered for a sum; the table at the run's end counts them all."""
         outcome, secure_sum = happened.outcome, happened.link.secure_sum
         if outcome.num_lost and secure_sum is not None and not self._says_lost:

@@ -168,8 +168,12 @@ def _features(federation: Federation, adversary: Adversary | None, guard: LossGu
         UserError: the attack does not fit the method or the data.
     """
     method, flat_module, privacy = federation.algorithm, federation.flat_module, federation.privacy
-    features: list[Feature] = []
-    if adversary is not None:  # first: attackers clip what they have forged, and add noise to it, as all others do
+    trains_own = bool(federation.run.personal_layout.names) or any(part.continues for part in method.personal)
+    notes = RoundNotes(flat_module, guard.clients is not None, privacy.hides_clients, trains_own)
+    features: list[Feature] = [federation.time, notes]  # first: they tell of a clip before it adapts
+    if (
+        adversary is not None
+    ):  # before privacy: attackers clip what they have forged, and add noise to it, as all others do
         weigh = partial(privacy.weights, method.aggregator)
         attackers = Attackers(adversary, federation.data, flat_module.fabric, weigh)
         attackers.check(method, federation.run, cohort_size)
@@ -177,9 +181,7 @@ def _features(federation: Federation, adversary: Adversary | None, guard: LossGu
     features += [RoundGuard(guard, federation.run), privacy]
     if federation.secure_aggregation is not None:
         features.append(SumsOfClients(privacy.hides_clients))
-    trains_own = bool(federation.run.personal_layout.names) or any(part.continues for part in method.personal)
-    notes = RoundNotes(flat_module, guard.clients is not None, privacy.hides_clients, trains_own)
-    return [*features, federation.time, notes]
+    return features
 
 
 def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGroup | None:

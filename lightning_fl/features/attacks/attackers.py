@@ -65,7 +65,7 @@ class Attackers(Observer):
         if self.adversary.attack.remembers:
             job.run.attack = {name: job.received[name] for name in ("model", "buffers")}
 
-    def end(self, happened: Round) -> dict[str, float]:
+    def end_round(self, happened: Round) -> dict[str, float]:
         """Return how many clients attacked."""
         return {"attack/attackers": happened.outcome.num_attackers}
 

@@ -47,7 +47,7 @@ class SimulatedTime(Observer):
         """Return the roles of a round that this object watches."""
         return replace(roles, observers=(*roles.observers, self))
 
-    def end(self, happened: Round) -> dict[str, float]:
+    def end_round(self, happened: Round) -> dict[str, float]:
         """Say once that nobody answers before the deadline, so that a round trains nothing."""
         late = happened.cohort.late
         if late and not happened.cohort.answering and not self._says_late:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.engine.roles import Roles
+from lightning_fl.engine.roles import Roles, Round
 from lightning_fl.errors import require
 from lightning_fl.features.privacy.accountant import (
     EVERY,
@@ -295,7 +295,7 @@ class CentralMechanism(Mechanism):
 
     def around(self, roles: Roles) -> Roles:
         """Return the roles of a round in which nobody sends buffers that stay the server's, and variances stay above 0."""
-        roles = keeping_variances(roles, self.settings.buffers)
+        roles = keeping_variances(replace(roles, observers=(*roles.observers, self)), self.settings.buffers)
         if self.settings.buffers != "keep":
             return roles
         return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))
@@ -309,8 +309,9 @@ class CentralMechanism(Mechanism):
         """Return W̄, unless the uploads' own weights divide."""
         return self.denominator(False) if self.settings.denominator == "fixed" else received
 
-    def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Count the round's release; returns its columns."""
+    def end_round(self, happened: Round) -> dict[str, float]:
+        """Count the round's release, also if the round is undone; return its columns."""
+        run = happened.run
         assert run.spent is not None
         columns = {"privacy/clip": run.spent.clip} if run.spent.clip < inf else {}
         scale = (self.settings.scales or {}).get("model", 1.0)
@@ -318,8 +319,8 @@ class CentralMechanism(Mechanism):
             num_draws = len(self._draws(run))
             columns["privacy/noise"] = self._noise(run.spent) * sqrt(num_draws) / (self.denominator(False) * scale)
         run.spent.events[self._event(run.spent.noise_multiplier)] += 1
-        if isinstance(self.settings.clip, AdaptiveClip) and WITHIN in metrics:  # not if nothing was merged
-            run.spent.clip = self.settings.clip.next(run.spent.clip, metrics[WITHIN])
+        if isinstance(self.settings.clip, AdaptiveClip) and WITHIN in happened.merging:  # not if nothing was merged
+            run.spent.clip = self.settings.clip.next(run.spent.clip, happened.merging[WITHIN])
         return columns
 
     # -- the claim --------------------------------------------------------------------------------------------------------

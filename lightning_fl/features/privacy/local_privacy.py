@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_fl.checks import check_at_least, check_between, check_positive
-from lightning_fl.engine.roles import Roles
+from lightning_fl.engine.roles import Roles, Round
 from lightning_fl.features.privacy.accountant import library_version, local_epsilon, require_library
 from lightning_fl.features.privacy.buffers import (
     Buffers,
@@ -123,7 +123,7 @@ class LocalMechanism(Mechanism):
 
     def around(self, roles: Roles) -> Roles:
         """Return the roles of a round in which clients clip what they send and add noise to it, and variances stay above 0."""
-        roles = keeping_variances(roles, self.settings.buffers)
+        roles = keeping_variances(replace(roles, observers=(*roles.observers, self)), self.settings.buffers)
         return replace(roles, train=lambda job, clients: map(partial(self._noisy, job.run), roles.train(job, clients)))
 
     def _noisy(self, run: Run, result: Result) -> Result:
@@ -151,11 +151,12 @@ class LocalMechanism(Mechanism):
         message = without_noise(message, len(run.params), untrained)
         return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
 
-    def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Count an upload of each client that sent one; returns the round's columns."""
+    def end_round(self, happened: Round) -> dict[str, float]:
+        """Count an upload of each client that sent one, also in a round that is undone; return the round's columns."""
+        run = happened.run
         assert run.spent is not None
         noise_multiplier = self.settings.noise_multiplier
-        for client in dict.fromkeys(clients):
+        for client in dict.fromkeys(k for k in happened.cohort.answering if k not in happened.outcome.silent):
             variance = noise_multiplier**-2 if noise_multiplier else inf
             run.spent.uploads[client] = run.spent.uploads.get(client, 0.0) + variance
         return {"privacy/clip": self.settings.clip}

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import check_at_least, check_choice, check_positive
-from lightning_fl.engine.roles import Roles
+from lightning_fl.engine.roles import Observer, Roles
 from lightning_fl.errors import require
 from lightning_fl.link.link import Link
 from lightning_fl.slots import Aggregator, Message, RoundContext
 from lightning_fl.state.run_state import Run
 
 
-class Mechanism:
+class Mechanism(Observer):
     """Hooks of a round. This base class is that of a run without privacy.
 
     Attributes:
@@ -89,16 +89,6 @@ class Mechanism:
             untrained: parts of the model (d,) that nobody trains, because the module's optimiser lacks them.
         """
         return message
-
-    def spend(self, run: Run, clients: Sequence[int], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Count a round, also one that is undone; returns its columns of metrics.csv.
-
-        Args:
-            run: run in this round.
-            clients: clients whose uploads have arrived in any process, but for those that had nothing to send.
-            metrics: what the round's aggregator has reported.
-        """
-        return {}
 
     def shown(self, record: dict[str, float]) -> dict[str, float]:
         """Return the columns of a row that may be shown."""
