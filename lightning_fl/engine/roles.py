@@ -64,7 +64,7 @@ class Observer:
     def trained(self, job: ClientJob) -> None:
         """See the job of a round's clients after all of them have trained; nobody keeps it any longer."""
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """See a whole round; return columns of its row in metrics.csv."""
         return {}
 

@@ -160,10 +160,10 @@ class Federation:
             # Steps may let the module draw, as FedDF's student with dropout does.
             self.flat_module.seed(run.torch_seeds(SERVER)[1])
             proposal = take_steps(method, roles, turn, run.server, self.flat_module.newly_frozen)
-        happened = Round(run, cohort, link, seen, work, averages, intake.metrics, proposal)
+        finished = Round(run, cohort, link, seen, work, averages, intake.metrics, proposal)
         columns = {} if times is None else times.columns()
         for observer in roles.observers:
-            columns |= observer.end_round(happened)
+            columns |= observer.end_round(finished)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
         sees_sums = link.secure_sum is not None

@@ -98,10 +98,10 @@ class RoundGuard(Observer):
         if run.initial_loss is None and self.guard.knows_initial_loss and server.num_samples:
             run.initial_loss = server.loss(run.params, run.buffers)
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """Keep the clients' mean loss in the first guarded round as the initial loss, if the server has no samples."""
-        if happened.run.initial_loss is None and self.guard.knows_initial_loss:
-            happened.run.initial_loss = happened.averages.get("train/loss")
+        if finished.run.initial_loss is None and self.guard.knows_initial_loss:
+            finished.run.initial_loss = finished.averages.get("train/loss")
         return {}
 
     def rejects(self, result: Result) -> bool:

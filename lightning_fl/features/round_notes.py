@@ -34,31 +34,31 @@ class RoundNotes(Observer):
         """Return the roles of a round that this object watches."""
         return replace(roles, observers=(*roles.observers, self))
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """Say what went wrong for the first time."""
-        self._none_accepted(happened)
-        self._without_loss(happened)
-        self._nothing_changes(happened)
+        self._none_accepted(finished)
+        self._without_loss(finished)
+        self._nothing_changes(finished)
         return {}
 
-    def _none_accepted(self, happened: Round) -> None:
+    def _none_accepted(self, finished: Round) -> None:
         """Say that every upload is rejected, and not only stale ones; the table at the run's end counts them all."""
-        outcome = happened.outcome
+        outcome = finished.outcome
         if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale:
             return
         why = rejection_reasons(self.may_explode, outcome.num_stale > 0)
         change = "only noise changed the model" if self.adds_noise else "the model did not change"
         if self._is_first("rejected"):
             say_lost(
-                f"Round {happened.number}: all uploads ({outcome.num_uploads}) were rejected ({why}), so {change}. Most "
+                f"Round {finished.number}: all uploads ({outcome.num_uploads}) were rejected ({why}), so {change}. Most "
                 "likely the learning rate is too high, or the inputs have values that are not finite."
             )
 
-    def _without_loss(self, happened: Round) -> None:
+    def _without_loss(self, finished: Round) -> None:
         """Warn that clients have samples, but no loss to train on."""
-        outcome = happened.outcome
+        outcome = finished.outcome
         had_steps = outcome.num_steps or outcome.num_lost  # a sum may be lost before the training
-        if had_steps or not happened.work.num_samples(happened.cohort.answering):
+        if had_steps or not finished.work.num_samples(finished.cohort.answering):
             return
         name = type(self.flat_module.module).__name__
         what, remedy = "returned None for every batch of all clients", "end it with `return loss`"
@@ -66,17 +66,17 @@ class RoundNotes(Observer):
             what, remedy = "made no step of an optimizer", "call step() of what self.optimizers() returns"
         if self._is_first("no loss"):
             rank_zero_warn(
-                f"Round {happened.number}: training_step of {name} {what}, so nothing was trained: {remedy}."
+                f"Round {finished.number}: training_step of {name} {what}, so nothing was trained: {remedy}."
             )
 
-    def _nothing_changes(self, happened: Round) -> None:
+    def _nothing_changes(self, finished: Round) -> None:
         """Warn in the first round if the clients' steps leave the server's model as it was."""
-        run, proposal, num_steps = happened.run, happened.proposal, happened.outcome.num_steps
+        run, proposal, num_steps = finished.run, finished.proposal, finished.outcome.num_steps
         if run.round or proposal is None or proposal.is_undone or not num_steps or self.trains_own:
             return
         if torch.equal(proposal.params, run.params):
             clips = {
-                "gradient_clip_val": happened.work.schedule.clip_value,
+                "gradient_clip_val": finished.work.schedule.clip_value,
                 "privacy.clip": None if run.spent is None else run.spent.clip,
             }
             why = _why_nothing_changes(self.flat_module.optimizer.largest_rate, clips, run.params.dtype)

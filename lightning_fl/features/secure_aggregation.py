@@ -30,14 +30,14 @@ class SumsOfClients(Observer):
             observers=(*roles.observers, self),
         )
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """Say once that too few clients answered for a sum; the table at the run's end counts them all."""
-        outcome, secure_sum = happened.outcome, happened.link.secure_sum
+        outcome, secure_sum = finished.outcome, finished.link.secure_sum
         if outcome.num_lost and secure_sum is not None and not self._says_lost:
             self._says_lost, n = True, secure_sum.num_clients
             change = "only noise changed the model" if self._adds_noise else "the model did not change"
             say_lost(
-                f"Round {happened.number}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
+                f"Round {finished.number}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
                 f"{secure_sum.protocol.threshold(n)}, so it is lost and {change}."
             )
         return {}

@@ -65,9 +65,9 @@ class Attackers(Observer):
         if self.adversary.attack.remembers:
             job.run.attack = {name: job.received[name] for name in ("model", "buffers")}
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """Return how many clients attacked."""
-        return {"attack/attackers": happened.outcome.num_attackers}
+        return {"attack/attackers": finished.outcome.num_attackers}
 
     def among(self, run: Run, cohort: Sequence[int]) -> frozenset[int]:
         """Return the clients that attack in the run's present round, of which `cohort` are selected."""

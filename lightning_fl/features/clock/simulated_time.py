@@ -47,13 +47,13 @@ class SimulatedTime(Observer):
         """Return the roles of a round that this object watches."""
         return replace(roles, observers=(*roles.observers, self))
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """Say once that nobody answers before the deadline, so that a round trains nothing."""
-        late = happened.cohort.late
-        if late and not happened.cohort.answering and not self._says_late:
+        late = finished.cohort.late
+        if late and not finished.cohort.answering and not self._says_late:
             self._says_late, fastest = True, min(self.planned[client] for client in late)
             say_lost(
-                f"Round {happened.number}: none of the {len(late)} clients that answer does so before the deadline of "
+                f"Round {finished.number}: none of the {len(late)} clients that answer does so before the deadline of "
                 f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
             )
         return {}

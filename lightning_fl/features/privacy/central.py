@@ -309,9 +309,9 @@ class CentralMechanism(Mechanism):
         """Return W̄, unless the uploads' own weights divide."""
         return self.denominator(False) if self.settings.denominator == "fixed" else received
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """Count the round's release, also if the round is undone; return its columns."""
-        run = happened.run
+        run = finished.run
         assert run.spent is not None
         columns = {"privacy/clip": run.spent.clip} if run.spent.clip < inf else {}
         scale = (self.settings.scales or {}).get("model", 1.0)
@@ -319,8 +319,8 @@ class CentralMechanism(Mechanism):
             num_draws = len(self._draws(run))
             columns["privacy/noise"] = self._noise(run.spent) * sqrt(num_draws) / (self.denominator(False) * scale)
         run.spent.events[self._event(run.spent.noise_multiplier)] += 1
-        if isinstance(self.settings.clip, AdaptiveClip) and WITHIN in happened.merging:  # not if nothing was merged
-            run.spent.clip = self.settings.clip.next(run.spent.clip, happened.merging[WITHIN])
+        if isinstance(self.settings.clip, AdaptiveClip) and WITHIN in finished.merging:  # not if nothing was merged
+            run.spent.clip = self.settings.clip.next(run.spent.clip, finished.merging[WITHIN])
         return columns
 
     # -- the claim --------------------------------------------------------------------------------------------------------

@@ -151,12 +151,12 @@ class LocalMechanism(Mechanism):
         message = without_noise(message, len(run.params), untrained)
         return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
 
-    def end_round(self, happened: Round) -> dict[str, float]:
+    def end_round(self, finished: Round) -> dict[str, float]:
         """Count an upload of each client that sent one, also in a round that is undone; return the round's columns."""
-        run = happened.run
+        run = finished.run
         assert run.spent is not None
         noise_multiplier = self.settings.noise_multiplier
-        for client in dict.fromkeys(k for k in happened.cohort.answering if k not in happened.outcome.silent):
+        for client in dict.fromkeys(k for k in finished.cohort.answering if k not in finished.outcome.silent):
             variance = noise_multiplier**-2 if noise_multiplier else inf
             run.spent.uploads[client] = run.spent.uploads.get(client, 0.0) + variance
         return {"privacy/clip": self.settings.clip}
