@@ -171,9 +171,8 @@ def _features(federation: Federation, adversary: Adversary | None, guard: LossGu
     trains_own = bool(federation.run.personal_layout.names) or any(part.continues for part in method.personal)
     notes = RoundNotes(flat_module, guard.clients is not None, privacy.hides_clients, trains_own)
     features: list[Feature] = [federation.time, notes]  # first: they tell of a clip before it adapts
-    if (
-        adversary is not None
-    ):  # before privacy: attackers clip what they have forged, and add noise to it, as all others do
+    # Before privacy: attackers clip what they have forged, and add noise to it, as all others do.
+    if adversary is not None:
         weigh = partial(privacy.weights, method.aggregator)
         attackers = Attackers(adversary, federation.data, flat_module.fabric, weigh)
         attackers.check(method, federation.run, cohort_size)
