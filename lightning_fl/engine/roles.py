@@ -25,6 +25,17 @@ TakeStep = Callable[[int, Step, ServerTurn, State], tuple[ServerTurn, State]]
 """Take a step of the server, given its position in the chain from 0 and its state; return turn and state afterwards."""
 
 
+class Times(Protocol):
+    """Seconds of a round and of its clients."""
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds that the round lasts."""
+
+    def columns(self) -> dict[str, float]:
+        """Return the columns of metrics.csv."""
+
+
 @dataclass(frozen=True)
 class Round:
     """What has happened in a round, before the run takes it over.
@@ -35,6 +46,7 @@ class Round:
         link: link over which they have sent.
         outcome: outcome of the clients of all processes.
         work: length of the clients' local training.
+        times: seconds of the round and of its clients; None unless the clock is one of clients.
         averages: averages of what the module logged, by name.
         merging: values that the aggregator reports, by column.
         proposal: what the server proposes; None if there was nothing to merge.
@@ -45,6 +57,7 @@ class Round:
     link: Link
     outcome: Outcome
     work: LocalWork
+    times: Times | None
     averages: Mapping[str, float]
     merging: Mapping[str, float]
     proposal: Proposal | None

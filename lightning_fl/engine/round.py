@@ -160,17 +160,14 @@ class Federation:
             # Steps may let the module draw, as FedDF's student with dropout does.
             self.flat_module.seed(run.torch_seeds(SERVER)[1])
             proposal = take_steps(method, roles, turn, run.server, self.flat_module.newly_frozen)
-        finished = Round(run, cohort, link, seen, work, averages, intake.metrics, proposal)
-        columns = {} if times is None else times.columns()
+        finished = Round(run, cohort, link, seen, work, times, averages, intake.metrics, proposal)
+        columns: dict[str, float] = {}
         for observer in roles.observers:
             columns |= observer.end_round(finished)
         self._commit(proposal, outcome, intake)
         reported = intake.metrics | ({} if proposal is None else proposal.metrics)
-        sees_sums = link.secure_sum is not None
         averages = {} if self.privacy.hides_costs else averages
-        record = round_record(
-            run, counted, outcome, self.network, averages, num_samples, stragglers, reported, columns, sees_sums
-        )
+        record = round_record(run, counted, outcome, self.network, averages, num_samples, stragglers, reported, columns)
         return self.privacy.shown(record)
 
     @property

@@ -25,8 +25,7 @@ def round_record(
     num_samples: int,
     num_stragglers: int | None,
     server: Mapping[str, float],
-    times: Mapping[str, float],
-    sees_sums: bool,
+    observed: Mapping[str, float],
 ) -> dict[str, float]:
     """Return the numbers of the last round by their column names in `metrics.csv`.
 
@@ -39,8 +38,7 @@ def round_record(
         num_samples: samples whose gradients clients have computed, also rejected clients, once for each gradient.
         num_stragglers: clients that ran out of time; None if clients never do.
         server: values that the server's steps report, by name.
-        times: columns about the clients' times; {} unless the clock is one of clients.
-        sees_sums: True if the server sees secure sums, which may be lost.
+        observed: columns of what stands around the round.
     """
     ledger, num_trainable = run.ledger, run.layout.numel + run.personal_layout.numel
     own = {
@@ -53,13 +51,12 @@ def round_record(
         "clients/accepted": outcome.num_accepted,
         "clients/rejected": outcome.num_uploads - outcome.num_accepted,
         "clients/dropped": cohort.num_dropped,
-        **({"clients/lost": outcome.num_lost} if sees_sums else {}),
         **({} if num_stragglers is None else {"clients/straggling": num_stragglers}),
         "clients/samples": num_samples,
         "model/parameters": network.num_parameters,
         **({} if num_trainable == network.num_parameters else {"model/trainable": num_trainable}),
         **({} if network.macs is None else {"model/macs": network.macs}),
-        **times,
+        **observed,
         **server,
     }
     check_logged(averages, own)

@@ -31,7 +31,7 @@ class SumsOfClients(Observer):
         )
 
     def end_round(self, finished: Round) -> dict[str, float]:
-        """Say once that too few clients answered for a sum; the table at the run's end counts them all."""
+        """Return how many uploads are lost; say once that too few clients answered for a sum."""
         outcome, secure_sum = finished.outcome, finished.link.secure_sum
         if outcome.num_lost and secure_sum is not None and not self._says_lost:
             self._says_lost, n = True, secure_sum.num_clients
@@ -40,7 +40,7 @@ class SumsOfClients(Observer):
                 f"Round {finished.number}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
                 f"{secure_sum.protocol.threshold(n)}, so it is lost and {change}."
             )
-        return {}
+        return {"clients/lost": outcome.num_lost}
 
 
 def _out_of_the_sum_if_lost(result: Result) -> Result:

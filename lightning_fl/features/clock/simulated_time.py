@@ -48,7 +48,7 @@ class SimulatedTime(Observer):
         return replace(roles, observers=(*roles.observers, self))
 
     def end_round(self, finished: Round) -> dict[str, float]:
-        """Say once that nobody answers before the deadline, so that a round trains nothing."""
+        """Return the columns about the clients' times; say once that nobody answers before the deadline."""
         late = finished.cohort.late
         if late and not finished.cohort.answering and not self._says_late:
             self._says_late, fastest = True, min(self.planned[client] for client in late)
@@ -56,7 +56,7 @@ class SimulatedTime(Observer):
                 f"Round {finished.number}: none of the {len(late)} clients that answer does so before the deadline of "
                 f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
             )
-        return {}
+        return {} if finished.times is None else finished.times.columns()
 
     def computation(self, work: LocalWork, network: Network) -> Computation:
         """Return what clients compute in a round, given the length of their local training and the module as they train it."""
