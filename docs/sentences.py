@@ -27,7 +27,7 @@ FEWEST_WORDS = 4
 """Words of the shortest sentence that says something without its values."""
 TOPICS = {
     "Command line and configuration files": ("cli", "outputs/yaml_files", "checks"),
-    "Flags of the trainer": ("trainer", "plan", "engine", "clients", "processes", "link"),
+    "Flags of the trainer": ("trainer", "plan", "engine", "clients", "processes", "link", "features"),
     "Your module": ("flat_module", "evaluation", "engine/data_for_module", "vectors", "modules"),
     "Data and partitions": ("data",),
     "Methods and their parts": (
@@ -38,7 +38,7 @@ TOPICS = {
     "Files and checkpoints of a run": ("outputs", "state", "trainer/settings", "trainer/written_settings"),
     "Studies and reports": ("study", "report"),
 }
-"""Headings, and the folders or files whose sentences stand below each; the first that fits counts."""
+"""Headings, and the folders or files whose sentences stand below each; the longest that fits counts."""
 
 
 class Sentence(NamedTuple):
@@ -111,12 +111,13 @@ def words_of(node: ast.expr) -> str:
 
 def topic_of(sentence: Sentence) -> str:
     """Return the heading below which a sentence stands."""
-    for topic, places in TOPICS.items():
-        if any(sentence.file == place or sentence.file.startswith(f"{place}/") for place in places):
-            return topic
-    raise ValueError(
-        f"{sentence.file} has sentences of errors, but no topic: add its room to TOPICS in docs/sentences.py."
-    )
+    topics = {place: topic for topic, places in TOPICS.items() for place in places}
+    fitting = [place for place in topics if sentence.file == place or sentence.file.startswith(f"{place}/")]
+    if not fitting:
+        raise ValueError(
+            f"{sentence.file} has sentences of errors, but no topic: add its room to TOPICS in docs/sentences.py."
+        )
+    return topics[max(fitting, key=len)]
 
 
 def listed() -> str:

@@ -11,7 +11,7 @@ BUFFERS = "flat_module/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
-UNFREEZING = "federation/test_follow_unfreezing.py"
+UNFREEZING = "engine/test_follow_unfreezing.py"
 MANUAL = "flat_module/test_manual_optimization.py"
 LIGHTNING, OWN_LOADERS = "trainer/test_lightning_runner.py", "trainer/test_own_loaders.py"
 CONTRACT = "evaluation/test_lightnings_contract.py"

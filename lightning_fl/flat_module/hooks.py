@@ -6,7 +6,7 @@ A hook that nothing overrides costs nothing in the training loop, because its li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,6 +61,7 @@ class Hooks:
 
     Attributes:
         changes_batches: True if module or datamodule change batches on their way to the accelerator.
+        hides_steps: True while the server trains before the first round, whose steps no callback sees.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Hooks:
         self._trainer = trainer
         self._module = module
         self._callbacks = callbacks
+        self.hides_steps = False
         self._listeners: dict[tuple[str, bool | None], list[Callable[..., Any]]] = {}
         # As in Lightning, the datamodule's batch hooks replace the module's.
         self._batch_hooks = [
@@ -123,7 +125,8 @@ class Hooks:
 
     def step_listeners(self) -> StepListeners:
         """Return the functions of all hooks within a local training."""
-        return StepListeners(*map(self.listeners, StepListeners._fields))
+        with self.without_callbacks() if self.hides_steps else nullcontext():
+            return StepListeners(*map(self.listeners, StepListeners._fields))
 
     @contextmanager
     def without_callbacks(self) -> Iterator[None]:

@@ -174,8 +174,9 @@ class FitLoop(StockFitLoop):
 
     def prepare(self) -> None:
         """Run the method's work before its first round, and load the resulting model into the module."""
-        with self.trainer.hooks.without_callbacks():  # for which no training has begun yet
-            self.federation.prepare()
+        self.trainer.hooks.hides_steps = True  # from callbacks, for which no training has begun yet
+        self.federation.prepare()
+        self.trainer.hooks.hides_steps = False
         self.trainer.active_module.load_server_model(self.trainer.run)
 
     def run_rounds(self, num_rows: int | None) -> None:

@@ -34,7 +34,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from lightning_fl.callbacks import AdaptivePruning, FilterPruning
 from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
@@ -185,13 +184,11 @@ def say_when_saved(callbacks: Iterable[Callback]) -> None:
 
 
 def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> None:
-    """Refuse averages of weights whose shapes change, or that need one more epoch for the statistics of batch normalisation.
+    """Refuse averages of weights to which others are added, or that need one more epoch for batch normalisation.
 
     Raises:
         UserError: a callback averages such weights.
     """
-    callbacks = list(callbacks)
-    pruning = [type(one).__name__ for one in callbacks if isinstance(one, (AdaptivePruning, FilterPruning))]
     own = type(module).__name__
     for callback in callbacks:
         if not is_a(callback, WeightAveraging, StochasticWeightAveraging):
@@ -201,10 +198,6 @@ def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> N
             not (is_a(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
             f"{name} trains one more epoch for the statistics of batch normalisation in {own}, which a federation does not have: "
             "use Lightning's WeightAveraging, which averages them.",
-        )
-        require(
-            not pruning,
-            f"{name} averages weights whose shapes stay, but {' and '.join(pruning)} removes filters of {own}: leave one out.",
         )
         require(
             average is None or _shapes(getattr(average, "module", average)) == _shapes(module),

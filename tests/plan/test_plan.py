@@ -30,9 +30,9 @@ from lightning_fl.data import Arrays
 from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.privacy import ClientPrivacy
 from lightning_fl.outputs.plan import Plan
+from lightning_fl.plan import needed_resources, rehearsal, short_training
 from lightning_fl.slots import Codec
 from lightning_fl.steps import Apply, Compress
-from lightning_fl.trainer import needed_resources, rehearsal, short_training
 
 DEPENDS_ON_VALUES = ("FedADP", "FedADP-magnitude", "PruneFL", "FedAdamSSM-second", "FairnessTop-max")
 """Methods that send as many units as fit, or masks and unions of masks as long as they happen to be."""

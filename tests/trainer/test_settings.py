@@ -68,6 +68,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "server_optimizer": [torch.optim.SGD, torch.optim.Adam, lambda parameters: torch.optim.SGD(parameters, lr=0.5)],
     "stages": [(Apply(),), (Apply(0.5),)],
     "steps": [(Apply(),), (Apply(), Momentum(0.5)), (Apply(), Momentum(0.6)), [Momentum(0.5)], [Momentum(0.6)]],
+    "vocabulary": ["some.json", "others.json"],
 }
 """Values of arguments by their names."""
 WITH: dict[str, dict[str, Any]] = {
@@ -82,6 +83,7 @@ WITH: dict[str, dict[str, Any]] = {
     "rate": {"rate_mode": "fixed"},
     "source": {"target": 7},
     "target": {"source": 7},
+    "vocabulary": {"kind": "sent140"},
 }
 """Arguments with which alone another one has a meaning."""
 

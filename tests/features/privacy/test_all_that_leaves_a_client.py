@@ -25,9 +25,9 @@ PAGE = TESTS.parent / "docs" / "how-to" / "privacy.md"
 HEADING = "## All that leaves a client\n"
 
 HERE, CENTRAL, LOCAL = (
-    f"privacy/test_{name}.py" for name in ("all_that_leaves_a_client", "client_privacy", "local_privacy")
+    f"features/privacy/test_{name}.py" for name in ("all_that_leaves_a_client", "client_privacy", "local_privacy")
 )
-SIDE, REFUSALS = "privacy/test_side_channels.py", "privacy/test_refusals.py"
+SIDE, REFUSALS = "features/privacy/test_side_channels.py", "features/privacy/test_refusals.py"
 REFUSED = (REFUSALS, "test_what_would_make_the_claim_false_is_refused")
 ROWS = {  # the tests by the row's first words
     "vectors": [
