@@ -2,13 +2,20 @@
 
 import json
 import os
+import pickle
+from collections import defaultdict
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+from lightning_fl import FederatedTrainer
 from lightning_fl.data import ByGroup, Leaf
 from lightning_fl.errors import UserError
 
@@ -276,12 +283,174 @@ def test_malformed_tweets_and_vocabularies_are_named(words: Any, x: Any, y: Any,
             "kind 'sent140' needs a vocabulary: give a JSON file with a list of words, or LEAF's embs",
         ),
         ({"kind": "femnist", "vocabulary": "words.json"}, "kind 'femnist' has no vocabulary: leave it out"),
-        (
-            {"kind": "reddit"},
-            "kind 'reddit' is not read: .* give tensors .* to Arrays, with groups for the users and .* ByGroup",
-        ),
+        ({"kind": "reddit"}, r"kind 'reddit' needs a vocabulary: .* reddit_vocab\.pck written as JSON"),
     ],
 )
 def test_kinds_and_vocabularies_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         Leaf("train", "test", **given)
+
+
+# As LEAF's build_vocab.py numbers them: a word more frequent than <PAD> shares the number of <UNK>.
+TOKENS = {"<PAD>": 0, "<UNK>": 1, "the": 1, "<BOS>": 2, "<EOS>": 3, "cat": 5, "sat": 6, ".": 7}
+VOCABULARY = {"vocab": TOKENS, "size": 12, "unk_symbol": 1, "pad_symbol": 0}
+COMMENTS = {
+    "ann": ["the cat sat .", "the dog sat on the big cat .", ""],
+    "bob": ["the cat . " * 7],
+}
+
+
+def commenter(texts: list[str]) -> tuple[list, list]:
+    """Return a user of Reddit, as LEAF's `preprocess.py` writes it."""
+    x, y = [], []
+    for text in texts:
+        read, following = ["<BOS>", *text.split(), "<EOS>"], [*text.split(), "<EOS>", "<PAD>"]
+        padding = ["<PAD>"] * (-len(read) % 10)
+        counts = [1.0] * len(read) + [0.0] * len(padding)
+        chunks = [
+            [row[start : start + 10] for start in range(0, len(row), 10)]
+            for row in (read + padding, following + padding, counts)
+        ]
+        x.append(chunks[0])
+        y.append({"subreddit": "cats", "target_tokens": chunks[1], "count_tokens": chunks[2]})
+    return x, y
+
+
+def batch_of_leaf(user: tuple[list, list], vocabulary: dict[str, Any]) -> list[tuple]:
+    """Return a user's sequences and targets, as `batch_data` of LEAF's `stacked_lstm.py` feeds them in one batch."""
+    numbers = defaultdict(lambda: vocabulary["unk_symbol"], vocabulary["vocab"])
+    read, following = [], []
+    for comment, label in zip(*user, strict=True):
+        read.extend(comment)
+        following.extend(label["target_tokens"])
+    return [
+        (tuple(numbers[word] for word in row), tuple(numbers[word] for word in next_row))
+        for row, next_row in zip(read, following, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("content", [VOCABULARY, TOKENS], ids=["reddit_vocab.pck", "object"])
+def test_reddit_is_sequences_of_tokens_and_the_next_ones_as_in_leaf(tmp_path: Path, content: Any) -> None:
+    users = {name: commenter(texts) for name, texts in COMMENTS.items()}
+    train = write(tmp_path / "train" / "a.json", users | {"eve": ([], [])}, num_samples=[5, 9, 1])
+    test = write(tmp_path / "test" / "a.json", {"bob": users["bob"]}, num_samples=None)
+    data = Leaf(str(train), str(test), kind="reddit", vocabulary=written_words(tmp_path, content))
+    data.setup()
+    assert (data.num_classes, data.has_classes, data.client_names.tolist()) == (None, False, ["ann", "bob"])
+    for client, user in enumerate(users.values()):
+        read, following = next(data.client(client).batches(99))
+        assert (read.dtype, following.dtype, read.shape[1:], following.shape[1:]) == (torch.int64,) * 2 + ((10,),) * 2
+        rows = zip(map(tuple, read.tolist()), map(tuple, following.tolist()), strict=True)
+        assert sorted(rows) == sorted(batch_of_leaf(user, VOCABULARY))
+    assert [len(part) for part in data.client_test_indices] == [0, 3]
+
+
+class NextWord(LightningModule):
+    """LSTM that predicts the next word; its loss leaves padding out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(12, 4)
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+        self.head = nn.Linear(4, 12)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int = 0) -> torch.Tensor:
+        tokens, targets = batch
+        logits = self.head(self.lstm(self.embedding(tokens))[0])
+        return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def test_a_round_on_reddit_is_a_step_on_the_sequences_of_leaf(tmp_path: Path) -> None:
+    user = commenter(COMMENTS["ann"])
+    train = write(tmp_path / "train" / "a.json", {"ann": user})
+    data = Leaf(
+        str(train),
+        str(train),
+        kind="reddit",
+        vocabulary=written_words(tmp_path, VOCABULARY),
+        batch_size=len(user[0]) + 9,
+    )
+    module = NextWord()
+    expected = deepcopy(module)
+    trainer = FederatedTrainer(
+        max_rounds=1, clients_per_round=1, accelerator="cpu", default_root_dir=tmp_path, enable_progress_bar=False
+    )
+    trainer.fit(module, data)
+    read, following = map(torch.tensor, zip(*batch_of_leaf(user, VOCABULARY), strict=True))
+    before = deepcopy(expected)
+    optimizer = expected.configure_optimizers()
+    expected.training_step([read, following]).backward()
+    optimizer.step()
+    for trained, stepped, first in zip(module.parameters(), expected.parameters(), before.parameters(), strict=True):
+        assert not torch.equal(stepped, first)
+        torch.testing.assert_close(trained, stepped, atol=1e-6, rtol=1e-5)
+
+
+def test_a_list_numbers_the_tokens_of_reddit_by_their_places(tmp_path: Path) -> None:
+    train = write(tmp_path / "train" / "a.json", {"ann": commenter(["the cat"])})
+    words = ["<EOS>", "cat", "<UNK>", "<BOS>", "<PAD>"]
+    data = Leaf(str(train), str(train), kind="reddit", vocabulary=written_words(tmp_path, {"vocab": words}))
+    data.setup()
+    read, following = next(data.test.batches(1))
+    assert read.tolist() == [[3, 2, 1, 0] + [4] * 6]
+    assert following.tolist() == [[2, 1, 0] + [4] * 7]
+
+
+def test_a_pickled_vocabulary_is_refused_with_the_code_that_turns_it_into_json(tmp_path: Path) -> None:
+    train = write(tmp_path / "train" / "a.json", {"ann": commenter(["the cat"])})
+    (tmp_path / "reddit_vocab.pck").write_bytes(pickle.dumps(VOCABULARY))
+    with pytest.raises(UserError, match=r"reddit_vocab\.pck is a pickle, which is not loaded") as refused:
+        Leaf(str(train), str(train), kind="reddit", vocabulary=str(tmp_path / "reddit_vocab.pck")).setup()
+    exec(str(refused.value).split("in Python: ")[1].rstrip("."))
+    assert json.loads((tmp_path / "reddit_vocab.json").read_text()) == VOCABULARY
+    Leaf(str(train), str(train), kind="reddit", vocabulary=str(tmp_path / "reddit_vocab.json")).setup()
+
+
+ROW = ["the"] * 10
+NEXT = {"target_tokens": [ROW]}
+
+
+@pytest.mark.parametrize(
+    ("words", "x", "y", "said"),
+    [
+        (
+            TOKENS,
+            [ROW[:9]],
+            NEXT,
+            r"all\.json, user 'ann', sample 0: x must be a list of lists of 10 tokens, got \[\[.*\]\]\.$",
+        ),
+        (TOKENS, ROW, NEXT, "sample 0: x must be a list of lists of 10 tokens"),
+        (TOKENS, [[*ROW[1:], 3]], NEXT, "sample 0: x must be a list of lists of 10 tokens"),
+        (TOKENS, None, NEXT, "sample 0: x must be a list of lists of 10 tokens, got None"),
+        (TOKENS, [ROW], {}, "user 'ann', sample 0: target_tokens of y must be a list of lists of 10 tokens, got None"),
+        (TOKENS, [ROW], 1, "target_tokens of y must be a list of lists of 10 tokens, got None"),
+        (TOKENS, [ROW, ROW], NEXT, "user 'ann', sample 0: x has 2 lists of tokens, but target_tokens 1"),
+        (
+            TOKENS | {"cat": -1},
+            [ROW],
+            NEXT,
+            r"words\.json is no vocabulary of Reddit: it must be an object with the number",
+        ),
+        (TOKENS | {"cat": 10**30}, [ROW], NEXT, r"words\.json is no vocabulary of Reddit"),
+        (TOKENS | {"cat": True}, [ROW], NEXT, r"words\.json is no vocabulary of Reddit"),
+        ("cat", [ROW], NEXT, r"words\.json is no vocabulary of Reddit"),
+        ({"the": 0}, [ROW], NEXT, r"words\.json lacks <PAD> and <UNK>"),
+        (["<PAD>", "the"], [ROW], NEXT, r"words\.json lacks <UNK>"),
+    ],
+)
+def test_malformed_comments_and_their_vocabularies_are_named(
+    words: Any, x: Any, y: Any, said: str, tmp_path: Path
+) -> None:
+    train = write(tmp_path / "train" / "all.json", {"ann": ([x], [y])})
+    with pytest.raises(UserError, match=said):
+        Leaf(str(train), str(train), kind="reddit", vocabulary=written_words(tmp_path, words)).setup()
+
+
+def test_a_reddit_user_with_more_comments_than_labels_is_named(tmp_path: Path) -> None:
+    x, y = commenter(["the cat", "the cat sat"])
+    train = write(tmp_path / "train" / "all.json", {"ann": (x, y[:1])})
+    with pytest.raises(UserError, match=r"all\.json, user 'ann': x has 2 samples and y 1\."):
+        Leaf(str(train), str(train), kind="reddit", vocabulary=written_words(tmp_path, TOKENS)).setup()
