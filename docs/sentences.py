@@ -32,10 +32,11 @@ TOPICS = {
     "Data and partitions": ("data",),
     "Methods and their parts": (
         *("algorithms", "rules", "codecs", "coding", "exchanges", "aggregators", "steps", "personal", "slots"),
+        "groups",
     ),
     "Attacks and privacy": ("features/attacks", "features/privacy"),
     "Pruning, gates and callbacks": ("callbacks", "pruning", "gates"),
-    "Files and checkpoints of a run": ("outputs", "state", "trainer/settings", "trainer/written_settings"),
+    "Files and checkpoints of a run": ("outputs", "state", "settings"),
     "Studies and reports": ("study", "report"),
 }
 """Headings, and the folders or files whose sentences stand below each; the longest that fits counts."""

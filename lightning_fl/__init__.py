@@ -26,13 +26,13 @@ _PACKAGES = (
     "exchanges",
     "features",
     "gates",
+    "groups",
     "modules",
     "personal",
     "pruning",
     "rules",
     "slots",
     "steps",
-    "vectors",
 )
 """Packages that are loaded when they are read from `lightning_fl`."""
 __all__ = ["Algorithm", "FederatedCLI", "FederatedDataModule", "FederatedTrainer", "UserError", "__version__"]

@@ -136,6 +136,26 @@ def test_the_picture_of_the_rooms_is_that_of_the_import_lint() -> None:
     assert drawn == [floor.split(" | ") for floor in floors]
 
 
+@pytest.mark.process
+def test_every_package_may_be_imported_first() -> None:
+    """Test that no order of imports is needed; each package is imported in a process that has none of the others."""
+    names = sorted(
+        ".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "lightning_fl").rglob("__init__.py")
+    )
+    program = (
+        "import importlib, os, sys, torch, torchmetrics, lightning.pytorch\n"
+        "for name in sys.argv[1:]:\n"
+        "    if os.fork() == 0:\n"
+        "        importlib.import_module(name)\n"
+        "        os._exit(0)\n"
+        "    if os.wait()[1]:\n"
+        "        print(name)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, cwd=ROOT.parent)
+    assert run.stdout.split() == [], run.stderr
+    assert len(names) > 30
+
+
 def test_contributing_and_ci_know_the_tiers_of_the_tests() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         options = tomllib.load(file)["tool"]["pytest"]["ini_options"]

@@ -23,7 +23,7 @@ from lightning_fl.checks import overrides
 from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.data import Federated
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
-from lightning_fl.vectors import layer_groups
+from lightning_fl.groups import layer_groups
 
 pytestmark = pytest.mark.thirdparty
 

@@ -46,8 +46,8 @@ from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.files import replacing, writing
 from lightning_fl.outputs.run_folder import config_name, remove_empty, require_writable
+from lightning_fl.settings.settings import Change
 from lightning_fl.trainer import FederatedTrainer
-from lightning_fl.trainer.settings import Change
 
 DESCRIPTION = "Federated-learning experiments for PyTorch Lightning."
 SEED_TRUE = (
@@ -309,14 +309,20 @@ class FederatedCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `algorithm`, and link parameters of the model to the data."""
         parser.add_subclass_arguments(Algorithm, "algorithm", required=False, default={"class_path": "FedAvg"})
-        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
-        for name in ("in_channels", "image_size"):
+        for name in LINKED:
             known_or_given = partial(self._known_or_given, name)
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", known_or_given, apply_on="instantiate")
 
     def _known_or_given(self, name: str, data_value: int | None) -> int | None:
-        """Return the value from the data, or else the configuration's value for the model."""
-        return self._given(name) if data_value is None else data_value
+        """Return the value from the data, or else the configuration's value for the model.
+
+        None for classes that neither the data know nor the user gives ImageClassifier, which asks for them.
+        """
+        given, model = self._given(name), self._given_model["class_path"]
+        asks = name == "num_classes" and locate(model) is modules.ImageClassifier
+        if data_value is None and not (asks and given == parameters_of(modules.ImageClassifier)[name].default):
+            return given
+        return data_value
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a method of the trainer; with --dry_run print what the fit would cost."""

@@ -98,7 +98,7 @@ class GroupChoice(LayerChoice):
     """Choose among layers that the user may define.
 
     Attributes:
-        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.vectors`).
+        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
     """
 
     groups: Groups = "layer"

@@ -29,7 +29,7 @@ class PrunedUnits(Exchange):
         keep: share of the parameters that is sent, in (0, 1]; 1 is FedAvg.
         score: score units by their change (`delta`) or by their trained weights (`magnitude`).
         per_layer: keep the same share of each layer instead.
-        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.vectors`).
+        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
         print_groups: print the layers before the first round, as a map that `groups` takes.
     """
 

@@ -26,7 +26,6 @@ from lightning_fl.outputs.final_table import final_table, history, show
 from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import LAST
-from lightning_fl.plan.rehearsal import rehearse
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import client_evaluator
 from lightning_fl.trainer.evaluation_loop import run_evaluation, run_prediction
@@ -110,6 +109,8 @@ class FederatedTrainer(TrainerInterface):
         Raises:
             UserError: a fit would be refused, with the same sentence, or the module cannot be copied.
         """
+        from lightning_fl.plan.rehearsal import rehearse  # here, as it imports the trainer
+
         return rehearse(self, model, datamodule, algorithm)
 
     @refusing_others(partial(refuse_argument, "validate"))

@@ -35,6 +35,8 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.processes import check_agreement, checksum, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
+from lightning_fl.settings.settings import RunSettings, settings_of
+from lightning_fl.settings.written_settings import written_settings
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
@@ -46,9 +48,7 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import RoundEpochLoop
 from lightning_fl.trainer.loaders import ClientLoaders, batches_of
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
-from lightning_fl.trainer.settings import RunSettings, settings_of
 from lightning_fl.trainer.stops import stoppers_of
-from lightning_fl.trainer.written_settings import written_settings
 
 
 class FitLoop(StockFitLoop):

@@ -23,10 +23,10 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.outputs.reservation import Reservation
+from lightning_fl.settings.settings import RunSettings
 from lightning_fl.state.run_state import Run
 from lightning_fl.state.saved_states import LoadedRun
 from lightning_fl.trainer.flags import TrainerFlags
-from lightning_fl.trainer.settings import RunSettings
 from lightning_fl.trainer.stops import Stop, stop_of
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from lightning_fl import personal
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.run_folder import with_present_names
+from lightning_fl.settings.settings import SAMPLES, Change, RunSettings
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.settings import SAMPLES, Change, RunSettings
 
 NO_SETTINGS = (
     "The checkpoint is from an earlier version, which did not save all settings: changes of data, algorithm and trainer are not "

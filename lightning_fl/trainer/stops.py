@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Timer
 
 from lightning_fl.checks import is_a
-from lightning_fl.trainer.settings import RunSettings
+from lightning_fl.settings.settings import RunSettings
 
 
 class Stoppable(Protocol):

@@ -20,8 +20,8 @@ from lightning_fl.callbacks import AdapterError, AdapterExport
 from lightning_fl.codecs import ErrorFeedback, LowRank
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
+from lightning_fl.groups import layer_groups
 from lightning_fl.steps import ProductMean
-from lightning_fl.vectors import layer_groups
 
 
 class Adapted(nn.Module):

@@ -105,6 +105,33 @@ def test_what_the_data_do_not_know_is_taken_from_the_model(lightning_fl: Command
     assert metrics("run")[-1]["model/parameters"] == "246"  # 3 · (81 + 1)
 
 
+@pytest.mark.parametrize(("flags", "number"), [([], 3), (["--model.num_classes", "4"], 4)])
+def test_a_module_keeps_its_number_of_classes_if_the_data_have_none(
+    flags: list[str], number: int, lightning_fl: Command, small: str
+) -> None:
+    Path("priced.py").write_text(
+        "import torch\nimport lightning as L\nfrom torch.utils.data import DataLoader, TensorDataset\n\n"
+        "class Prices(L.LightningDataModule):\n    def train_dataloader(self):\n"
+        "        return DataLoader(TensorDataset(torch.rand(40, 16), torch.linspace(0, 1, 40)), batch_size=4)\n\n"
+        "class Priced(L.LightningModule):\n    def __init__(self, num_classes: int = 3):\n        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(16, num_classes)\n\n    def training_step(self, batch, batch_idx):\n"
+        "        return (self.layer(batch[0]).mean(1) - batch[1]).square().mean()\n\n"
+        "    def configure_optimizers(self):\n        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+    )
+    words = [
+        "--data",
+        "Federated",
+        "--data.datamodule",
+        "priced.Prices",
+        "--data.num_clients",
+        "5",
+        "--model",
+        "priced.Priced",
+    ]
+    assert lightning_fl("fit", "--config", small, *words, *flags).code == 0
+    assert metrics("run")[-1]["model/parameters"] == str(17 * number)
+
+
 def test_the_sentence_about_a_data_module_without_clients_says_how_to_divide_it(
     lightning_fl: Command, small: str
 ) -> None:

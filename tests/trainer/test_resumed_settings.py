@@ -34,9 +34,9 @@ from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.rules import Proximal
+from lightning_fl.settings.settings import RunSettings
 from lightning_fl.steps import Apply, Compress, Momentum
 from lightning_fl.trainer.resumed_settings import earlier_settings
-from lightning_fl.trainer.settings import RunSettings
 
 DATA: dict[str, Any] = {"num_clients": 6, "batch_size": 20, "client_fraction": 0.2, "server_fraction": 0.05}
 FOLLOWED = {

@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import (
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.optimizers.schedule_lengths import most_steps, schedule_length
-from lightning_fl.trainer.settings import Change, RunSettings
+from lightning_fl.settings.settings import Change, RunSettings
 
 ABSOLUTE = (CyclicLR, OneCycleLR)
 """Schedulers whose rates are their own arguments, whatever the rate of the optimiser."""

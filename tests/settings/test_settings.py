@@ -26,10 +26,10 @@ from lightning_fl.exchanges import LayerDivergence, OneShot
 from lightning_fl.features.attacks import SignFlip
 from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.rules import LocalOptimizer, Proximal, SquaredGradients
+from lightning_fl.settings.settings import RunSettings
+from lightning_fl.settings.written_settings import _flat
 from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
 from lightning_fl.steps import Apply, Momentum
-from lightning_fl.trainer.settings import RunSettings
-from lightning_fl.trainer.written_settings import _flat
 
 NO_SETTINGS = ("ClientIndices", "DatasetSamples", "Groups", "Normalize", "Pool", "TensorSamples", "FederatedTrainer")
 """Classes whose objects hold samples, and the trainer, whose flags are settings by themselves."""

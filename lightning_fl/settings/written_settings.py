@@ -20,9 +20,9 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import Remembering, is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.run_folder import UNKNOWN
+from lightning_fl.settings.settings import UNKEPT, flag_value, hyper_parameters, kept_arguments, walk
 from lightning_fl.slots import Part
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
-from lightning_fl.trainer.settings import UNKEPT, flag_value, hyper_parameters, kept_arguments, walk
 
 BARE = (LightningModule, LightningDataModule)
 ONLOOKERS = (Checkpoint, EarlyStopping, ModelSummary, ProgressBar, Timer)
