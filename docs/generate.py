@@ -46,7 +46,7 @@ COPIES = {
 """Markdown files outside docs/, and their pages."""
 UNSEARCHED = "---\nnosearch: true\n---\n\n"
 """Begin of a page whose words the search does not know: the changelog has all words, and answers nothing."""
-PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
+PACKAGES = (*lightning_fl._PACKAGES, "features.attacks", "features.clock", "features.privacy", "report", "study")
 SLOTS = (("rule",), ("uplink", "downlink"), ("exchange",), ("aggregator",), ("steps",), ("personal",))
 """The six slots by the parameters of `Algorithm` that fill them."""
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")

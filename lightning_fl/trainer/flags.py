@@ -439,7 +439,7 @@ class TrainerFlags(Trainer, ABC):
         )
         require(
             isinstance(self.loss_guard, LossGuard),
-            f"loss_guard must be LossGuard(…) of lightning_fl.features.loss_guard, which is off without arguments, got "
+            f"loss_guard must be LossGuard(…) of lightning_fl.features, which is off without arguments, got "
             f"{self.loss_guard!r}.",
         )
         check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
