@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.flat_module.module_logs import Known, LogCollector, Sums, on_host
+from lightning_fl.flat_module.module_logs import LogCollector, LoggedNames, Sums, on_host
 from lightning_fl.slots import Aggregator, Merging, Message, Result, RoundContext, State, Upload
 
 Forms = dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]]
@@ -214,7 +214,9 @@ def check_agreement(prunings: Sequence[int]) -> None:
     )
 
 
-def gather_logs(fabric: Fabric, logs: LogCollector, more: Any = None) -> tuple[list[Sums], list[Known], list[Any]]:
+def gather_logs(
+    fabric: Fabric, logs: LogCollector, more: Any = None
+) -> tuple[list[Sums], list[LoggedNames], list[Any]]:
     """Return what all processes have logged since the last `take`, how they log, and one more object of each."""
     mine = on_host([logs.take()])[0], logs.knowledge(), more
     sums, knowledge, others = zip(*gather_objects(fabric, mine), strict=True)

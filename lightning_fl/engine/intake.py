@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_fl.engine.population import Cohort
-from lightning_fl.flat_module.module_logs import Known, LogCollector, merged, on_host
+from lightning_fl.flat_module.module_logs import LogCollector, LoggedNames, merged, on_host
 from lightning_fl.link.link import Link
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
 from lightning_fl.slots import Aggregator, Merging, Message, Pace, Result, Upload, Uploader, is_finite
@@ -57,7 +57,7 @@ class Intake:
             merges_none: True if the aggregator merges also a round without an accepted upload.
         """
         self.outcome, self._staging = Outcome(), staging
-        self.known: list[Known] | None = None
+        self.known: list[LoggedNames] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
         self.has_drifted = False
         self.metrics: dict[str, float] = {}

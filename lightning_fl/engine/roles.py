@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lightning_fl.clients.client_job import ClientJob
@@ -38,7 +38,7 @@ class Times(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """What has happened in a round, before the run takes it over.
+    """Record of a round, before the run takes it over.
 
     Attributes:
         run: the run as it was before the round, but for what the round has cost.
@@ -99,6 +99,10 @@ class Roles:
     take_step: TakeStep = lambda position, step, turn, state: (turn, step(turn, state))
     conclude: Callable[[ServerTurn, Proposal], Proposal] = lambda turn, proposal: proposal
     observers: tuple[Observer, ...] = ()
+
+    def watched_by(self, observer: Observer) -> Roles:
+        """Return the roles with one more observer."""
+        return replace(self, observers=(*self.observers, observer))
 
 
 class Feature(Protocol):

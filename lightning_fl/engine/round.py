@@ -275,11 +275,11 @@ class Federation:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
         assert job.data is not None
         results = self.runner(self.flat_module, job, clients, job.data)
-        if self.group is not None and not self.group.is_first:
-            for _ in results:
-                """Train along with the first process."""
-            results = iter(())
-        return results
+        if self.group is None or self.group.is_first:
+            yield from results
+            return
+        for _ in results:
+            """Train along with the first process."""
 
     def _take_uploads(self, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
         """Train the clients and take their uploads; returns what the exchange provides to the server's steps.

@@ -1,4 +1,4 @@
-"""What a run may add to rounds: privacy, attacks, clocks, secure sums, guards, notes; each imports the engine, not another.
+"""Features around the rounds of a run: privacy, attacks, clocks, secure sums, guards, notes; none imports another.
 
 Names are loaded on first use, because the engine imports some of these modules.
 """

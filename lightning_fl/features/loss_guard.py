@@ -86,11 +86,10 @@ class RoundGuard(Observer):
     def around(self, roles: Roles) -> Roles:
         """Return the roles of a round that this object guards."""
         return replace(
-            roles,
+            roles.watched_by(self),
             accepts=lambda result: roles.accepts(result) and not self.rejects(result),
             take_step=partial(self.take_step, roles.take_step),
             conclude=lambda turn, proposal: self.conclude(turn, roles.conclude(turn, proposal)),
-            observers=(*roles.observers, self),
         )
 
     def begin_round(self, run: Run, server: Server) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -32,7 +32,7 @@ class RoundNotes(Observer):
 
     def around(self, roles: Roles) -> Roles:
         """Return the roles of a round that this object watches."""
-        return replace(roles, observers=(*roles.observers, self))
+        return roles.watched_by(self)
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Say what went wrong for the first time."""

@@ -24,11 +24,8 @@ class SumsOfClients(Observer):
 
     def around(self, roles: Roles) -> Roles:
         """Return the roles of a round in which clients that will not keep their part of it are in no sum."""
-        return replace(
-            roles,
-            train=lambda job, clients: map(_out_of_the_sum_if_lost, roles.train(job, clients)),
-            observers=(*roles.observers, self),
-        )
+        watched = roles.watched_by(self)
+        return replace(watched, train=lambda job, clients: map(_out_of_the_sum_if_lost, roles.train(job, clients)))
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Return how many uploads are lost; say once that too few clients answered for a sum."""

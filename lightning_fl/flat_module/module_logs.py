@@ -189,7 +189,7 @@ class LogCollector:
             metric.reset()
         self._metrics.clear()
 
-    def averages(self, parts: Sequence[Sums], knowledge: Sequence[Known] | None = None) -> dict[str, float]:
+    def averages(self, parts: Sequence[Sums], knowledge: Sequence[LoggedNames] | None = None) -> dict[str, float]:
         """Combine the sums of several clients, and compute the torchmetrics objects, which `end_round` resets.
 
         Args:
@@ -238,11 +238,11 @@ class LogCollector:
         )
         return float(value)
 
-    def knowledge(self) -> Known:
+    def knowledge(self) -> LoggedNames:
         """Return what other processes, whose clients or batches log other names, have to know of this one's."""
         means = {name for name in self._reductions if self._is_mean(name)}
         reductions = {name: how if isinstance(how, str) else None for name, how in self._reductions.items()}
-        return Known(
+        return LoggedNames(
             self.progress_bar_names,
             self.unlogged_names,
             self._forms,
@@ -250,7 +250,7 @@ class LogCollector:
             {name: how for name, how in reductions.items() if name not in means},
         )
 
-    def _learn_from_others(self, parts: Sequence[Sums], knowledge: Sequence[Known] | None) -> dict[str, float]:
+    def _learn_from_others(self, parts: Sequence[Sums], knowledge: Sequence[LoggedNames] | None) -> dict[str, float]:
         """Learn how other processes log; return reductions other than the mean.
 
         All processes then compute the same metrics in the same order, because each exchanges its state with the others.
@@ -299,7 +299,7 @@ class LogCollector:
         return {name: paths[id(metric)] for name, metric in self._metrics.items()}
 
 
-class Known(NamedTuple):
+class LoggedNames(NamedTuple):
     """Knowledge of a process about logged names: as in `LogCollector`, paths of metrics, and reductions other than the mean.
 
     A reduction that is a function has None here: processes cannot send it.

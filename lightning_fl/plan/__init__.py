@@ -1,1 +1,1 @@
-"""What a fit would cost, found by rehearsing it on a copy."""
+"""Plan of a fit: its costs, found by rehearsing it on a copy."""

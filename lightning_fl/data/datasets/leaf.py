@@ -50,7 +50,7 @@ MOST_CLASSES = 10_000
 
 
 class Leaf(FederatedDataModule):
-    """Data sets in the JSON files of LEAF: each user (a writer, a role in a play, a task, who tweets or comments) is a client.
+    """Data sets in the JSON files of LEAF: each user (a writer, a role in a play, a task, an account) is a client.
 
     FEMNIST: images 1×28×28 with values in [0, 1], 62 classes. Shakespeare: 80 characters as whole numbers (80,), and the next one
     as the class, of 80. Synthetic: numbers (d,), and as many classes as the files name, from 0. Sent140: the first 25 words of a

@@ -54,11 +54,13 @@ class Attackers(Observer):
         """Return the roles of a round in which attackers train on poisoned samples, and send what the attack makes of it."""
 
         def train(job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
+            if job.data is None:  # a rehearsal of the messages, in which nobody trains
+                return roles.train(job, clients)
             attacking = self.among(job.run, job.selected)
             poisoned = replace(job, data=self.poisoned_data(attacking))
             return self.attacked(roles.train(poisoned, clients), job, attacking)
 
-        return replace(roles, train=train, observers=(*roles.observers, self))
+        return replace(roles.watched_by(self), train=train)
 
     def trained(self, job: ClientJob) -> None:
         """Keep the model that clients have received, for attacks that compare it with the next one."""
@@ -156,7 +158,7 @@ class Attackers(Observer):
         """
         attack = self.adversary.attack
         waiting: list[Result] = []
-        known = Known(keeps=attack.knows == "uploads")
+        known = HonestStatistics(keeps=attack.knows == "uploads")
         for result in results:
             is_attacker = result.client in attackers
             result.attacking = float(is_attacker)
@@ -206,8 +208,8 @@ class Attackers(Observer):
         return total / theirs if theirs else 1.0
 
 
-class Known:
-    """What colluding attackers see of the honest uploads of a round.
+class HonestStatistics:
+    """Moments of the honest uploads of a round, or these uploads, as colluding attackers see them.
 
     Args:
         keeps: True to keep the uploads, False to sum them up.

@@ -57,9 +57,12 @@ def keeping_variances(roles: Roles, buffers: Buffers) -> Roles:
 
     def conclude(turn: ServerTurn, proposal: Proposal) -> Proposal:
         proposal, layout = roles.conclude(turn, proposal), turn.context.buffer_layout
+        names = _running_variances(layout)
+        if not names:
+            return proposal
         clamped = proposal.buffers.clone()
         views = layout.views(clamped)
-        for name in _running_variances(layout):
+        for name in names:
             views[name].clamp_(min=LEAST_VARIANCE)
         return replace(proposal, buffers=clamped)
 

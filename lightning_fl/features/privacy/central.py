@@ -295,7 +295,7 @@ class CentralMechanism(Mechanism):
 
     def around(self, roles: Roles) -> Roles:
         """Return the roles of a round in which nobody sends buffers that stay the server's, and variances stay above 0."""
-        roles = keeping_variances(replace(roles, observers=(*roles.observers, self)), self.settings.buffers)
+        roles = keeping_variances(roles.watched_by(self), self.settings.buffers)
         if self.settings.buffers != "keep":
             return roles
         return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))

@@ -123,7 +123,7 @@ class LocalMechanism(Mechanism):
 
     def around(self, roles: Roles) -> Roles:
         """Return the roles of a round in which clients clip what they send and add noise to it, and variances stay above 0."""
-        roles = keeping_variances(replace(roles, observers=(*roles.observers, self)), self.settings.buffers)
+        roles = keeping_variances(roles.watched_by(self), self.settings.buffers)
         return replace(roles, train=lambda job, clients: map(partial(self._noisy, job.run), roles.train(job, clients)))
 
     def _noisy(self, run: Run, result: Result) -> Result:

@@ -38,7 +38,9 @@ from lightning_fl.algorithms import (
     FedNova,
     LocalOnly,
 )
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.data import Digits
+from lightning_fl.engine.roles import Roles
 from lightning_fl.features.attacks import (
     ALIE,
     IPM,
@@ -60,7 +62,7 @@ from lightning_fl.features.privacy import ClientPrivacy
 from lightning_fl.features.privacy.central import CentralMechanism
 from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.slots import Aggregator, Result, RoundContext, Step, Upload
+from lightning_fl.slots import Aggregator, Result, RoundContext, Rule, Step, Upload
 from lightning_fl.state.run_state import ATTACK, Run
 from lightning_fl.steps import CentredClipping, TrustScores
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -328,6 +330,18 @@ def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -
     attackers = Attackers(Adversary(IPM(1.0), [3]), data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
     *_, last = attackers.attacked(results, job, frozenset([3]))
     assert last.message["model"].tolist() == [-2.0, -2.0]
+
+
+@pytest.mark.parametrize("attack", [NotFinite(), IPM(1.0), MinMax()], ids=repr)
+def test_nobody_attacks_in_a_rehearsal_of_the_messages(attack: Attack) -> None:
+    """Test that a job without samples, by which bits are planned, is done as without attackers."""
+    data: Any = SimpleNamespace(num_clients=4, client_sizes=np.ones(4))
+    attackers = Attackers(Adversary(attack, [0]), data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
+    run = Run(0, NO_LAYOUT, NO_LAYOUT, torch.zeros(0), torch.zeros(0), {})
+    job = ClientJob(Rule(), None, {}, None, run)  # type: ignore[arg-type]
+    planned = Result(0, {"model": torch.ones(2)}, 1.0, {}, {}, {}, num_steps=1)
+    (sent,) = attackers.around(Roles(lambda job, clients: iter([planned]))).train(job, [0])
+    assert sent.message["model"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("attack", [FreeRider("last_change", 0.1), ALIE(), FangTrim(), GaussianUpload()], ids=repr)
