@@ -42,7 +42,7 @@ from lightning_fl.features.attacks import Adversary, SignFlip
 from lightning_fl.features.clock import SimulatedClock
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy import AdaptiveClip, ClientPrivacy, LocalPrivacy
-from lightning_fl.features.secure_sums import SecureAggregation
+from lightning_fl.features.secure_aggregation import SecureAggregation
 from lightning_fl.modules import ImageClassifier
 
 SLOW = SimulatedClock(computation_seconds=1.0, uplink_sigma=0.5)

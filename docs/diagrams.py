@@ -57,7 +57,7 @@ DOWN = [
 CLIENTS = [
     Box("rule", "ClientJob"),
     Box("personal", "method.personal"),
-    Box("exchange", "exchange.collect"),
+    Box("exchange", "roles.collect"),
     Box("uplink", f"link.{Link.send_up.__name__}"),
 ]
 UP = [
@@ -122,7 +122,9 @@ def names_in(function: FunctionType, callers: Sequence[str]) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             yield from walk(child)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            inner = vars(Federation).get(node.func.attr) if ast.unparse(node.func.value) == "self" else None
+            # What a role does that no feature wraps is a method of the same name with an underscore.
+            name = {"self": node.func.attr, "roles": f"_{node.func.attr}"}.get(ast.unparse(node.func.value), "")
+            inner = vars(Federation).get(name)
             if isinstance(inner, FunctionType) and inner.__name__ not in callers:
                 yield from names_in(inner, (*callers, inner.__name__))
 

@@ -16,7 +16,7 @@ from lightning_fl.checks import check_whole
 from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, check_inner, forwards
 
 
-@forwards("inner", "in_common is_median needs provides weighs_equally")
+@forwards("inner", "in_common is_median merges_none needs provides weighs_equally")
 @dataclass(frozen=True)
 class Bucketing(Aggregator):
     """Give another aggregator the means of buckets of s uploads, which are more alike where clients' data differ.

@@ -20,7 +20,7 @@ from lightning_fl.slots import (
 )
 
 
-@forwards("inner", "check in_common is_median needs uses weighs_equally")
+@forwards("inner", "check in_common is_median merges_none needs uses weighs_equally")
 @dataclass(frozen=True)
 class KeepUploads(Aggregator):
     """Return the inner aggregator's message, and all uploads (K, ·) of a name as `uploads/<name>`. Memory grows with K.

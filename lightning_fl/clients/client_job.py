@@ -17,6 +17,7 @@ from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Personal, RoundContext, Rule
+from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.run_state import Run
 
 VALUES = (Tensor, bool, int, float, complex, str, bytes, type(None))
@@ -39,6 +40,7 @@ class ClientJob:
         group: processes that train each client together; None if this process trains it alone.
         data: samples of the clients; None in the server's job, and before the round's clients begin.
         selected, answering: clients of the round that have received the broadcast, and those that answer, in all processes.
+        accepted: what the server has accepted of the round's clients so far, in this process; None as `data`.
     """
 
     rule: Rule
@@ -53,6 +55,7 @@ class ClientJob:
     data: FederatedDataModule | None = None
     selected: Sequence[int] = ()
     answering: Sequence[int] = ()
+    accepted: Outcome | None = None
 
     @property
     def counters(self) -> Mapping[str, Tensor]:

@@ -28,7 +28,7 @@ class CallbackQueries:
         self.about = self.about or about
         self.counts[client] = self.counts.get(client, 0) + count
 
-    def charge(self, ledger: Ledger, context: RoundContext, recipients: Collection[int], is_timed: bool) -> Link:
+    def charge(self, ledger: Ledger, context: RoundContext, recipients: Collection[int]) -> Link:
         """Charge the next round for the queries, clear them, and return the link that they have crossed.
 
         Each client that answered receives the whole model and sends its numbers. Those that the next round's broadcast goes to
@@ -38,12 +38,11 @@ class CallbackQueries:
             ledger: ledger of the run.
             context: context of the next round.
             recipients: clients that the broadcast of the next round goes to.
-            is_timed: True to count the bits of each client, too.
         """
         booked, layout = Ledger(), (context.unpruned or context).layout
         left = {"model": layout.numel, "buffers": context.buffer_layout.numel}
         rest = {name: x[left[name] :] for name, x in self.about.items()}  # any numbers will do: only their count costs
-        link = Link(context, Dense(), Dense(), booked, timed=list(self.counts) if is_timed else ())
+        link = Link(context, Dense(), Dense(), booked, timed=list(self.counts))
         link.send_to_all([client for client in self.counts if client not in recipients], self.about)
         link.send_to_all([client for client in self.counts if client in recipients], rest)
         for client, count in self.counts.items():

@@ -12,7 +12,7 @@ from lightning_fl.engine.population import Cohort
 from lightning_fl.flat_module.module_logs import LogCollector, LoggedNames, merged, on_host
 from lightning_fl.link.link import Link
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Pace, Result, Upload, Uploader, is_finite
+from lightning_fl.slots import Aggregator, Merging, Message, Upload, Uploader, is_finite
 from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 from lightning_fl.state.staging import Staging
 
@@ -34,27 +34,23 @@ class Intake:
     def __init__(
         self,
         aggregator: Aggregator,
-        accepts: Callable[[Result], bool],
+        accept: Callable[[Upload], str],
         fabric: Fabric,
         check_counters: Callable[[Mapping[str, Tensor]], None],
         logs: LogCollector,
         staging: Staging,
-        pace: Pace | None = None,
         keep: Keep = IN_MEMORY,
-        merges_none: bool = False,
     ) -> None:
         """Take nothing yet.
 
         Args:
             aggregator: merges the uploads.
-            accepts: True for a result that the server takes, if it is finite and not too stale.
+            accept: returns why the server rejects an upload that is finite; "" if it takes it.
             fabric: Fabric of the processes.
             check_counters: checks the integer buffers of a result.
             logs: collector of what the module logs.
             staging: copies clients' states to the host.
-            pace: says which uploads are too stale; None for none.
             keep: keeps clients' new states until the round ends.
-            merges_none: True if the aggregator merges also a round without an accepted upload.
         """
         self.outcome, self._staging = Outcome(), staging
         self.known: list[LoggedNames] | None = None
@@ -63,14 +59,13 @@ class Intake:
         self.metrics: dict[str, float] = {}
         self.is_skipped = False
         self.uploaders: Sequence[Uploader] = ()
-        self._logs, self._pace, self._keep = logs, pace, keep
-        self._check_counters, self._merges_none = check_counters, merges_none
-        self._aggregator, self._accepts, self._fabric = aggregator, accepts, fabric
+        self._logs, self._keep, self._check_counters = logs, keep, check_counters
+        self._aggregator, self._accept, self._fabric = aggregator, accept, fabric
         self._merge = UploadMerge(fabric, aggregator)  # until `finish`
         self.shares_uploads = self._merge.shares_uploads
 
     def take(self, upload: Upload, link: Link) -> None:
-        """Accept an upload, or reject one that is too stale, or which, or what its client keeps, is not finite, or by role."""
+        """Accept an upload, or reject one that is not finite, of which what its client keeps is not finite, or by role."""
         result = upload.result
         self.outcome.num_steps += result.num_steps
         self.outcome.most_steps = max(self.outcome.most_steps, result.num_steps)
@@ -78,16 +73,17 @@ class Intake:
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        is_stale = self._pace is not None and not self._pace.takes(upload.staleness)
-        self.outcome.num_stale += is_stale
-        if finite and not is_stale and self._accepts(result):
-            self._check_counters(result.counters)
-            self._merge.add(upload)
-            if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
-                result.logs = merged([self.outcome.logs[result.client], result.logs])
-            self.outcome.accept(result, memory, self._staging, self._keep)
-            if result.client not in link.senders and not any(bool(entry.any()) for entry in upload.message.values()):
-                self.outcome.silent |= {result.client}
+        reason = self._accept(upload) if finite else "not finite"
+        if reason:
+            self.outcome.rejected[reason] += 1
+            return
+        self._check_counters(result.counters)
+        self._merge.add(upload)
+        if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
+            result.logs = merged([self.outcome.logs[result.client], result.logs])
+        self.outcome.accept(result, memory, self._staging, self._keep)
+        if result.client not in link.senders and not any(bool(entry.any()) for entry in upload.message.values()):
+            self.outcome.silent |= {result.client}
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.
@@ -111,10 +107,10 @@ class Intake:
             sizes = self._exchange(params, prunings)
         accumulator = self._merge.accumulate(cohort.answering, sizes)
         del self._merge
-        if link.secure_sum is not None and link.secure_sum.is_lost(self.outcome.num_accepted):
+        if link.only_sum is not None and link.only_sum.is_lost(self.outcome.num_accepted):
             self.outcome.lose(link.num_lost or self.outcome.num_accepted)
             accumulator = {}
-        if not self.outcome.logs and not self._merges_none:
+        if not self.outcome.logs and not self._aggregator.merges_none:
             self.is_skipped = True
             return {}, self.outcome
         merging = Merging(link.context)

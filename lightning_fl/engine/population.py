@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
-from lightning_fl.features.clock.availability import Availability
+from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.processes import share_of
 from lightning_fl.state.run_state import COHORT, DROPOUT, Run
 
@@ -37,6 +37,20 @@ class Cohort:
     def num_dropped(self) -> int:
         """Selected clients that drop out."""
         return len(self.selected) - len(self.answering) - len(self.late)
+
+    def work(self, present: LocalWork) -> LocalWork:
+        """Return the length of these clients' training, given that of clients that begin in the present round."""
+        return present
+
+
+class Availability(Protocol):
+    """Times at which clients are there."""
+
+    def begin(self, now: float, num_needed: int) -> tuple[float, np.ndarray]:
+        """Return the first time from `now` on at which so many clients are there, and these clients in ascending order."""
+
+    def next_start(self, now: float) -> float:
+        """Return the first time after `now` at which a client comes back."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +80,16 @@ class Population:
     if_too_few: Literal["wait", "fewer"] = "wait"
     sampling: Literal["fixed", "poisson", "passes"] = "fixed"
 
-    def cohort(self, run: Run, in_time: Callable[[list[int], list[int]], list[int]] | None = None) -> Cohort:
-        """Draw the cohort of the run's present round.
-
-        Args:
-            run: the run.
-            in_time: given the selected clients and those of them that do not drop out, returns which of these are in time, in
-                their order; None if all are.
-        """
+    def cohort(self, run: Run) -> Cohort:
+        """Draw the cohort of the run's present round."""
         begin, there = self._there(run)
         selected = self._drawn(run, there)
-        arriving = self.answering(run, selected)
-        answering = arriving if in_time is None else in_time(selected, arriving)
-        accepted = set(answering)
-        late = [client for client in arriving if client not in accepted]
-        mine = share_of(answering, self.sizes, self.rank, self.num_ranks)
-        return Cohort(selected, answering, mine, late, begin)
+        answering = self.answering(run, selected)
+        return Cohort(selected, answering, self.mine(answering), begin=begin)
+
+    def mine(self, answering: list[int]) -> list[int]:
+        """Return those of the answering clients that this process trains."""
+        return share_of(answering, self.sizes, self.rank, self.num_ranks)
 
     def select(self, run: Run) -> list[int]:
         """Draw the clients that receive the broadcast of the run's present round."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import count
+from typing import Protocol
 
-import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -21,31 +22,24 @@ from lightning_fl.clients.shown_models import show
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.engine.callback_queries import CallbackQueries
+from lightning_fl.engine.dry_round import mean_alone, results_without_training
 from lightning_fl.engine.intake import Intake
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
-from lightning_fl.engine.planned_bits import planned_bits, planned_link
 from lightning_fl.engine.population import Cohort, Population
 from lightning_fl.engine.pretraining import ModuleLearner
-from lightning_fl.engine.roles import Feature, Roles, Round
+from lightning_fl.engine.roles import Roles, Round, Train
 from lightning_fl.engine.round_record import round_record
 from lightning_fl.engine.server_side import ServerSide
 from lightning_fl.engine.server_steps import take_steps
-from lightning_fl.errors import require
-from lightning_fl.features.clock.client_devices import Computation, RoundTimes, in_time
-from lightning_fl.features.clock.simulated_time import SimulatedTime
-from lightning_fl.features.privacy.mechanism import Mechanism
-from lightning_fl.features.privacy.side_channels import times as times_clients
-from lightning_fl.features.secure_sums import SecureAggregation, SecureSum
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.link.link import Link
 from lightning_fl.link.messages import RoundObserver
 from lightning_fl.outputs.losses import say_lost
-from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
+from lightning_fl.processes import gather_by_client, gather_objects, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import (
-    SENT,
     Draw,
     Message,
     PruningTurn,
@@ -53,11 +47,18 @@ from lightning_fl.slots import (
     RoundContext,
     ServerTurn,
     SetupTurn,
-    Upload,
+    Uploader,
 )
 from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, added_by_client, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SERVER, SETUP, Run
 from lightning_fl.vectors.pieces import converted, narrowed
+
+
+class Feature(Protocol):
+    """Feature of a run, which stands around its rounds."""
+
+    def around(self, roles: Roles, engine: Federation) -> Roles:
+        """Return the roles of a round with this feature around them; called once a run, and once more for its dry rounds."""
 
 
 @dataclass
@@ -73,10 +74,7 @@ class Federation:
         network: layers and size of the module; replaced when the module is pruned.
         schedule: length and batches of a client's local training.
         num_rounds: rounds of the run.
-        time: simulated seconds of the rounds.
-        secure_aggregation: lets the server see only sums over the clients, at a cost; None if it sees their messages.
         observer: is told of each upload and message.
-        privacy: clips and adds noise if the run is private.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         features: what stands around the round, the innermost first.
         runner: trains clients on a job.
@@ -95,10 +93,7 @@ class Federation:
     network: Network
     schedule: LocalSchedule
     num_rounds: int
-    time: SimulatedTime
-    secure_aggregation: SecureAggregation | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
-    privacy: Mechanism = field(default_factory=Mechanism)
     accuracy: str | None = None
     features: Sequence[Feature] = ()
     runner: Runner = serial
@@ -115,60 +110,46 @@ class Federation:
     @cached_property
     def roles(self) -> Roles:
         """Roles of a round, with the features around them."""
-        return self.around(Roles(self._train))
+        return self._around(self._train)
 
-    def around(self, roles: Roles) -> Roles:
-        """Return roles with the features around them."""
-        return reduce(lambda inner, feature: feature.around(inner), self.features, roles)
+    @cached_property
+    def _dry_roles(self) -> Roles:
+        """Roles of a round in which nobody trains, with the features around them."""
+        return self._around(partial(results_without_training, self.flat_module))
+
+    def _around(self, train: Train) -> Roles:
+        method = self.algorithm
+        roles = Roles(
+            self.population, self._broadcast, train, method.exchange.collect, lambda context: method.aggregator
+        )
+        return reduce(lambda inner, feature: feature.around(inner, self), self.features, roles)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
-        run, method, context = self.run, self.algorithm, self.context
+        run, method, context, roles = self.run, self.algorithm, self.context, self.roles
         cohort, work = self.cohort, self.work
         server = self._server_side(context, f"Round {run.round + 1}")
-        roles = self.roles
         for observer in roles.observers:
             observer.begin_round(run, server)
-        link, shared = self._open_link(cohort, context), method.share(run.server)
-        module, fabric = self.flat_module.module, self.flat_module.fabric
-        check = partial(check_counters, module, run.counters)
-        logs, staging = self.flat_module.logs, run.staging
-        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
-        aggregator, merges_none = self.privacy.aggregator(method, run, context), self.privacy.merges_none
-        intake = Intake(aggregator, roles.accepts, fabric, check, logs, staging, method.pace, keep, merges_none)
-        provided = self._take_uploads(self._broadcast(link, cohort.selected, shared, work), cohort, link, intake)
+        link, intake = self._open_link(cohort, context), self._intake(context)
+        provided = self._take_uploads(roles.broadcast(link, cohort), cohort, link, intake)
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
-        num_samples = work.num_samples(cohort.answering)
-        client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
-        averages = logs.averages(client_logs, intake.known)
-        self.logged_in_training.update(*({name, *logs.suffixed.get(name, ())} for name in averages))
-
-        stragglers = work.num_stragglers(cohort.answering)
-        computation = self.time.computation(work, self.network)
-        times = self._times(cohort, computation, outcome, link)
-        counted, seen = cohort, outcome
-        if self.privacy.hides_costs:
-            seen = replace(outcome)
-            counted = self._expect(cohort, link, outcome)
-        seconds = partial(self.time.seconds, counted, computation, times)
-        run.book(outcome, link, seconds)
-        proposal = None
+        averages = self._averages(cohort, outcome, intake)
+        num_samples, stragglers = work.num_samples(cohort.answering), work.num_stragglers(cohort.answering)
+        finished = Round(run, cohort, link, outcome, work, averages, intake.metrics)
+        run.book(roles.costs(finished), link)
         if not intake.is_skipped:
-            turn = self._server_turn(context, server, outcome, shared, merged, provided)
-            turn.uploaders = intake.uploaders
+            turn = roles.reveal(self._server_turn(context, server, outcome, merged, provided, intake.uploaders))
             del merged, provided  # so that steps may let go of what they have used
             # Steps may let the module draw, as FedDF's student with dropout does.
             self.flat_module.seed(run.torch_seeds(SERVER)[1])
             proposal = take_steps(method, roles, turn, run.server, self.flat_module.newly_frozen)
-        finished = Round(run, cohort, link, seen, work, times, averages, intake.metrics, proposal)
-        columns: dict[str, float] = {}
-        for observer in roles.observers:
-            columns |= observer.end_round(finished)
-        self._commit(proposal, outcome, intake)
-        reported = intake.metrics | ({} if proposal is None else proposal.metrics)
-        averages = {} if self.privacy.hides_costs else averages
-        record = round_record(run, counted, outcome, self.network, averages, num_samples, stragglers, reported, columns)
-        return self.privacy.shown(record)
+            finished = replace(finished, proposal=proposal)
+            del turn, proposal
+        columns = {name: value for observer in roles.observers for name, value in observer.end_round(finished).items()}
+        self._commit(finished.proposal, outcome, intake)
+        reported = intake.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
+        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported, columns)
 
     @property
     def context(self) -> RoundContext:
@@ -195,12 +176,10 @@ class Federation:
     def cohort(self) -> Cohort:
         """Cohort of the present round, drawn once."""
         run = self.run
-        drawn_for: tuple[object, ...] = run.seed, run.round
-        closes_early = self.time.deadline is not None or self.population.over_selection > 1
-        if closes_early:  # who is in time depends on the sizes of model and training, which callbacks may change
-            drawn_for += self.schedule, self.network, id(run.unpruned)
+        # Who is in time depends on the sizes of model and training, which callbacks may change.
+        drawn_for: tuple[object, ...] = run.seed, run.round, self.schedule, self.network, id(run.unpruned)
         if self._drawn is None or self._drawn[0] != drawn_for:
-            self._drawn = drawn_for, self.population.cohort(run, self._in_time if closes_early else None)
+            self._drawn = drawn_for, self.roles.sample.cohort(run)
         return self._drawn[1]
 
     @property
@@ -244,32 +223,29 @@ class Federation:
             mean=partial(mean, fabric, method.aggregator, context, cohort.answering),
             observer=self.observer,
             catch_up=run.ledger.catch_up,
-            timed=() if self.time.devices is None else list(dict.fromkeys([*cohort.selected, *cohort.answering])),
-            secure_sum=self._secure_sum(cohort.selected),
+            timed=list(dict.fromkeys([*cohort.selected, *cohort.answering])) if self.roles.counts_each else (),
             is_unchanged=run.is_unchanged,
         )
 
-    def _secure_sum(self, selected: Sequence[int]) -> SecureSum | None:
-        """Return the sum that the server sees of the selected clients; None if it sees their messages."""
-        if self.secure_aggregation is None:
-            return None
-        in_parts = SENT in self.algorithm.exchange.provides & self.algorithm.aggregator.uses
-        return SecureSum(self.secure_aggregation, len(selected), weighs_each=in_parts)
-
-    def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
+    def _broadcast(self, link: Link, cohort: Cohort) -> ClientJob:
         """Send the model, and the pruning mask, d bits, to clients that do not have it yet; returns the job of the clients."""
         run, method = self.run, self.algorithm
-        recipients = method.exchange.recipients(selected, link.context)
+        recipients = method.exchange.recipients(cohort.selected, link.context)
         if run.mask is not None:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
-        link.agree_on_keys(selected)
-        self.privacy.announce(link, recipients)
-        received = link.broadcast(recipients, self._model_message() | shared)
+        received = link.broadcast(recipients, self._model_message() | method.share(run.server))
         received = {"buffers": run.buffers} | received
-        return ClientJob(
-            method.rule, link.context, received, work.schedule, run, personal=method.personal, group=self.group
-        )
+        schedule = self.work_of(self.schedule, run, link.context).schedule
+        return ClientJob(method.rule, link.context, received, schedule, run, personal=method.personal, group=self.group)
+
+    def _intake(self, context: RoundContext) -> Intake:
+        """Return the intake of a round's uploads."""
+        run, fabric = self.run, self.flat_module.fabric
+        check = partial(check_counters, self.flat_module.module, run.counters)
+        keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
+        aggregator = self.roles.aggregator(context)
+        return Intake(aggregator, self.roles.accept, fabric, check, self.flat_module.logs, run.staging, keep)
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
@@ -286,42 +262,45 @@ class Federation:
 
         What clients need for their training, besides the model, is not kept any longer than this.
         """
-        exchange = self.algorithm.exchange
-        if self.group is None or self.group.is_first:
-            self.privacy.answer(link, cohort.mine)
-        job = replace(job, data=self.data, selected=cohort.selected, answering=cohort.answering)
-        job, clients = exchange.before_training(job, cohort.mine, self.roles.train, link)
+        exchange, roles = self.algorithm.exchange, self.roles
+        selected, answering = cohort.selected, cohort.answering
+        job = replace(job, data=self.data, selected=selected, answering=answering, accepted=intake.outcome)
+        # A client that sends twice in a round goes on from what it keeps of its first upload.
+        link.client_memory = ChainMap(intake.outcome.memory, link.client_memory)  # type: ignore[arg-type]
+        job, clients = exchange.before_training(job, cohort.mine, roles.train, link)
         if self.group is not None:  # only its first process has seen what the clients sent
             clients = self.group.gather(clients)[0]
         positions = count(1)
-        for upload in self._uploads(job, clients, link, intake.outcome):
+        for upload in roles.collect(roles.train(job, clients), link):
             intake.take(upload, link)
             show(self.flat_module, upload.result.trained)
             self.observer.on_upload(upload.result.client, next(positions), len(clients))
             del upload  # before the next client trains, as `enumerate` would not
         link.received = {}
         self.flat_module.release_gradient()
-        for observer in self.roles.observers:
+        for observer in roles.observers:
             observer.trained(job)
         return {name: job.received[name] for name in exchange.provides if name in job.received}
 
-    def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
-        """Train the clients, and yield their uploads; `outcome` has what has been accepted of them so far."""
-        return iter(self.algorithm.exchange.collect(self.roles.train(job, clients), link))
+    def _averages(self, cohort: Cohort, outcome: Outcome, intake: Intake) -> dict[str, float]:
+        """Return the averages of what the module has logged while accepted clients trained."""
+        logs = self.flat_module.logs
+        client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
+        averages = logs.averages(client_logs, intake.known)
+        self.logged_in_training.update(*({name, *logs.suffixed.get(name, ())} for name in averages))
+        return averages
 
     def _server_turn(
         self,
         context: RoundContext,
         server: ServerSide,
         outcome: Outcome,
-        shared: Message,
         merged: Message,
         provided: Message,
+        uploaders: Sequence[Uploader],
     ) -> ServerTurn:
         """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
-        run, hides_clients = self.run, self.privacy.hides_clients
-        clients = [] if hides_clients else sorted(outcome.logs)
-        counters = run.counters if self.privacy.keeps_counters else maximum(run.counters, outcome.counters)
+        run = self.run
         dtypes = {"buffers": run.buffers.dtype}
         is_alone = len({vector.data_ptr() for vector in merged.values()}) == len(merged)  # no vector has two names
         change = narrowed if is_alone else converted
@@ -332,17 +311,18 @@ class Federation:
         }
         return ServerTurn(
             context=context,
-            server=replace(server, counters=counters),
+            server=replace(server, counters=maximum(run.counters, outcome.counters)),
             round=run.round,
-            clients=clients,
-            num_samples=self.privacy.num_samples(outcome.num_samples),
-            shared=shared,
+            clients=sorted(outcome.logs),
+            num_samples=outcome.num_samples,
+            shared=self.algorithm.share(run.server),
             params=run.params,
             buffers=run.buffers,
-            merged=self.privacy.merged(message, run, server.untrained),
+            merged=message,
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
+            uploaders=uploaders,
         )
 
     def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
@@ -398,53 +378,46 @@ class Federation:
     @property
     def work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
-        return self._work_of(self.schedule, self.run, self.context)
+        return self.cohort.work(self.work_of(self.schedule, self.run, self.context))
 
-    def _work_of(self, schedule: LocalSchedule, run: Run, context: RoundContext) -> LocalWork:
+    def work_of(self, schedule: LocalSchedule, run: Run, context: RoundContext) -> LocalWork:
         """Return the length of the clients' local training in the present round of a run, which has the context."""
         method, sizes = self.algorithm, self.data.client_sizes
         in_round = schedule.in_round(method.rule, context)
         return LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
 
-    def _times(self, cohort: Cohort, computation: Computation, outcome: Outcome, link: Link) -> RoundTimes | None:
-        """Return the seconds of the round and of its clients, with the bits that they sent; None if the clock is not theirs."""
-        bits = added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
-        return self.time.of_round(cohort, self.population.cohort_size, computation, bits)
+    def dry_round(self, selected: Sequence[int]) -> Link:
+        """Return a link after a round in which the first of some clients trains nothing, which tells the bits of messages.
 
-    def _in_time(self, selected: list[int], arriving: list[int]) -> list[int]:
-        """Return the clients that answer before the round closes, by the bits that they are going to send and receive."""
-        run, work, shared = self.run, self.work, self.algorithm.share(self.run.server)
-        broadcast = partial(self._broadcast, selected=selected, shared=shared, work=work)
-        secure_sum = self._secure_sum(selected)
-        bits = planned_bits(
-            self.flat_module, self.algorithm, run, self.context, selected, broadcast, self.around, secure_sum
-        )
-        planned = self.time.plan(arriving, self.time.computation(work, self.network), bits)
-        return in_time(planned, self.population.cohort_size, self.time.deadline)
-
-    def _expect(self, cohort: Cohort, link: Link, outcome: Outcome) -> Cohort:
-        """Replace the bits of a round by their expected values, and count no uploads.
-
-        Returns:
-            A cohort of one client whose number of samples is the median, for the time of the round.
+        In an exchange that chooses parts of the model, a client alone sends all that it might have to. Nothing changes the run.
         """
-        sizes, eligible = self.data.client_sizes, self.population.eligible
-        median = int(eligible[np.argsort(sizes[eligible], kind="stable")[len(eligible) // 2]])
-        recipients = self.population.cohort_size
-        selected = [median, *eligible[eligible != median].tolist()][:recipients]
-        broadcast = partial(
-            self._broadcast, selected=selected, shared=self.algorithm.share(self.run.server), work=self.work
+        run, method, roles = self.run, self.algorithm, self._dry_roles
+        context = self.context
+        link = Link(
+            context,
+            method.uplink,
+            method.downlink,
+            server_memory=run.server_memory,
+            random=partial(run.random, EXCHANGE),
+            mean=partial(mean_alone, method.aggregator, len(selected)),
+            catch_up=run.ledger.catch_up,
+            timed=selected,
+            is_unchanged=run.is_unchanged,
         )
-        one = planned_link(self.flat_module, self.algorithm, self.run, self.context, selected, broadcast, self.around)
-        self.privacy.answer(one, [median])
-        link.broadcast_bits = one.broadcast_bits
-        outcome.bits = times_clients(one.client_bits, recipients * (1 - self.population.dropout_rate))
-        outcome.num_uploads = outcome.num_accepted = 0
-        outcome.num_steps, outcome.most_steps = (
-            self.work.num_steps([median]) * recipients,
-            self.work.num_steps([median]),
-        )
-        return Cohort([median], [median], cohort.mine)
+        first = list(selected[:1])
+        job = roles.broadcast(link, Cohort(list(selected), first, first))
+        job, clients = method.exchange.before_training(job, first, roles.train, link)
+        for _ in roles.collect(roles.train(job, clients), link):
+            """Let the client send its messages."""
+        return link
+
+    def planned_bits(self, selected: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Return the bits that each selected client will send and those that it will receive; all processes must call it."""
+        link = self.dry_round(selected)
+        later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
+        bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
+        # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
+        return dict(gather_objects(self.flat_module.fabric, bits)[0])
 
     # -- between rounds ---------------------------------------------------------------------------------------------------
 
@@ -485,11 +458,11 @@ class Federation:
         """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""
         if not self.algorithm.exchange.uses_link:
             return
-        run, cohort = self.run, self.population.select(self.run)
-        link = Link(self.context, Dense(), Dense(), timed=() if self.time.devices is None else cohort)
+        run, cohort = self.run, self.roles.sample.select(self.run)
+        link = Link(self.context, Dense(), Dense(), timed=cohort)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.context, cohort, run.params, run.buffers))
         run.ledger.add(link.ledger.round_bits, ahead=True)
-        self._send_ahead(link)
+        self._sent_between(link)
 
     def refresh_network(self) -> None:
         """Read layers and size of the module again, after a pruning."""
@@ -502,25 +475,19 @@ class Federation:
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:
-        require(
-            self.secure_aggregation is None,
-            "trainer.secure_aggregation lets the server see only sums over clients, and a callback asks one client: leave one of "
-            "them out.",
-        )
+        for observer in self.roles.observers:
+            observer.asked(client)
         self._queries.record(client, count, self._model_message())
 
     def charge_queries(self) -> None:
         """Charge the next round for the queries of callbacks to clients."""
         if self._queries.counts:
-            context, is_timed = self.context, self.time.devices is not None
-            recipients = self.algorithm.exchange.recipients(self._selected(), context)
+            context = self.context
+            recipients = self.algorithm.exchange.recipients(self.roles.sample.select(self.run), context)
             charged = set(Link(context, Dense(), self.algorithm.downlink).charged(recipients))
-            self._send_ahead(self._queries.charge(self.run.ledger, context, charged, is_timed))
+            self._sent_between(self._queries.charge(self.run.ledger, context, charged))
 
-    def _selected(self) -> Sequence[int]:
-        """Return the clients that receive the model in the present round, before it begins."""
-        return self.population.select(self.run)
-
-    def _send_ahead(self, link: Link) -> None:
-        """Count the time of messages between two rounds."""
-        self.time.send_ahead(link)
+    def _sent_between(self, link: Link) -> None:
+        """Tell what stands around the rounds of messages between two of them."""
+        for observer in self.roles.observers:
+            observer.sent_between(link)

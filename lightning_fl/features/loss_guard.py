@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import is_real
 from lightning_fl.engine.roles import Observer, Roles, Round, TakeStep
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.slots import Result, Server, ServerTurn, State, Step
 from lightning_fl.state.outcome import Proposal
@@ -83,11 +84,11 @@ class RoundGuard(Observer):
     guard: LossGuard
     run: Run
 
-    def around(self, roles: Roles) -> Roles:
+    def around(self, roles: Roles, engine: Federation) -> Roles:
         """Return the roles of a round that this object guards."""
         return replace(
             roles.watched_by(self),
-            accepts=lambda result: roles.accepts(result) and not self.rejects(result),
+            accept=lambda upload: roles.accept(upload) or ("loss exploded" if self.rejects(upload.result) else ""),
             take_step=partial(self.take_step, roles.take_step),
             conclude=lambda turn, proposal: self.conclude(turn, roles.conclude(turn, proposal)),
         )

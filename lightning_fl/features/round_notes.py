@@ -9,8 +9,9 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.engine.roles import Observer, Roles, Round
+from lightning_fl.engine.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.outputs.losses import rejection_reasons, say_lost
+from lightning_fl.outputs.losses import TOO_STALE, rejection_reasons, say_lost
 
 
 @dataclass
@@ -30,7 +31,7 @@ class RoundNotes(Observer):
     trains_own: bool
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def around(self, roles: Roles) -> Roles:
+    def around(self, roles: Roles, engine: Federation) -> Roles:
         """Return the roles of a round that this object watches."""
         return roles.watched_by(self)
 
@@ -44,9 +45,9 @@ class RoundNotes(Observer):
     def _none_accepted(self, finished: Round) -> None:
         """Say that every upload is rejected, and not only stale ones; the table at the run's end counts them all."""
         outcome = finished.outcome
-        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.num_stale:
+        if outcome.num_accepted or outcome.num_lost or outcome.num_uploads == outcome.rejected[TOO_STALE]:
             return
-        why = rejection_reasons(self.may_explode, outcome.num_stale > 0)
+        why = rejection_reasons(self.may_explode, outcome.rejected[TOO_STALE] > 0)
         change = "only noise changed the model" if self.adds_noise else "the model did not change"
         if self._is_first("rejected"):
             say_lost(

@@ -1,41 +1,200 @@
-"""Secure aggregation around a round: which clients are in no sum, and sums that are lost."""
+"""Bits of secure aggregation, of which no cryptography is simulated (Bonawitz et al., Practical Secure Aggregation for
+Privacy-Preserving Machine Learning, CCS 2017, doi:10.1145/3133956.3133982).
+
+The server learns the sum Σ_k x_k over a round's clients, and no single x_k.
+
+n clients of a round, m numbers in [0, 2^b) of each; all sums are whole numbers below 2^w, w = ⌈log2(n (2^b − 1) + 1)⌉
+
+keys      client k: two public keys up, 2 a_K;  those of the others down, 2 (n − 1) a_K
+shares    client k: shares of two secrets for the others up, and theirs down, 2 (n − 1) a_S each way
+sums      client k: x_k + masks mod 2^w up, m w;  a share of one secret of each client up, n a_S, by which the masks go
+dropout   a client that is lost after the shares;  with fewer than t = ⌈2n/3⌉ answers the sum is lost
+
+So a client sends 2 a_K + (3n − 2) a_S + m w bits and receives 2 (n − 1) (a_K + a_S) besides the broadcast. The masks cancel, and
+sums of whole numbers have no rounding error: what a sum without masks gives is what the server learns.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from lightning_fl.checks import check_whole
+from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round
+from lightning_fl.engine.round import Federation
+from lightning_fl.errors import UserError
+from lightning_fl.exchanges.with_sample_count import SAMPLES
+from lightning_fl.link.link import Link
 from lightning_fl.outputs.losses import say_lost
-from lightning_fl.slots import Result, is_finite
+from lightning_fl.slots import SENT, Codec, Message, Packed, Payload, Result, RoundContext, State, is_finite
+
+WEIGHTS, UNMASKING = "scalars/weights", "keys/unmasking"
+NOTHING = torch.zeros(0)
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """Let the server see only sums over a round's clients: count what this costs, and refuse methods that need more.
+
+    Attributes:
+        key_bits: bits of a public key, a_K, at least 1.
+        share_bits: bits of an encrypted share of a secret, a_S, at least 1.
+        value_bits: bits of a number before the sum, b, in [1, 64]; what rounding to them would change is not simulated.
+    """
+
+    key_bits: int = 256
+    share_bits: int = 256
+    value_bits: int = 16
+
+    def __post_init__(self) -> None:
+        check_whole("secure_aggregation.key_bits", self.key_bits, 1)
+        check_whole("secure_aggregation.share_bits", self.share_bits, 1)
+        check_whole("secure_aggregation.value_bits", self.value_bits, 1, 64)
+
+    def width(self, num_clients: int) -> int:
+        """Return the bits of a masked number, w, in which a sum over n clients has room.
+
+        >>> [SecureAggregation().width(n) for n in (1, 10, 1024, 2**14)]
+        [16, 20, 26, 30]
+        """
+        return (num_clients * (2**self.value_bits - 1)).bit_length()
+
+    def threshold(self, num_clients: int) -> int:
+        """Return the answers of n clients without which the sum is lost, t; a sum over one client would be no secret.
+
+        >>> [SecureAggregation().threshold(n) for n in (1, 2, 3, 4, 10)]
+        [2, 2, 2, 3, 7]
+        """
+        return max(2, -(-2 * num_clients // 3))
+
+    def agreement_bits(self, num_clients: int) -> tuple[int, int]:
+        """Return the bits up and down of one of n clients for keys and shares: all that one sends that then drops out."""
+        others = num_clients - 1
+        return 2 * self.key_bits + 2 * others * self.share_bits, 2 * others * (self.key_bits + self.share_bits)
+
+    def uplink_bits(self, num_clients: int, num_numbers: int) -> int:
+        """Return all bits that one of n clients sends for a sum of m numbers.
+
+        >>> SecureAggregation().uplink_bits(10, 61_706), SecureAggregation().uplink_bits(1024, 2**20)
+        (1241800, 28049408)
+        """
+        agreement, _ = self.agreement_bits(num_clients)
+        return agreement + num_clients * self.share_bits + num_numbers * self.width(num_clients)
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """A sum over some clients of a round.
+
+    Attributes:
+        protocol: sizes of keys, shares and numbers.
+        num_clients: clients that agree on keys for it, n.
+        weighs_each: each number of a vector comes with a weight of its own, because clients send parts of the model.
+    """
+
+    protocol: SecureAggregation
+    num_clients: int
+    weighs_each: bool = False
+
+    def among(self, num_clients: int) -> SecureSum:
+        """Return a further sum, over other clients."""
+        return replace(self, num_clients=num_clients)
+
+    def is_lost(self, num_answers: int) -> bool:
+        """True if so few clients answer that the masks stay."""
+        return num_answers < self.protocol.threshold(self.num_clients)
+
+    @property
+    def codec(self) -> Masked:
+        """Codec of a client's masked message."""
+        return Masked(self)
+
+    @property
+    def agreement_bits(self) -> tuple[int, int]:
+        """Bits up and down of one client for keys and shares."""
+        return self.protocol.agreement_bits(self.num_clients)
+
+
+@dataclass(frozen=True)
+class Masked(Codec):
+    """A client's message in a secure sum: its numbers arrive as they are, since only their sum is read, and cost w bits each.
+
+    With them goes the client's weight, and its shares of secrets, by which the server removes the masks.
+
+    Attributes:
+        secure_sum: the sum.
+    """
+
+    secure_sum: SecureSum
+
+    def applies_to(self, name: str) -> bool:
+        """True: whatever a client sends is a summand."""
+        return True
+
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+        """Return all numbers, a weight unless the message has it, or one for each number of a vector, and the shares."""
+        protocol, n = self.secure_sum.protocol, self.secure_sum.num_clients
+        width = protocol.width(n)
+        payload = {name: Packed(entry, width * entry.numel()) for name, entry in message.items()}
+        num_weights = int(SAMPLES not in message)
+        if self.secure_sum.weighs_each:
+            num_weights += sum(entry.numel() for entry in message.values())
+        payload[WEIGHTS] = Packed(NOTHING, width * num_weights)
+        payload[UNMASKING] = Packed(NOTHING, n * protocol.share_bits)
+        return payload, {}
+
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
+        """Return the numbers."""
+        return {name: packed.content for name, packed in payload.items() if name not in (WEIGHTS, UNMASKING)}
 
 
 class SumsOfClients(Observer):
     """Lets the server see only sums over a round's clients."""
 
-    def __init__(self, adds_noise: bool) -> None:
+    def __init__(self, protocol: SecureAggregation, adds_noise: bool) -> None:
         """Say nothing yet.
 
         Args:
+            protocol: sizes of keys, shares and numbers.
             adds_noise: True if the server adds noise to the sum, also to a lost one.
         """
-        self._says_lost, self._adds_noise = False, adds_noise
+        self._protocol, self._adds_noise = protocol, adds_noise
+        self._says_lost = False
 
-    def around(self, roles: Roles) -> Roles:
-        """Return the roles of a round in which clients that will not keep their part of it are in no sum."""
-        watched = roles.watched_by(self)
-        return replace(watched, train=lambda job, clients: map(_out_of_the_sum_if_lost, roles.train(job, clients)))
+    def around(self, roles: Roles, engine: Federation) -> Roles:
+        """Return the roles of a round with masked messages, where clients that will not keep their part are in no sum."""
+        method = engine.algorithm
+        in_parts = SENT in method.exchange.provides & method.aggregator.uses
+
+        def broadcast(link: Link, cohort: Cohort) -> ClientJob:
+            link.show_only(SecureSum(self._protocol, len(cohort.selected), weighs_each=in_parts), cohort.selected)
+            return roles.broadcast(link, cohort)
+
+        return replace(
+            roles.watched_by(self),
+            broadcast=broadcast,
+            train=lambda job, clients: map(_out_of_the_sum_if_lost, roles.train(job, clients)),
+        )
+
+    def asked(self, client: int) -> None:
+        """Raise `UserError`, as the answer of one client is no sum."""
+        raise UserError(
+            "trainer.secure_aggregation lets the server see only sums over clients, and a callback asks one client: leave one of "
+            "them out."
+        )
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Return how many uploads are lost; say once that too few clients answered for a sum."""
-        outcome, secure_sum = finished.outcome, finished.link.secure_sum
-        if outcome.num_lost and secure_sum is not None and not self._says_lost:
+        outcome, secure_sum = finished.outcome, finished.link.only_sum
+        if outcome.num_lost and isinstance(secure_sum, SecureSum) and not self._says_lost:
             self._says_lost, n = True, secure_sum.num_clients
             change = "only noise changed the model" if self._adds_noise else "the model did not change"
             say_lost(
                 f"Round {finished.number}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
-                f"{secure_sum.protocol.threshold(n)}, so it is lost and {change}."
+                f"{self._protocol.threshold(n)}, so it is lost and {change}."
             )
         return {"clients/lost": outcome.num_lost}
 

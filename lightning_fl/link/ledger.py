@@ -66,6 +66,10 @@ class Ledger:
         for bits in parts:
             self.add(bits)
 
+    def bits_of_next(self, direction: Direction, *parts: Bits) -> int:
+        """Return the bits in one direction of a round that begins with these, and those that were booked for it in advance."""
+        return sum(sum(bits.get(direction, {}).values()) for bits in (self.coming_bits, *parts))
+
     def bits(self, direction: Direction) -> int:
         """Return the bits of the present round in one direction."""
         return sum(self.round_bits[direction].values())

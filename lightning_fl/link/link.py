@@ -13,10 +13,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.codecs import Dense
-from lightning_fl.features.secure_sums import Masked, SecureSum
 from lightning_fl.link.catch_up import CatchUp
 from lightning_fl.link.ledger import Direction, Ledger
-from lightning_fl.link.messages import DownlinkMessage, RoundObserver, UplinkMessage
+from lightning_fl.link.messages import DownlinkMessage, OnlySum, RoundObserver, UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Upload, is_finite, kind_of
 from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.vectors.submodel import Submodel
@@ -64,7 +63,8 @@ class Link(FormerSetting):
     `commit` returns a client's new codec memory, such as the residual of error feedback, which the server takes with its upload.
     After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
     `senders` are the clients that have sent any bit of a message.
-    `num_lost` is the number of clients whose secure sum was lost in an earlier turn, so that no upload follows.
+    `only_sum` is the sum of the clients' messages that the server sees in place of them; None if it sees each.
+    `num_lost` is the number of clients whose sum was lost in an earlier turn, so that no upload follows.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class Link(FormerSetting):
         observer: RoundObserver = RoundObserver(),  # noqa: B008 -- frozen
         catch_up: CatchUp | None = None,
         timed: Sequence[int] = (),
-        secure_sum: SecureSum | None = None,
         is_unchanged: bool = False,
     ) -> None:
         """Open the link.
@@ -99,14 +98,13 @@ class Link(FormerSetting):
             observer: is shown each message.
             catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
             timed: clients whose bits are counted for each of them, too, in `bits_by_client`.
-            secure_sum: sum of the clients' messages, which is all that the server sees of them; None if it sees each.
             is_unchanged: True if nothing has changed the model since the last broadcast.
         """
         self.context = context
-        self.secure_sum = secure_sum
+        self.only_sum: OnlySum | None = None
         self.num_lost = 0
         self.senders: set[int] = set()
-        self.uplink = uplink if secure_sum is None else Masked(secure_sum)
+        self.uplink = uplink
         self.downlink = downlink
         self._followers_have_it = is_unchanged and downlink.change_entry() is not None
         self.ledger = Ledger() if ledger is None else ledger
@@ -136,17 +134,17 @@ class Link(FormerSetting):
         self.send_to_all(clients, {"mask/kept": mask})
         self.clients_with_mask = [*clients]
 
-    def agree_on_keys(self, clients: Sequence[int]) -> None:
-        """Let clients exchange the keys and shares of the secure sum, if there is one."""
-        if self.secure_sum is not None:
-            for direction, bits in zip(DIRECTIONS, self.secure_sum.agreement_bits, strict=True):
-                self.ledger.add({direction: {"keys": bits * len(clients)}})
-                self._count(direction, clients, bits)
+    def show_only(self, only_sum: OnlySum, clients: Sequence[int]) -> None:
+        """Let the server see from now on only a sum of the clients' messages, on which these clients agree first."""
+        self.only_sum, self.uplink = only_sum, only_sum.codec
+        for direction, bits in zip(DIRECTIONS, only_sum.agreement_bits, strict=True):
+            self.charge(direction, clients, {"keys": bits})
 
     def mean(self, uploads: Iterable[Upload]) -> Message:
         """Merge uploads of all processes with the algorithm's aggregator; every process must call it.
 
-        Those that have sent them then agree on keys for a further sum. {} if there are no uploads, or their sum is lost.
+        Those that have sent them then agree on a further sum, if it is all that the server sees. {} if there are no uploads, or
+        their sum is lost.
         """
         clients: list[int] = []
 
@@ -156,14 +154,12 @@ class Link(FormerSetting):
                 yield upload
 
         merged, count = self._mean(noted())
-        if self.secure_sum is None:
+        if self.only_sum is None:
             return merged
-        if self.secure_sum.is_lost(count):
+        if self.only_sum.is_lost(count):
             self.num_lost = count
             return {}
-        self.secure_sum = self.secure_sum.among(count)
-        self.uplink = Masked(self.secure_sum)
-        self.agree_on_keys(clients)
+        self.show_only(self.only_sum.among(count), clients)
         return merged
 
     def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
@@ -232,10 +228,10 @@ class Link(FormerSetting):
     ) -> Message:
         """Send a client's message, or a submodel of it, to the server; returns what the server sees, 0 where nothing was sent.
 
-        It goes through the uplink, or through `codec` if given. For a secure sum a client looks for numbers that are not finite
-        itself, since they would spoil the sum, and then sends nothing.
+        It goes through the uplink, or through `codec` if given. Where the server sees a sum alone, a client looks for numbers
+        that are not finite itself, since they would spoil the sum, and then sends nothing.
         """
-        if self.secure_sum is not None and not is_finite(message):
+        if self.only_sum is not None and not is_finite(message):
             return message
         memory, codec, unpruned = self.memory(client, message), codec or self.uplink, self.context.unpruned
         if submodel is not None:
@@ -318,7 +314,8 @@ class Link(FormerSetting):
         decoded: Message = {}
         new, parts = receiver_memory, list[tuple[Codec, Payload]]()
         for part, through in ((exact, Dense()), (coded, codec)):
-            if part or isinstance(through, Masked):  # who has nothing to add must still help to remove the masks
+            # Who has nothing to add to a sum must still help to remove the masks.
+            if part or (self.only_sum is not None and through is self.uplink):
                 payload, new = through.encode(part, receiver_memory, context)
                 self.ledger.book(direction, payload, recipients)
                 parts.append((through, payload))

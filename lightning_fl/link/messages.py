@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, lgamma, log
+from typing import Protocol
 
 import torch
 
@@ -35,6 +36,24 @@ class RoundObserver:
     on_prepared: Callable[[int, int, int], None] = _ignored
     on_client_message: Callable[[UplinkMessage], None] | None = None
     on_server_message: Callable[[DownlinkMessage], None] | None = None
+
+
+class OnlySum(Protocol):
+    """Sum over some clients of a round, where the server sees no message of a single one."""
+
+    @property
+    def codec(self) -> Codec:
+        """Codec of a client's summand."""
+
+    @property
+    def agreement_bits(self) -> tuple[int, int]:
+        """Bits up and down of each client before the sum, by which they agree on it."""
+
+    def among(self, num_clients: int) -> OnlySum:
+        """Return a further sum, over so many clients."""
+
+    def is_lost(self, num_answers: int) -> bool:
+        """True if so few of its clients answer that the server cannot read it."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 
+TOO_STALE = "too stale"
+"""Why the server rejects an upload that comes too many updates late."""
+
 
 def say_lost(sentence: str) -> None:
     """Log in the first process that rows, files, uploads or other results of a run are lost."""
@@ -22,5 +25,5 @@ def rejection_reasons(may_explode: bool, may_be_stale: bool) -> str:
     >>> rejection_reasons(False, False), rejection_reasons(True, False), rejection_reasons(True, True)
     ('not finite', 'not finite or loss exploded', 'not finite, loss exploded or too stale')
     """
-    *others, last = ["not finite", *["loss exploded"] * may_explode, *["too stale"] * may_be_stale]
+    *others, last = ["not finite", *["loss exploded"] * may_explode, *[TOO_STALE] * may_be_stale]
     return f"{', '.join(others)} or {last}" if others else last

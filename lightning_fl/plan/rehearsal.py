@@ -381,9 +381,11 @@ def _leave_out(stage: Any) -> None:
     """Set a trainer that has passed all checks to a rehearsal: show all columns, and log every round."""
     stage.log_every_n_rounds, stage.min_rounds, stage.min_steps = 1, None, None
     loop = stage.fit_loop
-    mechanism = loop.federation.privacy
-    if isinstance(mechanism, CentralMechanism):
-        loop.federation.privacy = replace(mechanism, settings=replace(mechanism.settings, side_channels="keep"))
+    if isinstance(loop.privacy, CentralMechanism):
+        shown = replace(loop.privacy, settings=replace(loop.privacy.settings, side_channels="keep"))
+        features = loop.federation.features
+        loop.federation.features = [shown if feature is loop.privacy else feature for feature in features]
+        loop.privacy = shown
     if not all(type(callback).__module__.startswith(STOCK) for callback in stage.callbacks):
         # One of the user's may log what others monitor.
         stage.callbacks[:] = [callback for callback in stage.callbacks if isinstance(callback, TAKES_PART)]

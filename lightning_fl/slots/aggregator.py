@@ -70,6 +70,9 @@ class Aggregator(Part, ABC):
     keeps_uploads = True
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 
+    merges_none = False
+    """True if it merges also a round without an accepted upload, which leaves the model as it is otherwise."""
+
     sums_suffice = False
     """True if it reads only sums: of the clients' vectors, each times a number that its client knows, and of such numbers."""
 

@@ -56,6 +56,8 @@ class Result:
             what is reported may depend on it.
         num_uploads: number of uploads of which it is the mean.
         trained: model with which it has ended its training; None if no hook reads it.
+        staleness: updates of the server since the client received the model from which it has trained; 0 in rounds that wait for
+            their clients.
     """
 
     client: int
@@ -70,6 +72,7 @@ class Result:
     attacking: float | None = None
     num_uploads: int = 1
     trained: TrainedModel | None = None
+    staleness: int = 0
 
 
 @dataclass
@@ -81,14 +84,16 @@ class Upload:
         message: decoded message that the server sees: vectors of full length, 0 where nothing was sent.
         sent: mask of the coordinates that were sent, bools of the vector's length, by name. A vector without a mask was sent
             whole.
-        staleness: updates of the server since the client received the model from which it has trained; 0 in rounds that wait for
-            their clients.
     """
 
     result: Result
     message: Message
     sent: dict[str, Tensor] = field(default_factory=dict)
-    staleness: int = 0
+
+    @property
+    def staleness(self) -> int:
+        """Updates of the server since the client received the model from which it has trained."""
+        return self.result.staleness
 
 
 class Uploader(NamedTuple):

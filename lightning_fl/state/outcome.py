@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import add, or_
@@ -58,7 +59,7 @@ class Outcome:
         num_steps: optimiser steps of the clients, also of rejected ones.
         most_steps: optimiser steps of the client that made the most.
         num_uploads: uploads that arrived, in all processes.
-        num_stale: uploads that came too many updates late, and were rejected.
+        rejected: uploads that the server has rejected, by reason.
         num_attackers: uploads of attackers, also rejected ones.
         num_accepted: uploads that the server accepted.
         silent: accepted clients that sent nothing, as the server has drawn others.
@@ -75,7 +76,7 @@ class Outcome:
     num_steps: int = field(default=0, metadata={REDUCTION: add})
     most_steps: int = field(default=0, metadata={REDUCTION: max})
     num_uploads: int = 0
-    num_stale: int = field(default=0, metadata={REDUCTION: add})
+    rejected: Counter[str] = field(default_factory=Counter, metadata={REDUCTION: add})
     num_attackers: int = field(default=0, metadata={REDUCTION: add})
     num_accepted: int = field(default=0, metadata={REDUCTION: add})
     num_samples: float = field(default=0.0, metadata={REDUCTION: add})
@@ -135,6 +136,29 @@ class Outcome:
         for one in fields(self):
             if REDUCTION in one.metadata:
                 setattr(self, one.name, one.metadata[REDUCTION](getattr(self, one.name), getattr(other, one.name)))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a round has cost, whatever becomes of it.
+
+    Attributes:
+        broadcast_bits: bits until the end of the broadcast, by direction and kind.
+        bits: bits after it.
+        num_uploads: uploads that have arrived.
+        num_rejected: those that the server has rejected.
+        num_steps: optimiser steps of the clients.
+        num_successive_steps: those of the client that made the most.
+        seconds: simulated seconds by which the time of the run grows.
+    """
+
+    broadcast_bits: Bits
+    bits: Bits
+    num_uploads: int
+    num_rejected: int
+    num_steps: int
+    num_successive_steps: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

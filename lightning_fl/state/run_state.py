@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State, Step
 from lightning_fl.state.arrivals import Arrival
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
-from lightning_fl.state.outcome import Outcome, Proposal
+from lightning_fl.state.outcome import Costs, Proposal
 from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.state.staging import StagedStates, Staging
 from lightning_fl.vectors.growth import Growth
@@ -183,28 +183,25 @@ class Run:
         if any(not torch.equal(counter, self.counters[name]) for name, counter in counters.items()):
             self.counters = dict(counters)
 
-    def book(self, outcome: Outcome, link: Link, seconds: Callable[[int, int], float]) -> None:
-        """Count the costs of a round, even if its uploads are rejected: bits, time, the clients' optimiser steps.
+    def book(self, costs: Costs, link: Link) -> None:
+        """Count what a round has cost, and keep what its link remembers, even if its uploads are rejected.
 
         Args:
-            outcome: outcome of the clients of all processes.
+            costs: bits, optimiser steps and time.
             link: link of the round, after the broadcast.
-            seconds: returns the simulated seconds of the round, given its uplink and downlink bits.
         """
         self.clients.release_replaced()  # rows of client states that the last round replaced
         self.client_memory.release_replaced()
-        ledger = self.ledger
-        ledger.open_round(link.broadcast_bits, outcome.bits)
+        self.ledger.open_round(costs.broadcast_bits, costs.bits)
         if link.update is not None:
-            ledger.catch_up.add(*link.update)
-        self.simulated_seconds += seconds(ledger.bits("up"), ledger.bits("down"))
+            self.ledger.catch_up.add(*link.update)
+        self.simulated_seconds += costs.seconds
         self.coming_seconds = 0.0
-        self.num_steps += outcome.num_steps
-        self.num_successive_steps += outcome.most_steps
-        num_rejected = outcome.num_uploads - outcome.num_accepted
-        self.num_uploads += outcome.num_uploads
-        self.num_rejected += num_rejected
-        self.num_rounds_rejecting += num_rejected > 0
+        self.num_steps += costs.num_steps
+        self.num_successive_steps += costs.num_successive_steps
+        self.num_uploads += costs.num_uploads
+        self.num_rejected += costs.num_rejected
+        self.num_rounds_rejecting += costs.num_rejected > 0
         self.server_memory = link.server_memory
         self.clients_with_mask.update(link.clients_with_mask)
 

@@ -35,18 +35,17 @@ from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.normalisation import check_single_samples
 from lightning_fl.engine.population import Population
-from lightning_fl.engine.roles import Feature
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.round import Feature, Federation
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
 from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
-from lightning_fl.features.attacks import Adversary
 from lightning_fl.features.attacks.attackers import Attackers
 from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.clock.availability import Availability
 from lightning_fl.features.clock.client_devices import ClientDevices
 from lightning_fl.features.clock.simulated_time import SimulatedTime
-from lightning_fl.features.loss_guard import LossGuard, RoundGuard
+from lightning_fl.features.loss_guard import RoundGuard
+from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.mechanisms import mechanism_of
 from lightning_fl.features.privacy.refusals import check_privacy
 from lightning_fl.features.round_notes import RoundNotes
@@ -64,8 +63,8 @@ from lightning_fl.trainer.lightning_runner import LightningRunner, check_lightni
 from lightning_fl.trainer.threads import choose_threads, is_busy
 
 
-def assemble(trainer: TrainerInterface) -> Federation:
-    """Set up the optimiser and `trainer.run`, check that all parts fit, choose a runner, and return the federation.
+def assemble(trainer: TrainerInterface) -> tuple[Federation, Mechanism]:
+    """Set up the optimiser and `trainer.run`, check that all parts fit, choose a runner; return federation and privacy.
 
     Args:
         trainer: trainer in a session, with its model on the accelerator.
@@ -100,12 +99,10 @@ def assemble(trainer: TrainerInterface) -> Federation:
     privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
     flat_module.shared_by_clients.restores = flat_module.logs.computes_for_each_client = privacy.parts_clients
     population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
-    kind: Callable[..., Federation] = Federation
     if algorithm.pace is not None:
         _check_pace(trainer)
-        kind = partial(WithoutBarrier, pace=algorithm.pace)
     _check_secure_sums(trainer, data, population)
-    federation = kind(
+    federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
         data=data,
@@ -114,17 +111,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         group=group,
         network=network,
         schedule=schedule,
-        time=SimulatedTime(
-            trainer.clock,
-            run,
-            data.client_sizes,
-            LocalWork(own_schedule, run, trainer.data.client_sizes),
-            _client_devices(trainer),
-            None if algorithm.pools_clients else trainer.deadline,
-        ),
-        secure_aggregation=trainer.secure_aggregation,
         num_rounds=trainer.max_rounds,
-        privacy=privacy,
         accuracy=trainer.given_metric[0],
         observer=RoundObserver(
             partial(trainer.hooks.call, "on_client_upload"),
@@ -134,7 +121,15 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
     )
     algorithm.check(federation.context, federation.server, num_clients)
-    federation.features = _features(federation, trainer.adversary, trainer.loss_guard, num_clients)
+    time = SimulatedTime(
+        trainer.clock,
+        run,
+        data.client_sizes,
+        LocalWork(own_schedule, run, trainer.data.client_sizes),
+        _client_devices(trainer),
+        None if algorithm.pools_clients else trainer.deadline,
+    )
+    federation.features = _features(trainer, federation, time, privacy, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)
@@ -152,34 +147,41 @@ def assemble(trainer: TrainerInterface) -> Federation:
     wanted = "lightning" if trainer.by_lightning else trainer.runner
     federation.runner = build_runner(federation, wanted, trainer.clients_at_once)
     flat_module.load_server_model(run)  # checks may have changed the model
-    return federation
+    return federation, privacy
 
 
-def _features(federation: Federation, adversary: Adversary | None, guard: LossGuard, cohort_size: int) -> list[Feature]:
+def _features(
+    trainer: TrainerInterface, federation: Federation, time: SimulatedTime, privacy: Mechanism, cohort_size: int
+) -> list[Feature]:
     """Return what stands around the rounds of a run, the innermost first.
 
     Args:
+        trainer: trainer with its flags.
         federation: clients and server of the run.
-        adversary: lets clients attack; None if nobody does.
-        guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
+        time: simulated time of the run.
+        privacy: privacy of the run.
         cohort_size: clients of a round, K.
 
     Raises:
         UserError: the attack does not fit the method or the data.
     """
-    method, flat_module, privacy = federation.algorithm, federation.flat_module, federation.privacy
-    trains_own = bool(federation.run.personal_layout.names) or any(part.continues for part in method.personal)
-    notes = RoundNotes(flat_module, guard.clients is not None, privacy.hides_clients, trains_own)
-    features: list[Feature] = [federation.time, notes]  # first: they tell of a clip before it adapts
+    method, run, guard = federation.algorithm, federation.run, trainer.loss_guard
+    trains_own = bool(run.personal_layout.names) or any(part.continues for part in method.personal)
+    features: list[Feature] = [] if method.pace is not None else [time]
+    # Before privacy: they tell of a clip before it adapts.
+    features.append(RoundNotes(federation.flat_module, guard.clients is not None, privacy.hides_clients, trains_own))
     # Before privacy: attackers clip what they have forged, and add noise to it, as all others do.
-    if adversary is not None:
+    if trainer.adversary is not None:
         weigh = partial(privacy.weights, method.aggregator)
-        attackers = Attackers(adversary, federation.data, flat_module.fabric, weigh)
-        attackers.check(method, federation.run, cohort_size)
+        attackers = Attackers(trainer.adversary, federation.data, federation.flat_module.fabric, weigh)
+        attackers.check(method, run, cohort_size)
         features.append(attackers)
-    features += [RoundGuard(guard, federation.run), privacy]
-    if federation.secure_aggregation is not None:
-        features.append(SumsOfClients(privacy.hides_clients))
+    features += [RoundGuard(guard, run), privacy]
+    if trainer.secure_aggregation is not None:
+        features.append(SumsOfClients(trainer.secure_aggregation, privacy.hides_clients))
+    # After all others: they stand around the training on each version.
+    if method.pace is not None:
+        features.append(WithoutBarrier(method.pace, time))
     return features
 
 

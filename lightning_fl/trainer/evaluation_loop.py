@@ -323,7 +323,7 @@ class RoundEvaluation:
             federation.population.cohort_size,
             trainer.run.random(VALIDATION),
         )
-        hides_clients = federation.privacy.hides_costs
+        hides_clients = trainer.fit_loop.privacy.hides_costs
         averages = evaluate_with_method(trainer, validation, hides_clients=hides_clients)
         if not averages and self._expects_values and not (hides_clients and validation.owns):
             rank_zero_warn(
@@ -355,7 +355,7 @@ class RoundEvaluation:
             most_clients(trainer),
         )
         with _as_between_rounds(trainer, "test"):
-            logged, hides_clients = self._validated | record.keys(), federation.privacy.hides_costs
+            logged, hides_clients = self._validated | record.keys(), trainer.fit_loop.privacy.hides_costs
             averages = evaluate_with_method(trainer, validation, logged, hides_clients)
         self.tested = set(averages)
         trainer.state.stage = RunningStage.TRAINING

@@ -21,6 +21,7 @@ from lightning_fl.engine.round import Federation
 from lightning_fl.engine.round_record import check_logged
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.evaluation.loops import EvaluationLoop
+from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.noise_key import noise_key
 from lightning_fl.features.privacy.refusals import check_logged_in_training
 from lightning_fl.flat_module.hooks import check_watched
@@ -55,7 +56,8 @@ class FitLoop(StockFitLoop):
     """Run a trainer's federation round by round.
 
     Attributes:
-        federation: trains the rounds; set by `start`, as are `folder`, `saved_states`, `saved_frozen` and `evaluation`.
+        federation: trains the rounds; `start` sets it, and all others that are only declared here.
+        privacy: what a private run claims and shows.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
         batches_before_round: batches that Lightning's own loop had trained clients on before the current round.
@@ -68,6 +70,7 @@ class FitLoop(StockFitLoop):
     """
 
     federation: Federation
+    privacy: Mechanism
     folder: RunFolder
     saved_states: SavedStates
     saved_frozen: SavedFrozen
@@ -139,7 +142,7 @@ class FitLoop(StockFitLoop):
             trainer.ckpt_path,
         )
         self._client_loaders = ClientLoaders(trainer)
-        self.federation = assemble(trainer)
+        self.federation, self.privacy = assemble(trainer)
         self._first_model = checksum(trainer.run.params)
         data = self.federation.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
@@ -185,7 +188,7 @@ class FitLoop(StockFitLoop):
         Args:
             num_rows: number of rows that a resumed run had logged; None if that is unknown.
         """
-        trainer, run, privacy = self.trainer, self.trainer.run, self.federation.privacy
+        trainer, run, privacy = self.trainer, self.trainer.run, self.privacy
         is_new = run.spent is None
         self._has_begun = True
         trainer.num_rounds = privacy.begin(run, trainer.num_rounds)
@@ -309,6 +312,7 @@ class FitLoop(StockFitLoop):
         self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
+        record = self.privacy.shown(record, self.federation.logged_in_training)
         self._check_private()
         self.epoch_loop._results.clear()  # those of the last client
         flat_module.require_unmoved(frozen)
@@ -328,12 +332,12 @@ class FitLoop(StockFitLoop):
         evaluated = set[str]()
         self._evaluate(record, evaluated)
         if trainer.validates_this_round:
-            record |= self.federation.privacy.loss(run)
-        record = self.federation.privacy.shown(record)
+            record |= self.privacy.loss(run)
+        record = self.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         self._follow_module()
         self.federation.charge_queries()
-        record = self.federation.privacy.shown(record | self._logged_beside(record))
+        record = self.privacy.shown(record | self._logged_beside(record))
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         self._check_names(record)
@@ -344,13 +348,11 @@ class FitLoop(StockFitLoop):
             self._evaluate(record, evaluated)
             self._check_names(record)
             trainer.hooks.call("on_early_stop")
-            record |= (
-                late := self.federation.privacy.shown(self._logged_beside(record) | self.federation.privacy.loss(run))
-            )
+            record |= (late := self.privacy.shown(self._logged_beside(record) | self.privacy.loss(run)))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
-        self._log(self.federation.privacy.shown(record))
+        self._log(self.privacy.shown(record))
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)

@@ -36,7 +36,7 @@ from lightning_fl.features.attacks import Adversary
 from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy.mechanism import Privacy
-from lightning_fl.features.secure_sums import SecureAggregation
+from lightning_fl.features.secure_aggregation import SecureAggregation
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch

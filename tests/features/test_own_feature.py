@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from toys import Perceptron, federation
 
 from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.slots import Result
+from lightning_fl.engine.round import Federation
 
 
 class EveryThird(Observer):
@@ -18,12 +18,12 @@ class EveryThird(Observer):
     def __init__(self) -> None:
         self.num_uploads = 0
 
-    def around(self, roles: Roles) -> Roles:
-        return replace(roles.watched_by(self), accepts=lambda result: roles.accepts(result) and self.takes(result))
+    def around(self, roles: Roles, engine: Federation) -> Roles:
+        return replace(roles.watched_by(self), accept=lambda upload: roles.accept(upload) or self.reason())
 
-    def takes(self, result: Result) -> bool:
+    def reason(self) -> str:
         self.num_uploads += 1
-        return self.num_uploads % 3 != 0
+        return "" if self.num_uploads % 3 else "lost"
 
     def end_round(self, finished: Round) -> dict[str, float]:
         return {"lossy/uploads": self.num_uploads}

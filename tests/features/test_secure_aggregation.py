@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from compared_runs import MakeTrainer, agree, bits_of, equal_states, ran
+from compared_runs import MakeTrainer, agree, bits_of, equal_states, ran, time_of
 from lightning.pytorch import Callback
 from roster import COVERING, ROSTER
 from torch import Tensor
@@ -36,7 +36,7 @@ from lightning_fl.codecs import TopK
 from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy import ClientPrivacy
-from lightning_fl.features.secure_sums import SecureAggregation
+from lightning_fl.features.secure_aggregation import SecureAggregation
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.slots import LocalTraining, Message, Rule, State
@@ -329,7 +329,7 @@ def test_a_clock_of_clients_knows_keys_before_the_round(make_trainer: MakeTraine
     assert rows(trainer, "comm/downlink_bits") == [6 * (32 * D + protocol_down)] * 3
     plain = fitted(make_trainer(clients_per_round=4, **flags))
     assert trainer.run.simulated_seconds > plain.run.simulated_seconds
-    planned = trainer.fit_loop.federation.time.planned
+    planned = time_of(trainer).planned
     slowest = trainer.fit_loop.rows[-1]["time/slowest_client"]
     assert any(seconds == pytest.approx(slowest, rel=1e-9) for seconds in planned.values())
 

@@ -19,7 +19,7 @@ from lightning_fl.exchanges import OneShot
 from lightning_fl.features import attacks
 from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.loss_guard import LossGuard
-from lightning_fl.features.secure_sums import SecureAggregation
+from lightning_fl.features.secure_aggregation import SecureAggregation
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.rules import LocalOptimizer, SquaredGradients
 from lightning_fl.steps import Apply, Momentum

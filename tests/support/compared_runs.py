@@ -15,8 +15,10 @@ from toys import federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
+from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
 from lightning_fl.features.clock import simulated_time
 from lightning_fl.features.clock.client_devices import RoundTimes
+from lightning_fl.features.clock.simulated_time import SimulatedTime
 
 MakeTrainer = Callable[..., FederatedTrainer]
 RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
@@ -164,6 +166,13 @@ def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
             assert float(here[name]) == pytest.approx(float(there[name]), rel=0 if exact else 1e-5), name
     for name, value in one[1].items():
         torch.testing.assert_close(value, two[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def time_of(trainer: FederatedTrainer) -> SimulatedTime:
+    """Return the simulated time of a trainer's last fit."""
+    features = trainer.fit_loop.federation.features
+    clocks = (feature.clock if isinstance(feature, WithoutBarrier) else feature for feature in features)
+    return next(clock for clock in clocks if isinstance(clock, SimulatedTime))
 
 
 def recorded_times(monkeypatch: pytest.MonkeyPatch) -> list[RoundTimes]:

@@ -1,4 +1,4 @@
-"""Federation whose server does not wait for the clients of a round: a round is an update after a few uploads.
+"""Rounds whose server does not wait for the clients: a round is an update after a few uploads.
 
 Who trains when depends on the clients' clocks and on nothing that is trained, so that the events until the next update are known
 before it. A client trains when its upload is taken, on the version of the model that it has received.
@@ -12,24 +12,26 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.engine.intake import Intake
 from lightning_fl.engine.local_work import LocalWork
-from lightning_fl.engine.planned_bits import planned_bits
+from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
+from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.engine.round import Federation
-from lightning_fl.features.clock.client_devices import Bits, Computation
-from lightning_fl.link.link import Link
-from lightning_fl.slots import Draw, Message, Pace, RoundContext, State, Upload
+from lightning_fl.link.link import DIRECTIONS, Link
+from lightning_fl.outputs.losses import TOO_STALE
+from lightning_fl.slots import Draw, Message, Pace, Result, RoundContext, Upload
 from lightning_fl.state.arrivals import Arrival, Started, Update, never, next_update
-from lightning_fl.state.outcome import Outcome, Proposal, added_by_client
+from lightning_fl.state.outcome import Costs, Outcome, added_by_client
 from lightning_fl.state.run_state import CODEC, COHORT, Run
 
+Bits = tuple[int, int]
+"""Bits that a client sends, and those that it receives."""
 COUNTERS = "counters/"
 """Prefix of the integer buffers in a version of the model."""
 
@@ -65,127 +67,116 @@ class TakenWork(LocalWork):
 
 @dataclass(frozen=True)
 class TakenCohort(Cohort):
-    """The clients that receive the model in a round, and those whose uploads its update takes.
+    """The clients that receive the model in a round, and those whose uploads its update takes; a client may be there twice.
 
     Attributes:
-        num_lost: trainings that end without an upload.
+        update: events until the update.
+        work_on: returns the length of the training of clients that began with an arrival's.
     """
 
-    num_lost: int = 0
+    update: Update = field(kw_only=True)
+    work_on: Callable[[Arrival], LocalWork] = field(kw_only=True)
 
     @property
     def num_dropped(self) -> int:
         """Trainings that end without an upload."""
-        return self.num_lost
+        return len(self.update.lost)
+
+    def work(self, present: LocalWork) -> LocalWork:
+        """Return the length of the training of the clients whose uploads are taken."""
+        return TakenWork(**vars(present), taken=[(self.work_on(entry), entry.client) for entry in self.update.taken])
+
+
+class Clock(Protocol):
+    """Clock of clients, each of which needs its own time."""
+
+    def seconds_of(self, client: int, work: LocalWork, network: Network, bits: Bits) -> float:
+        """Return the seconds of a client's training and messages."""
+
+    def radio_seconds(self, bits_by_client: Mapping[int, Bits], total: Bits) -> dict[str, float]:
+        """Return the seconds in which clients send (`up`) and receive (`down`), given the bits of each, and of all."""
 
 
 @dataclass(frozen=True)
-class UpdateTimes:
-    """Seconds between two updates of the server.
-
-    Attributes:
-        update: events of these seconds.
-        num_places: clients that train at any time.
-        bits: bits that clients have sent and received.
-        version: updates before.
-    """
-
-    update: Update
-    num_places: int
-    bits: Mapping[int, Bits]
-    version: int
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the update before."""
-        return self.update.seconds - self.update.begin
-
-    def columns(self) -> dict[str, float]:
-        """Return the columns of metrics.csv."""
-        update, taken = self.update, self.update.taken
-        staleness = [self.version - entry.version for entry in taken]
-        places = (
-            max(self.num_places, update.num_before) * self.seconds
-        )  # more are busy if a resumed run has fewer places
-        return {
-            "time/slowest_client": max(entry.seconds - entry.start for entry in taken),
-            "time/utilisation": update.busy_seconds / places if places else 1.0,
-            "clients/late": 0,
-            "async/staleness_mean": float(np.mean(staleness)),
-            "async/staleness_max": max(staleness),
-            "async/in_flight": len(update.in_flight),
-        }
-
-
-@dataclass
-class WithoutBarrier(Federation):
-    """Clients and server of a run in which a round is an update after a few uploads.
+class WithoutBarrier:
+    """Lets the server update the model after a few uploads, whichever come first.
 
     Attributes:
         pace: uploads of an update, and which of them are too stale.
+        clock: clock of the clients.
     """
 
-    pace: Pace = field(default_factory=lambda: Pace(1))
-    _planned: tuple[tuple[object, ...], Update] | None = field(default=None, init=False, repr=False)
+    pace: Pace
+    clock: Clock
+
+    def around(self, roles: Roles, engine: Federation) -> Roles:
+        """Return the roles of rounds that are updates."""
+        updates = Updates(self, roles, engine)
+        return replace(
+            roles.watched_by(updates),
+            sample=updates,
+            broadcast=updates.broadcast,
+            train=updates.train,
+            collect=updates.collect,
+            accept=updates.accept,
+            costs=updates.costs,
+            counts_each=True,
+        )
+
+
+@dataclass(frozen=True)
+class Updates(Observer):
+    """Updates of the server, as the rounds of a run.
+
+    Attributes:
+        settings: pace and clock.
+        roles: roles that this object wraps.
+        engine: engine of the run.
+    """
+
+    settings: WithoutBarrier
+    roles: Roles
+    engine: Federation
+
+    # -- who trains when ----------------------------------------------------------------------------------------------------
+
+    def select(self, run: Run) -> Sequence[int]:
+        """Return the clients that begin until the next update."""
+        return self.engine.cohort.selected
+
+    def cohort(self, run: Run) -> TakenCohort:
+        """Return the clients that receive the model, and those whose uploads the next update takes."""
+        population, pace = self.engine.population, self.settings.pace
+        next_start = never if population.availability is None else population.availability.next_start
+        update = next_update(
+            run.in_flight,
+            run.simulated_seconds,
+            run.round,
+            population.cohort_size,
+            pace.buffer_size,
+            self._filler(),
+            next_start,
+        )
+        started, taken = ([entry.client for entry in entries] for entries in (update.started, update.taken))
+        return TakenCohort(started, taken, taken, begin=update.begin, update=update, work_on=self._work_on)
 
     @property
     def update(self) -> Update:
-        """Events until the next update, worked out once."""
-        run = self.run
-        planned_for: tuple[object, ...] = run.seed, run.round, self.schedule, self.network
-        if self._planned is None or self._planned[0] != planned_for:
-            fill, places, availability = self._filler(), self.population.cohort_size, self.population.availability
-            next_start = never if availability is None else availability.next_start
-            now, size = run.simulated_seconds, self.pace.buffer_size
-            self._planned = planned_for, next_update(run.in_flight, now, run.round, places, size, fill, next_start)
-        return self._planned[1]
-
-    @property
-    def cohort(self) -> Cohort:
-        """Clients that receive the model, and those whose uploads the next update takes; a client may be there twice."""
-        update = self.update
-        started, taken = ([entry.client for entry in entries] for entries in (update.started, update.taken))
-        return TakenCohort(started, taken, taken, begin=update.begin, num_lost=len(update.lost))
-
-    @property
-    def work(self) -> LocalWork:
-        """Length of the local training of the clients whose uploads the next update takes."""
-        run, context = self.run, self.context
-        now = self._work_in(run, context)
-        taken = [
-            (self._work_in(run.as_of(entry.version, entry.again), context), entry.client) for entry in self.update.taken
-        ]
-        return TakenWork(**vars(now), taken=taken)
-
-    def _work_in(self, run: Run, present: RoundContext) -> LocalWork:
-        """Return the length of the local training of clients that begin in a round, given the facts about the present one."""
-        return self._work_of(self._schedule_of(run.round), run, self._context_of(run.round, present))
-
-    def _schedule_of(self, version: int) -> LocalSchedule:
-        """Return the schedule of the round in which a version was sent: callbacks, or a resumption, may have changed it."""
-        saved = self.run.schedules.get(version)
-        return self.schedule if version == self.run.round or saved is None else LocalSchedule(**saved)
-
-    def _context_of(self, version: int, context: RoundContext) -> RoundContext:
-        """Return the facts about the run for the training on a version, given those about the present round."""
-        if version == context.round:
-            return context
-        draw = Draw((self.run.seed, version, CODEC), self.population.everyone[-1] + 1)
-        epochs, optimizer = self._schedule_of(version).epochs, self.flat_module.optimizer
-        rate, momentum = optimizer.largest_rate, optimizer.momentum
-        return replace(context, round=version, draw=draw, local_epochs=epochs, learning_rate=rate, momentum=momentum)
+        """Events until the next update."""
+        cohort = self.engine.cohort
+        assert isinstance(cohort, TakenCohort)
+        return cohort.update
 
     def _filler(self) -> Callable[[float, set[int], int, Sequence[Arrival]], tuple[float, list[Started]]]:
         """Return the function that draws clients for idle places in the present round."""
-        run, population, context, num_fills = self.run, self.population, self.context, 0
+        engine, num_fills = self.engine, 0
+        run, population = engine.run, engine.population
 
         @cache
         def bits() -> Bits:
             """Return what a client sends and receives, the same for all."""
             client = int(population.eligible[0])
-            shared, work = self.algorithm.share(run.server), self._work_in(run, context)
-            broadcast = partial(super(WithoutBarrier, self)._broadcast, selected=[client], shared=shared, work=work)
-            return planned_bits(self.flat_module, self.algorithm, run, context, [client], broadcast)[client]
+            return engine.planned_bits([client])[client]
 
         def fill(
             now: float, busy: set[int], num_places: int, started: Sequence[Arrival]
@@ -202,81 +193,136 @@ class WithoutBarrier(Federation):
             new = []
             for client in map(int, chosen):
                 again = sum(entry.client == client for entry in started)
-                work = self._work_in(run.as_of(run.round, again), context)
-                seconds = self.time.of_client(client, self.time.computation(work, self.network), bits())
+                work = self._work_in(run.as_of(run.round, again))
+                seconds = self.settings.clock.seconds_of(client, work, engine.network, bits())
                 new.append(Started(client, again, seconds, not population.answering(work.run, [client])))
             return now, new
 
         return fill
 
-    def _broadcast(self, link: Link, selected: Sequence[int], shared: Message, work: LocalWork) -> ClientJob:
-        """Send the model to the clients that begin, and keep it until the last of them has trained."""
-        run, method = self.run, self.algorithm
-        if not selected:
-            received = {"model": run.params, "buffers": run.buffers}
-            return ClientJob(method.rule, link.context, received, work.schedule, run, personal=method.personal)
-        job = super()._broadcast(link, selected, shared, work)
-        counters = {f"{COUNTERS}{name}": entry for name, entry in run.counters.items()}
-        run.versions[run.round] = {**job.received, **counters}
-        run.schedules[run.round] = asdict(self.schedule)
-        schedules = self.flat_module.optimizer.schedules
-        schedules.adopt()  # what callbacks have set since the last training
-        run.rates[run.round] = deepcopy(schedules.state_dict())
-        return job
+    # -- versions -----------------------------------------------------------------------------------------------------------
 
-    def _uploads(self, job: ClientJob, clients: Sequence[int], link: Link, outcome: Outcome) -> Iterator[Upload]:
-        """Train the clients whose uploads arrive, each on the version that it has received, and yield their uploads."""
-        # A client may send a second upload before the update, and goes on from what it keeps of the first.
-        link.client_memory = _overlaid(outcome.memory, link.client_memory)
-        for entry in self.update.taken:
-            yield from self._uploads_of(entry, job, link, outcome)
+    def _work_on(self, entry: Arrival) -> LocalWork:
+        return self._work_in(self.engine.run.as_of(entry.version, entry.again))
 
-    def _uploads_of(self, entry: Arrival, job: ClientJob, link: Link, outcome: Outcome) -> Iterator[Upload]:
-        """Train one of the clients, and yield what it uploads."""
-        run = self.run
-        version, past = run.versions[entry.version], run.as_of(entry.version, entry.again)
-        past.clients = _overlaid(outcome.states, run.clients)
-        past.counters = {
-            name.removeprefix(COUNTERS): value for name, value in version.items() if name.startswith(COUNTERS)
-        }
-        received = {name: value for name, value in version.items() if not name.startswith(COUNTERS)}
-        with self._rates_of(entry.version):
-            context = self._context_of(entry.version, job.context)
-            schedule = self._schedule_of(entry.version).in_round(job.rule, context)
-            its = replace(job, run=past, context=context, received=received, schedule=schedule)
-            results = self.roles.train(its, [entry.client])
-            for upload in self.algorithm.exchange.collect(results, link):
-                upload.staleness = run.round - entry.version
-                if self.pace.counts_from == "present":
-                    upload.message = self._from_present(upload.message, received)
-                yield upload
+    def _work_in(self, run: Run) -> LocalWork:
+        """Return the length of the local training of clients that begin in a round."""
+        context = self._context_of(run.round, self.engine.context)
+        return self.engine.work_of(self._schedule_of(run.round), run, context)
 
-    def _from_present(self, message: Message, received: Message) -> Message:
-        """Return the change of an upload from the server's present model in place of that from the received one."""
-        present = {"model": self.run.params, "buffers": self.run.buffers}
-        return {
-            name: vector + (received[name] - present[name]) if name in present else vector
-            for name, vector in message.items()
-        }
+    def _schedule_of(self, version: int) -> LocalSchedule:
+        """Return the schedule of the round in which a version was sent: callbacks, or a resumption, may have changed it."""
+        run = self.engine.run
+        saved = run.schedules.get(version)
+        return self.engine.schedule if version == run.round or saved is None else LocalSchedule(**saved)
+
+    def _context_of(self, version: int, context: RoundContext) -> RoundContext:
+        """Return the facts about the run for the training on a version, given those about the present round."""
+        if version == context.round:
+            return context
+        engine = self.engine
+        draw = Draw((engine.run.seed, version, CODEC), engine.population.everyone[-1] + 1)
+        epochs, optimizer = self._schedule_of(version).epochs, engine.flat_module.optimizer
+        rate, momentum = optimizer.largest_rate, optimizer.momentum
+        return replace(context, round=version, draw=draw, local_epochs=epochs, learning_rate=rate, momentum=momentum)
 
     @contextmanager
     def _rates_of(self, version: int) -> Iterator[None]:
         """Train with the learning rates of the round in which a version was sent."""
-        if version == self.run.round or version not in self.run.rates:
+        run = self.engine.run
+        if version == run.round or version not in run.rates:
             yield
             return
-        with self.flat_module.optimizer.schedules.as_of(self.run.rates[version], version, self.run.round):
+        with self.engine.flat_module.optimizer.schedules.as_of(run.rates[version], version, run.round):
             yield
 
-    def _times(  # type: ignore[override]
-        self, cohort: Cohort, computation: Computation, outcome: Outcome, link: Link
-    ) -> UpdateTimes:
-        bits = added_by_client(link.broadcast_bits_by_client, outcome.bits_by_client)
-        return UpdateTimes(self.update, self.population.cohort_size, bits, self.run.round)
+    def _keep_version(self, job: ClientJob) -> None:
+        """Keep the model that clients have received, until the last of them has trained."""
+        run = self.engine.run
+        counters = {f"{COUNTERS}{name}": entry for name, entry in run.counters.items()}
+        run.versions[run.round] = {**job.received, **counters}
+        run.schedules[run.round] = asdict(self.engine.schedule)
+        schedules = self.engine.flat_module.optimizer.schedules
+        schedules.adopt()  # what callbacks have set since the last training
+        run.rates[run.round] = deepcopy(schedules.state_dict())
 
-    def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
-        """End the round, and forget the versions on which nobody trains any more."""
-        run, update = self.run, self.update
+    def _received(self, version: int) -> Message:
+        """Return what clients have received with a version."""
+        kept = self.engine.run.versions[version]
+        return {name: entry for name, entry in kept.items() if not name.startswith(COUNTERS)}
+
+    # -- the round ----------------------------------------------------------------------------------------------------------
+
+    def broadcast(self, link: Link, cohort: Cohort) -> ClientJob:
+        """Send the model to the clients that begin, if there are any."""
+        run, method = self.engine.run, self.engine.algorithm
+        if cohort.selected:
+            return self.roles.broadcast(link, cohort)
+        received = {"model": run.params, "buffers": run.buffers}
+        schedule = self._work_in(run).schedule
+        return ClientJob(method.rule, link.context, received, schedule, run, personal=method.personal)
+
+    def train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
+        """Train the clients whose uploads arrive, each on the version that it has received."""
+        if job.accepted is None:  # a dry round
+            yield from self.roles.train(job, clients)
+            return
+        if job.selected:
+            self._keep_version(job)
+        for entry in self.update.taken:
+            with self._rates_of(entry.version):
+                its, staleness = self._job_of(entry, job, job.accepted), job.run.round - entry.version
+                yield from map(partial(_stale, staleness), self.roles.train(its, [entry.client]))
+
+    def _job_of(self, entry: Arrival, job: ClientJob, accepted: Outcome) -> ClientJob:
+        """Return the job of one of the clients; if it sends its second upload before the update, it goes on from the first."""
+        run = self.engine.run
+        past = run.as_of(entry.version, entry.again)
+        past.clients = ChainMap(accepted.states, run.clients)  # type: ignore[assignment]
+        past.counters = {
+            name.removeprefix(COUNTERS): value
+            for name, value in run.versions[entry.version].items()
+            if name.startswith(COUNTERS)
+        }
+        context = self._context_of(entry.version, job.context)
+        schedule = self._schedule_of(entry.version).in_round(job.rule, context)
+        return replace(job, run=past, context=context, received=self._received(entry.version), schedule=schedule)
+
+    def collect(self, results: Iterable[Result], link: Link) -> Iterator[Upload]:
+        """Let clients send what they have trained, and read it as changes of the server's present model if the pace says so."""
+        uploads = self.roles.collect(results, link)
+        return uploads if self.settings.pace.counts_from == "received" else map(self._from_present, uploads)
+
+    def _from_present(self, upload: Upload) -> Upload:
+        """Return an upload with the change from the server's present model in place of that from the received one."""
+        run = self.engine.run
+        version, present = run.round - upload.staleness, {"model": run.params, "buffers": run.buffers}
+        if version not in run.versions:  # in a dry round
+            return upload
+        received = self._received(version)
+        upload.message = {
+            name: vector + (received[name] - present[name]) if name in present else vector
+            for name, vector in upload.message.items()
+        }
+        return upload
+
+    def accept(self, upload: Upload) -> str:
+        """Return why an upload is rejected."""
+        return self.roles.accept(upload) if self.settings.pace.takes(upload.staleness) else TOO_STALE
+
+    def costs(self, finished: Round) -> Costs:
+        """Return what an update has cost, with the seconds until it."""
+        costs, run = self.roles.costs(finished), self.engine.run
+        bits = added_by_client(finished.link.broadcast_bits_by_client, finished.outcome.bits_by_client)
+        up, down = (run.ledger.bits_of_next(way, costs.broadcast_bits, costs.bits) for way in DIRECTIONS)
+        run.radio_seconds = self.settings.clock.radio_seconds(bits, (up, down))
+        begin, seconds = self.update.begin, self.update.seconds
+        return replace(costs, seconds=(begin - run.simulated_seconds) + (seconds - begin))
+
+    def end_round(self, finished: Round) -> dict[str, float]:
+        """Forget the versions on which nobody trains any more, and return the columns of the update."""
+        run, update = self.engine.run, self.update
+        columns = self._columns(update)
         # The sum over the rounds is rounded, so that uploads of one instant would seem to be of two.
         run.simulated_seconds = update.seconds
         run.in_flight = update.in_flight
@@ -284,14 +330,28 @@ class WithoutBarrier(Federation):
         run.versions = {version: model for version, model in run.versions.items() if version in needed}
         run.rates = {version: rates for version, rates in run.rates.items() if version in needed}
         run.schedules = {version: schedule for version, schedule in run.schedules.items() if version in needed}
-        super()._commit(proposal, outcome, intake)
+        return columns
 
-    def _selected(self) -> Sequence[int]:
-        """Return the clients that begin until the next update."""
-        return [entry.client for entry in self.update.started]
+    def _columns(self, update: Update) -> dict[str, float]:
+        """Return the columns of metrics.csv."""
+        seconds, version = update.seconds - update.begin, self.engine.run.round
+        staleness = [version - entry.version for entry in update.taken]
+        # More are busy if a resumed run has fewer places.
+        places = max(self.engine.population.cohort_size, update.num_before) * seconds
+        return {
+            "time/slowest_client": max(entry.seconds - entry.start for entry in update.taken),
+            "time/utilisation": update.busy_seconds / places if places else 1.0,
+            "clients/late": 0,
+            "async/staleness_mean": float(np.mean(staleness)),
+            "async/staleness_max": max(staleness),
+            "async/in_flight": len(update.in_flight),
+        }
 
-    def _send_ahead(self, link: Link) -> None:
-        """Let nobody wait: what is sent between two updates goes beside the clients' own messages."""
+
+def _stale(staleness: int, result: Result) -> Result:
+    """Return a result of a training on a model that is so many updates old."""
+    result.staleness = staleness
+    return result
 
 
 def without(clients: np.ndarray, busy: set[int]) -> np.ndarray:
@@ -305,8 +365,3 @@ def without(clients: np.ndarray, busy: set[int]) -> np.ndarray:
     found = places < len(clients)
     found[found] = clients[places[found]] == wanted[found]
     return np.delete(clients, places[found])
-
-
-def _overlaid(new: Mapping[int, State], old: Mapping[int, State]) -> Any:
-    """Return a mapping with the new entries, which may still come, over the old ones."""
-    return ChainMap(new, old)  # type: ignore[arg-type]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
-from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.features.clock.client_devices import Bits, ClientDevices, Computation, RoundTimes
+from lightning_fl.engine.roles import Observer, Roles, Round, Sampler
+from lightning_fl.engine.round import Federation
+from lightning_fl.features.clock.client_devices import Bits, ClientDevices, Computation, RoundTimes, in_time
 from lightning_fl.features.clock.simulated_clock import SimulatedClock
-from lightning_fl.link.link import Link
+from lightning_fl.link.link import DIRECTIONS, Link
 from lightning_fl.outputs.losses import say_lost
+from lightning_fl.state.outcome import Costs, added_by_client
 from lightning_fl.state.run_state import Run
 
 
@@ -31,6 +34,7 @@ class SimulatedTime(Observer):
         devices: devices of the clients, if the clock is one of clients; else None.
         deadline: seconds after which a round closes; None for never.
         planned: seconds of each client that could have answered in the round planned last.
+        times: seconds of the last round and of its clients; None unless the clock is one of clients.
     """
 
     clock: SimulatedClock
@@ -40,12 +44,27 @@ class SimulatedTime(Observer):
     devices: ClientDevices | None = None
     deadline: float | None = None
     planned: dict[int, float] = field(default_factory=dict, init=False)
+    times: RoundTimes | None = field(default=None, init=False)
     _says_late: bool = field(default=False, init=False, repr=False)
     _growths: dict[LocalSchedule, float] = field(default_factory=dict, init=False, repr=False)
 
-    def around(self, roles: Roles) -> Roles:
-        """Return the roles of a round that this object watches."""
-        return roles.watched_by(self)
+    def around(self, roles: Roles, engine: Federation) -> Roles:
+        """Return the roles of a round whose time this object simulates, and which closes at the deadline."""
+        roles = replace(roles.watched_by(self), costs=partial(self._costs, engine, roles.costs))
+        if self.devices is not None:
+            roles = replace(roles, counts_each=True)
+        if self.deadline is not None or engine.population.over_selection > 1:
+            roles = replace(roles, sample=InTime(self, roles.sample, engine))
+        return roles
+
+    def _costs(self, engine: Federation, costs_of: Callable[[Round], Costs], finished: Round) -> Costs:
+        """Return what a round has cost, with its seconds."""
+        costs, computation = costs_of(finished), self.computation(finished.work, engine.network)
+        up, down = (self.run.ledger.bits_of_next(way, costs.broadcast_bits, costs.bits) for way in DIRECTIONS)
+        if self.devices is not None:
+            bits = added_by_client(finished.link.broadcast_bits_by_client, finished.outcome.bits_by_client)
+            self.times = self.of_round(finished.cohort, engine.population.cohort_size, computation, bits)
+        return replace(costs, seconds=self.seconds(finished.cohort, computation, up, down))
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Return the columns about the clients' times; say once that nobody answers before the deadline."""
@@ -56,7 +75,7 @@ class SimulatedTime(Observer):
                 f"Round {finished.number}: none of the {len(late)} clients that answer does so before the deadline of "
                 f"{self.deadline:g} simulated seconds, so the model did not change; the fastest would need {fastest:.3g}."
             )
-        return {} if finished.times is None else finished.times.columns()
+        return {} if self.times is None else self.times.columns()
 
     def computation(self, work: LocalWork, network: Network) -> Computation:
         """Return what clients compute in a round, given the length of their local training and the module as they train it."""
@@ -71,18 +90,26 @@ class SimulatedTime(Observer):
             computation: what they are going to compute.
             bits: bits that each of them is going to send and receive.
         """
-        self.planned = {client: self.of_client(client, computation, bits[client]) for client in clients}
+        self.planned = {client: self._seconds_of(client, computation, bits[client]) for client in clients}
         return self.planned
 
-    def of_client(self, client: int, computation: Computation, bits: Bits) -> float:
+    def seconds_of(self, client: int, work: LocalWork, network: Network, bits: Bits) -> float:
         """Return the seconds of a client in a round, with a clock of clients."""
+        return self._seconds_of(client, self.computation(work, network), bits)
+
+    def radio_seconds(self, bits_by_client: Mapping[int, Bits], total: Bits) -> dict[str, float]:
+        """Return the seconds in which clients send (`up`) and receive (`down`), with a clock of clients."""
+        assert self.devices is not None
+        return self.devices.radio_seconds(bits_by_client, total)
+
+    def _seconds_of(self, client: int, computation: Computation, bits: Bits) -> float:
         assert self.devices is not None
         return self.devices.seconds(client, computation, bits)
 
     def of_round(
         self, cohort: Cohort, num_places: int, computation: Computation, bits: Mapping[int, Bits]
-    ) -> RoundTimes | None:
-        """Return the seconds of a round and of its clients; None if the clock is not one of clients.
+    ) -> RoundTimes:
+        """Return the seconds of a round and of its clients, with a clock of clients.
 
         Args:
             cohort: cohort of the round.
@@ -90,22 +117,18 @@ class SimulatedTime(Observer):
             computation: what its clients have computed.
             bits: bits that each selected client has sent and received.
         """
-        if self.devices is None:
-            return None
-        seconds = {client: self.of_client(client, computation, bits[client]) for client in cohort.answering}
+        seconds = {client: self._seconds_of(client, computation, bits[client]) for client in cohort.answering}
         seconds |= {client: self.planned[client] for client in cohort.late}
         return RoundTimes(cohort, num_places, self.deadline, seconds, bits)
 
-    def seconds(
-        self, cohort: Cohort, computation: Computation, times: RoundTimes | None, uplink_bits: int, downlink_bits: int
-    ) -> float:
+    def seconds(self, cohort: Cohort, computation: Computation, uplink_bits: int, downlink_bits: int) -> float:
         """Return the seconds by which a round lets the run's time grow: as long as the client with the most samples needs.
 
         With a clock of clients the round lasts until it closes, and begins when enough clients are there.
         """
-        run = self.run
-        if times is not None and self.devices is not None:
-            run.radio_seconds = self.devices.radio_seconds(times.bits, (uplink_bits, downlink_bits))
+        run, times = self.run, self.times
+        if times is not None:
+            run.radio_seconds = self.radio_seconds(times.bits, (uplink_bits, downlink_bits))
             return (cohort.begin - run.simulated_seconds) + run.coming_seconds + times.seconds
         most = max(cohort.answering, key=self.sizes.__getitem__, default=None)
         num_samples = 0 if most is None else computation.work.planned_samples(most)
@@ -114,7 +137,7 @@ class SimulatedTime(Observer):
             uplink_bits, downlink_bits, computation.macs * num_samples, computation.share * growth
         )
 
-    def send_ahead(self, link: Link) -> None:
+    def sent_between(self, link: Link) -> None:
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.devices is not None:
             self.run.coming_seconds += self.devices.slowest_transfer(link.bits_by_client)
@@ -127,3 +150,33 @@ class SimulatedTime(Observer):
             measured = self.measured_work.mean_samples()
             self._growths[work.schedule] = float(work.mean_samples() / measured) if measured else 1.0
         return self._growths[work.schedule]
+
+
+@dataclass(frozen=True)
+class InTime:
+    """Sampler of clients that answer before the round closes, by the bits that they are going to send and receive.
+
+    Attributes:
+        time: seconds that clients need.
+        inner: sampler of those that are selected and do not drop out.
+        engine: engine of the run.
+    """
+
+    time: SimulatedTime
+    inner: Sampler
+    engine: Federation
+
+    def select(self, run: Run) -> Sequence[int]:
+        """Return the clients that receive the broadcast."""
+        return self.inner.select(run)
+
+    def cohort(self, run: Run) -> Cohort:
+        """Return the clients of the round, of which some may be late."""
+        engine, cohort = self.engine, self.inner.cohort(run)
+        work = engine.work_of(engine.schedule, run, engine.context)
+        bits = engine.planned_bits(cohort.selected)
+        planned = self.time.plan(cohort.answering, self.time.computation(work, engine.network), bits)
+        answering = in_time(planned, engine.population.cohort_size, self.time.deadline)
+        accepted = set(answering)
+        late = [client for client in cohort.answering if client not in accepted]
+        return replace(cohort, answering=answering, mine=engine.population.mine(answering), late=late)

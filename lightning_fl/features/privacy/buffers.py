@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -12,6 +13,7 @@ from lightning_fl.checks import check_choice
 from lightning_fl.engine.roles import Roles
 from lightning_fl.slots import Message, Result, ServerTurn
 from lightning_fl.state.outcome import Proposal
+from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import Layout
 
 Buffers = Literal["refuse", "clip", "keep"]
@@ -48,6 +50,32 @@ def above_least_variance(merged: Message, present: Tensor, layout: Layout, buffe
         for name in names:
             views[name].copy_(torch.maximum(views[name], least[name]))
     return merged | changed
+
+
+def keeping_counters(turn: ServerTurn, run: Run) -> ServerTurn:
+    """Return a turn in which the server's integer buffers stay as they are, as those of clients have no noise."""
+    return replace(turn, server=replace(turn.server, counters=run.counters))  # type: ignore[type-var]
+
+
+def without_needless_noise(turn: ServerTurn, buffers: Buffers) -> ServerTurn:
+    """Return a turn whose uploads have no noise for parameters that nobody trains, and leave variances above 0.
+
+    So do steps and the loss guard compute, too.
+    """
+    merged = without_noise(turn.merged, len(turn.params), turn.server.untrained)
+    return replace(turn, merged=above_least_variance(merged, turn.buffers, turn.context.buffer_layout, buffers))
+
+
+def without_noise(message: Message, size: int, untrained: Sequence[slice]) -> Message:
+    """Return a message whose entries (…, d), d = `size`, are 0 in some parts, where they would be nothing but noise."""
+    if not untrained:
+        return message
+    of_model = {name: entry for name, entry in message.items() if not name.endswith("buffers")}
+    cleared = {name: entry.clone() for name, entry in of_model.items() if entry.shape[-1:] == (size,)}
+    for entry in cleared.values():
+        for part in untrained:
+            entry[..., part] = 0
+    return message | cleared
 
 
 def keeping_variances(roles: Roles, buffers: Buffers) -> Roles:

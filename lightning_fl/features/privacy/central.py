@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.algorithms import Algorithm
+from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Roles, Round
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.features.privacy.accountant import (
     EVERY,
@@ -25,15 +27,21 @@ from lightning_fl.features.privacy.accountant import (
     require_library,
 )
 from lightning_fl.features.privacy.adaptive_clip import WITHIN, AdaptiveClip, rest_of_noise
-from lightning_fl.features.privacy.buffers import above_least_variance, keeping_variances, without_buffers
+from lightning_fl.features.privacy.buffers import (
+    keeping_counters,
+    keeping_variances,
+    without_buffers,
+    without_needless_noise,
+)
 from lightning_fl.features.privacy.client_privacy import ClientPrivacy
-from lightning_fl.features.privacy.mechanism import Mechanism, require_private_from_the_start, without_noise
+from lightning_fl.features.privacy.expected_costs import expected
+from lightning_fl.features.privacy.mechanism import Mechanism, require_private_from_the_start
 from lightning_fl.features.privacy.noisy_sum import Bits, NoisySum
 from lightning_fl.features.privacy.side_channels import without_clients
 from lightning_fl.features.privacy.tree import changed_nodes, number_of
 from lightning_fl.link.link import Link
 from lightning_fl.outputs.neighbours import EPSILON, NEIGHBOURS
-from lightning_fl.slots import Aggregator, Message, RoundContext
+from lightning_fl.slots import Aggregator, Result, RoundContext, ServerTurn, Upload
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import Event, SpentPrivacy
 
@@ -100,16 +108,6 @@ class CentralMechanism(Mechanism):
     def parts_clients(self) -> bool:  # type: ignore[override]
         """True with noise, or if side channels are to be dropped."""
         return self.hides_clients or self.hides_costs
-
-    @property
-    def keeps_counters(self) -> bool:  # type: ignore[override]
-        """True with noise."""
-        return self.hides_clients
-
-    @property
-    def merges_none(self) -> bool:  # type: ignore[override]
-        """True, but if the weights that came divide."""
-        return self.settings.denominator == "fixed"
 
     @property
     def hides_costs(self) -> bool:  # type: ignore[override]
@@ -234,10 +232,57 @@ class CentralMechanism(Mechanism):
 
     # -- the round --------------------------------------------------------------------------------------------------------
 
-    def aggregator(self, method: Algorithm, run: Run, context: RoundContext) -> Aggregator:
+    def around(self, roles: Roles, engine: Federation) -> Roles:
+        """Return the roles of a round whose server learns a noisy sum of what clients send, and nothing else with noise."""
+        noisy = replace(
+            keeping_variances(roles.watched_by(self), self.settings.buffers),
+            aggregator=lambda context: self._noisy_sum(roles.aggregator(context), engine, context),
+            reveal=lambda turn: self._revealed(roles.reveal(turn), engine.run),
+        )
+        return self._telling_the_clip(self._keeping_buffers(self._hiding_costs(noisy, engine)), engine)
+
+    def _keeping_buffers(self, roles: Roles) -> Roles:
+        """Let nobody send buffers that stay the server's."""
+        if self.settings.buffers != "keep":
+            return roles
+        return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))
+
+    def _telling_the_clip(self, roles: Roles, engine: Federation) -> Roles:
+        """Count 32 bits down for an adaptive clip, and one bit up: whether the upload is within it."""
+        if not isinstance(self.settings.clip, AdaptiveClip):
+            return roles
+
+        def broadcast(link: Link, cohort: Cohort) -> ClientJob:
+            recipients = engine.algorithm.exchange.recipients(cohort.selected, link.context)
+            link.charge("down", recipients, {"scalars": 32})
+            return roles.broadcast(link, cohort)
+
+        def collect(results: Iterable[Result], link: Link) -> Iterator[Upload]:
+            def with_bit(upload: Upload) -> Upload:
+                link.charge("up", [upload.result.client], {"scalars": 1})
+                return upload
+
+            return map(with_bit, roles.collect(results, link))
+
+        return replace(roles, broadcast=broadcast, collect=collect)
+
+    def _hiding_costs(self, roles: Roles, engine: Federation) -> Roles:
+        """Count expected costs in place of those of the clients that have come, if side channels are to be dropped."""
+        if not self.hides_costs:
+            return roles
+        return replace(roles, costs=lambda finished: roles.costs(expected(finished, engine)))
+
+    def _revealed(self, turn: ServerTurn, run: Run) -> ServerTurn:
+        """Return a turn with W̄ as the number of samples, unless the uploads' own weights divide, and with noise of no client."""
+        turn = without_needless_noise(turn, self.settings.buffers)
+        if self.settings.denominator == "fixed":
+            turn = replace(turn, num_samples=self.denominator(False))
+        return replace(keeping_counters(turn, run), clients=[]) if self.hides_clients else turn
+
+    def _noisy_sum(self, given: Aggregator, engine: Federation, context: RoundContext) -> NoisySum:
         """Return the noisy sum of the present round."""
+        method, run, settings = engine.algorithm, engine.run, self.settings
         assert run.spent is not None
-        settings, given = self.settings, method.aggregator
         adapts = isinstance(settings.clip, AdaptiveClip)
         lengths = dict.fromkeys(("model", *method.rule.provides), context.layout.numel)
         if context.buffer_layout.names and settings.buffers != "keep":
@@ -266,16 +311,6 @@ class CentralMechanism(Mechanism):
         weights = np.ones(len(sizes)) if counts_alike else np.minimum(sizes, cap)
         return weights, self.denominator(counts_alike) if self.settings.denominator == "fixed" else float(weights.sum())
 
-    def announce(self, link: Link, recipients: Sequence[int]) -> None:
-        """Count 32 bits down for an adaptive clip, which clients need to know for their bit."""
-        if isinstance(self.settings.clip, AdaptiveClip):
-            link.charge("down", recipients, {"scalars": 32})
-
-    def answer(self, link: Link, clients: Sequence[int]) -> None:
-        """Count one bit up: whether the upload is within an adaptive clip."""
-        if isinstance(self.settings.clip, AdaptiveClip):
-            link.charge("up", clients, {"scalars": 1})
-
     def _noise(self, spent: SpentPrivacy) -> float:
         """Return the standard deviation of the noise in a sum, z C u_max, or z_Δ C u_max with an adaptive clip."""
         noise_multiplier = spent.noise_multiplier
@@ -292,22 +327,6 @@ class CentralMechanism(Mechanism):
             (run.torch_seeds(NOISE, number_of(node), in_round=number)[0], sign)
             for node, sign in changed_nodes(position + 1)
         ]
-
-    def around(self, roles: Roles) -> Roles:
-        """Return the roles of a round in which nobody sends buffers that stay the server's, and variances stay above 0."""
-        roles = keeping_variances(roles.watched_by(self), self.settings.buffers)
-        if self.settings.buffers != "keep":
-            return roles
-        return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))
-
-    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
-        """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
-        message = without_noise(message, len(run.params), untrained)
-        return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
-
-    def num_samples(self, received: float) -> float:
-        """Return W̄, unless the uploads' own weights divide."""
-        return self.denominator(False) if self.settings.denominator == "fixed" else received
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Count the round's release, also if the round is undone; return its columns."""
@@ -331,9 +350,11 @@ class CentralMechanism(Mechanism):
         sampling = self.settings.sampling
         return f"{NEIGHBOURS[sampling]}, {names[sampling]}, {self.settings.accountant.upper()}"
 
-    def shown(self, record: dict[str, float]) -> dict[str, float]:
+    def shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
         """Return the columns of a row, without those of clients if side channels are dropped."""
-        return without_clients(record) if self.hides_costs else record
+        if not self.hides_costs:
+            return record
+        return without_clients({name: value for name, value in record.items() if name not in of_clients})
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return ε so far; {} without noise."""

@@ -9,7 +9,7 @@ A number of samples would cross without noise, so that clients count alike unles
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -19,13 +19,15 @@ import numpy as np
 
 from lightning_fl.checks import check_at_least, check_between, check_positive
 from lightning_fl.engine.roles import Roles, Round
+from lightning_fl.engine.round import Federation
 from lightning_fl.features.privacy.accountant import library_version, local_epsilon, require_library
 from lightning_fl.features.privacy.buffers import (
     Buffers,
-    above_least_variance,
     check_buffers,
+    keeping_counters,
     keeping_variances,
     without_buffers,
+    without_needless_noise,
 )
 from lightning_fl.features.privacy.mechanism import (
     Mechanism,
@@ -35,11 +37,10 @@ from lightning_fl.features.privacy.mechanism import (
     clip_factor,
     joint_norm,
     require_private_from_the_start,
-    without_noise,
 )
 from lightning_fl.features.privacy.noisy_sum import drawn
 from lightning_fl.outputs.neighbours import EPSILON, REPLACED_DATA
-from lightning_fl.slots import Aggregator, Message, Result
+from lightning_fl.slots import Aggregator, Result, ServerTurn
 from lightning_fl.state.run_state import NOISE, Run
 from lightning_fl.state.spent_privacy import SpentPrivacy
 
@@ -100,11 +101,6 @@ class LocalMechanism(Mechanism):
         """True with noise."""
         return self.settings.noise_multiplier != 0
 
-    @property
-    def keeps_counters(self) -> bool:  # type: ignore[override]
-        """True with noise."""
-        return self.settings.noise_multiplier != 0
-
     def begin(self, run: Run, num_rounds: int) -> int:
         """Begin to count the clients' uploads, or go on with those of the checkpoint."""
         require_private_from_the_start(run)
@@ -121,10 +117,18 @@ class LocalMechanism(Mechanism):
         cap = self.settings.cap
         return np.ones(np.shape(sizes)) if cap is None else np.minimum(sizes, cap)
 
-    def around(self, roles: Roles) -> Roles:
+    def around(self, roles: Roles, engine: Federation) -> Roles:
         """Return the roles of a round in which clients clip what they send and add noise to it, and variances stay above 0."""
-        roles = keeping_variances(roles.watched_by(self), self.settings.buffers)
-        return replace(roles, train=lambda job, clients: map(partial(self._noisy, job.run), roles.train(job, clients)))
+        return replace(
+            keeping_variances(roles.watched_by(self), self.settings.buffers),
+            train=lambda job, clients: map(partial(self._noisy, job.run), roles.train(job, clients)),
+            reveal=lambda turn: self._revealed(roles.reveal(turn), engine.run),
+        )
+
+    def _revealed(self, turn: ServerTurn, run: Run) -> ServerTurn:
+        """Return a turn without the clients' counters, which have no noise."""
+        turn = without_needless_noise(turn, self.settings.buffers)
+        return keeping_counters(turn, run) if self.settings.noise_multiplier else turn
 
     def _noisy(self, run: Run, result: Result) -> Result:
         """Return a client's result, clipped and with noise, in the dtypes that it has."""
@@ -145,11 +149,6 @@ class LocalMechanism(Mechanism):
             vector.add_(draws[name].to(vector.device), alpha=noise / scales.get(name, 1.0))
             noisy[name] = vector.to(entry.dtype)
         return replace(result, message=noisy)
-
-    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
-        """Keep untrained parameters without noise, and variances above 0, also while steps and the loss guard compute."""
-        message = without_noise(message, len(run.params), untrained)
-        return above_least_variance(message, run.buffers, run.buffer_layout, self.settings.buffers)
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Count an upload of each client that sent one, also in a round that is undone; return the round's columns."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import check_at_least, check_choice, check_positive
 from lightning_fl.engine.roles import Observer, Roles
+from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
-from lightning_fl.link.link import Link
-from lightning_fl.slots import Aggregator, Message, RoundContext
+from lightning_fl.slots import Aggregator
 from lightning_fl.state.run_state import Run
 
 
@@ -25,16 +24,12 @@ class Mechanism(Observer):
         sampling: how a round's clients are drawn.
         hides_clients: True if the server may learn of the round's clients nothing but their noisy sum.
         parts_clients: True if nothing but messages may pass from a client to another one or to the server.
-        keeps_counters: True if the server's integer buffers stay as they are, as those of clients have no noise.
         hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
-        merges_none: True if a round to which nobody has come changes the model as any other.
     """
 
     sampling: Literal["fixed", "poisson", "passes"] = "fixed"
     hides_clients = False
     parts_clients = False
-    keeps_counters = False
-    merges_none = False
     hides_costs = False
 
     def begin(self, run: Run, num_rounds: int) -> int:
@@ -46,13 +41,9 @@ class Mechanism(Observer):
         """
         return num_rounds
 
-    def around(self, roles: Roles) -> Roles:
+    def around(self, roles: Roles, engine: Federation) -> Roles:
         """Return the roles of a round with what privacy changes about them."""
         return roles
-
-    def aggregator(self, method: Algorithm, run: Run, context: RoundContext) -> Aggregator:
-        """Return the aggregator of the present round."""
-        return method.aggregator
 
     def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
         """Return the weights of clients with so many samples in the mean of an entry, and the weight that divides it.
@@ -65,33 +56,8 @@ class Mechanism(Observer):
         weights = np.ones(len(sizes)) if aggregator.weighs_equally(name) else sizes
         return weights, float(weights.sum())
 
-    def num_samples(self, received: float) -> float:
-        """Return the number of samples that the server's steps weigh the round's mean with, given those of the uploads."""
-        return received
-
-    def announce(self, link: Link, recipients: Sequence[int]) -> None:
-        """Count what clients receive besides the broadcast; called before it."""
-
-    def answer(self, link: Link, clients: Sequence[int]) -> None:
-        """Count what clients send besides their uploads.
-
-        Args:
-            link: link of the round, after the broadcast.
-            clients: clients that this process trains.
-        """
-
-    def merged(self, message: Message, run: Run, untrained: Sequence[slice]) -> Message:
-        """Return the merged message as the server's steps read it.
-
-        Args:
-            message: the mean of the uploads, and the uploads themselves if the aggregator keeps them.
-            run: run in this round.
-            untrained: parts of the model (d,) that nobody trains, because the module's optimiser lacks them.
-        """
-        return message
-
-    def shown(self, record: dict[str, float]) -> dict[str, float]:
-        """Return the columns of a row that may be shown."""
+    def shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
+        """Return the columns of a row that may be shown; `of_clients` names further ones that clients have logged."""
         return record
 
     def loss(self, run: Run) -> dict[str, float]:
@@ -105,18 +71,6 @@ class Mechanism(Observer):
     def hyperparameters(self, run: Run) -> dict[str, Any]:
         """Return what loggers shall know of the claim."""
         return {}
-
-
-def without_noise(message: Message, size: int, untrained: Sequence[slice]) -> Message:
-    """Return a message whose entries (…, d), d = `size`, are 0 in some parts, where they would be nothing but noise."""
-    if not untrained:
-        return message
-    of_model = {name: entry for name, entry in message.items() if not name.endswith("buffers")}
-    cleared = {name: entry.clone() for name, entry in of_model.items() if entry.shape[-1:] == (size,)}
-    for entry in cleared.values():
-        for part in untrained:
-            entry[..., part] = 0
-    return message | cleared
 
 
 class Privacy:

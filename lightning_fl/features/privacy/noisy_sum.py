@@ -70,6 +70,11 @@ class NoisySum(Aggregator):
     totals: Mapping[str, float]
     device: torch.device
 
+    @property
+    def merges_none(self) -> bool:  # type: ignore[override]
+        """True, but if the weights that came divide."""
+        return bool(self.totals)
+
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add u_k c_k x_k to the sum, and to the weight u_k."""
         message = {name: upload.message[name] for name in self.lengths if name in upload.message}

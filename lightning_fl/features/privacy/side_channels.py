@@ -7,8 +7,6 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
-from lightning_fl.link.ledger import Bits
-
 OF_CLIENTS = (
     "train/",
     "clients/",
@@ -78,8 +76,3 @@ def is_of_server(name: str) -> bool:
 def without_clients(record: Mapping[str, float]) -> dict[str, float]:
     """Return a row without what tells of a round's clients."""
     return {name: value for name, value in record.items() if not is_of_clients(name)}
-
-
-def times(bits: Bits, number: float) -> Bits:
-    """Return the bits of so many clients, rounded, given those of one."""
-    return {way: {kind: round(count * number) for kind, count in kinds.items()} for way, kinds in bits.items()}

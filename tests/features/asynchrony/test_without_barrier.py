@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from compared_runs import MakeTrainer, equal_states
+from compared_runs import MakeTrainer, equal_states, time_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
@@ -193,7 +193,7 @@ Fit = Callable[..., tuple[np.ndarray, FederatedTrainer]]
 def test_is_that_of_the_paper(method: FedBuff, oracle_of: dict[str, Any], clock: ClientClock, fit: Fit) -> None:
     start = vector(_seeded())
     found, trainer = fit(method, clock=clock, max_rounds=9)
-    devices, of = trainer.fit_loop.federation.time.devices, problem(9)
+    devices, of = time_of(trainer).devices, problem(9)
     bits, macs = 32 * 26, trainer.fit_loop.federation.network.macs
 
     def seconds(client: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import MakeTrainer, equal_states, recorded_times
+from compared_runs import MakeTrainer, equal_states, recorded_times, time_of
 from lightning.pytorch import Callback
 from roster import COVERING, ROSTER
 from toys import Normalised, Perceptron, Pruning, Served, federation, read_rows
@@ -118,7 +118,7 @@ def test_speeds_times_c_leave_the_models_and_divide_the_times(fitted: Callable[.
 def test_of_13_clients_that_download_the_10_fastest_upload(fitted: Callable[..., FederatedTrainer]) -> None:
     answered = Answered()
     trainer = fitted(clock=PHONES, over_selection=1.3, callbacks=[answered])
-    devices = trainer.fit_loop.federation.time.devices
+    devices = time_of(trainer).devices
     for number, row in enumerate(rows_of(trainer)):
         assert (row["clients/selected"], row["clients/accepted"], row["clients/late"]) == (13, 10, 3)
         assert (row["clients/rejected"], row["clients/dropped"]) == (0, 0)
@@ -134,7 +134,7 @@ def test_the_first_to_answer_do_not_change_with_who_else_is_asked(fitted: Callab
     """Check that each client has its own draw: with all clients selected, the ten fastest of the federation answer."""
     answered = Answered()
     trainer = fitted(clock=ClientClock(uplink_sigma=1.0), over_selection=2.0, callbacks=[answered])
-    device = trainer.fit_loop.federation.time.devices.device
+    device = time_of(trainer).devices.device
     fastest = sorted(range(20), key=lambda client: -device(client).uplink)[:10]
     assert all(set(clients) == set(fastest) for clients in answered.clients.values())
 
@@ -212,7 +212,7 @@ def test_a_plan_knows_the_bits_of_every_method(name: str, make_trainer: MakeTrai
     clock = ClientClock(macs_per_second=1e30, uplink_sigma=1.0, downlink_sigma=0.5)
     trainer = make_trainer(clock=clock, deadline=1e9, clients_per_round=5, max_rounds=3)
     trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
-    planned = trainer.fit_loop.federation.time.planned
+    planned = time_of(trainer).planned
     slowest = rows_of(trainer)[-1]["time/slowest_client"]
     most = max(planned.values(), default=0.0)
     exchange = entry.algorithm().exchange
@@ -228,7 +228,7 @@ def test_a_plan_knows_whether_clients_send_buffers(buffers: Any, make_trainer: M
     privacy = LocalPrivacy(noise_multiplier=0, buffers=buffers)
     trainer = make_trainer(clock=clock, deadline=1e9, privacy=privacy, clients_per_round=5, max_rounds=1)
     trainer.fit(Normalised(), federation())
-    planned = trainer.fit_loop.federation.time.planned
+    planned = time_of(trainer).planned
     assert rows_of(trainer)[-1]["time/slowest_client"] == pytest.approx(max(planned.values()))
 
 
@@ -385,7 +385,7 @@ def test_energy_of_the_radios_is_that_of_the_clients_own_rates(
     flags = {"clock": PHONES, "over_selection": 1.5, "callbacks": [meter, answered], "clients_per_round": 4}
     trainer = make_trainer(max_rounds=2, **flags, **keeps_files)
     trainer.fit(Perceptron(), Served(9))
-    device = trainer.fit_loop.federation.time.devices.device
+    device = time_of(trainer).devices.device
     mib = BITS / 8 / 2**20
     for row in read_rows(tmp_path):
         clients = answered.clients[int(row["round"])]

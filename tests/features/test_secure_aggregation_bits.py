@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_fl import UserError
-from lightning_fl.features.secure_sums import Masked, SecureAggregation, SecureSum
+from lightning_fl.features.secure_aggregation import Masked, SecureAggregation, SecureSum
 from lightning_fl.slots import RoundContext
 from lightning_fl.vectors.layout import Layout
 
