@@ -23,7 +23,8 @@ from messages import messages_diagram
 from sphinx.application import Sphinx
 
 from lightning_fl.cli import catalogue
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine import round as round_module
+from lightning_fl.engine.engine import Engine
 from lightning_fl.link.link import Link
 
 if sys.version_info >= (3, 11):
@@ -41,7 +42,7 @@ class Box(NamedTuple):
 
     Attributes:
         title: name of a slot of `Algorithm`, whose text is the docstring's; or the server's own work.
-        code: call shown in the box; one of `Federation.train_round` or of a method that it calls, except that of the uplink.
+        code: call shown in the box; one of `train_round` or of a method that it calls, except that of the uplink.
         text: text of the server's own work.
     """
 
@@ -51,7 +52,7 @@ class Box(NamedTuple):
 
 
 DOWN = [
-    Box("cohort", "self.cohort", "Draw the clients from the seed and the round."),
+    Box("cohort", "engine.cohort", "Draw the clients from the seed and the round."),
     Box("downlink", "link.broadcast"),
 ]
 CLIENTS = [
@@ -67,7 +68,7 @@ UP = [
     Box("aggregator", "intake.finish"),
     Box("book", "run.book", "Book bits, seconds and steps, even if the round is undone later."),
     Box("steps", "take_steps"),
-    Box("commit", "self._commit", "Store the model and all states. The next round begins."),
+    Box("commit", "_commit", "Store the model and all states. The next round begins."),
 ]
 BROADCAST = "<b>Down:</b> model, buffers, and what the steps share", "Bits are counted for each client of the cohort."
 UPLOADS = "<b>Up:</b> deltas, buffers, and what the rule adds", "Bits are counted for each upload."
@@ -98,21 +99,19 @@ def round_diagram() -> str:
     """Return the diagram of a round.
 
     Raises:
-        ValueError: `Federation.train_round` does not make the calls of the boxes in this order.
+        ValueError: `train_round` does not make the calls of the boxes in this order.
     """
     calls = [box.code for box in (*DOWN, *CLIENTS, *UP) if box.title != "uplink"]
-    names = iter(names_in(Federation.train_round, ()))
+    names = iter(names_in(round_module.train_round, ()))
     if not all(any(name == call or name.endswith(f".{call}") for name in names) for call in calls):
-        raise ValueError(
-            f"Federation.train_round does not have {', '.join(calls)} in this order: correct docs/diagrams.py."
-        )
+        raise ValueError(f"train_round does not have {', '.join(calls)} in this order: correct docs/diagrams.py.")
     parts = [side("Server", DOWN), wire(*BROADCAST), side("Each client", CLIENTS), wire(*UPLOADS), side("Server", UP)]
     caption = "A round: the slots of a method in colour, with FedAvg's parts; in grey, the same for every method."
     return figure("round", parts, caption)
 
 
 def names_in(function: FunctionType, callers: Sequence[str]) -> Iterator[str]:
-    """Yield what a function names, such as `link.broadcast`, in the order in which it runs, its own class's methods included."""
+    """Yield what a function names, such as `link.broadcast`, in the order in which it runs, with what it calls of the engine."""
 
     def walk(node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Name | ast.Attribute):
@@ -121,15 +120,20 @@ def names_in(function: FunctionType, callers: Sequence[str]) -> Iterator[str]:
             return
         for child in ast.iter_child_nodes(node):
             yield from walk(child)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            # What a role does that no feature wraps is a method of the same name with an underscore.
-            name = {"self": node.func.attr, "roles": f"_{node.func.attr}"}.get(ast.unparse(node.func.value), "")
-            inner = vars(Federation).get(name)
+        if isinstance(node, ast.Call):
+            inner = called(ast.unparse(node.func))
             if isinstance(inner, FunctionType) and inner.__name__ not in callers:
                 yield from names_in(inner, (*callers, inner.__name__))
 
     for statement in ast.parse(dedent(getsource(function))).body[0].body:
         yield from walk(statement)
+
+
+def called(name: str) -> object:
+    """Return the function or method of the engine that a call names; that of an unwrapped role begins with an underscore."""
+    owner, _, attribute = name.rpartition(".")
+    homes = {"": vars(round_module).get(attribute), "roles": vars(Engine).get(f"_{attribute}")}
+    return homes.get(owner, vars(Engine).get(attribute) if owner in ("self", "engine") else None)
 
 
 def side(name: str, boxes: list[Box]) -> str:

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier, network
 
@@ -147,12 +147,12 @@ def quiet_trainer(device: str, **flags: Any) -> FederatedTrainer:
 class InsteadOfRounds(Callback):
     """Call a function with the federation in place of the rounds of a fit."""
 
-    def __init__(self, body: Callable[[Federation], None]) -> None:
+    def __init__(self, body: Callable[[Engine], None]) -> None:
         self.body = body
 
     def on_train_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
         """Call the function, and end the fit."""
-        self.body(trainer.fit_loop.federation)
+        self.body(trainer.fit_loop.engine)
         trainer.should_stop = True
 
 
@@ -160,7 +160,7 @@ def in_federation(
     name: str,
     clients: int,
     plan: Plan,
-    body: Callable[[Federation, Work], None],
+    body: Callable[[Engine, Work], None],
     precision: str = "32-true",
     runner: Literal["serial", "stacked"] = "stacked",
 ) -> None:
@@ -180,7 +180,7 @@ def in_federation(
         limit_val_batches=0,
         runner=runner,
         precision=precision,
-        callbacks=[InsteadOfRounds(lambda federation: body(federation, work))],
+        callbacks=[InsteadOfRounds(lambda engine: body(engine, work))],
     )
     trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, FedAvg(), verbose=False)
 

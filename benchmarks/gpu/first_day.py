@@ -79,7 +79,7 @@ def _choose(label: Row, name: str, plan: Plan) -> None:
     except (torch.OutOfMemoryError, UserError) as error:
         plan.add(replace(label, failed=sentence(error)))
         return
-    how = describe_runner(trainer.fit_loop.federation.runner)
+    how = describe_runner(trainer.fit_loop.engine.runner)
     ms = 1e3 * float(trainer.fit_loop.rows[-1]["time/round_seconds"])
     text = f"{how['wanted']}, {how['clients_at_once'] or 1} at once"
     plan.add(replace(label, ms=(ms,), clients_per_second=1e3 * clients / ms, result=text, numbers=how))

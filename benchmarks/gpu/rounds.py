@@ -15,7 +15,7 @@ from round_time import BareLoop
 from gpu import Plan, Row, allow_tf32, in_federation, in_turns, kernels, now, sentence
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Stacked
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import UserError
 
 NETWORKS = ("lenet5", "cnn", "vgg11", "resnet18")
@@ -37,11 +37,11 @@ def rounds(plan: Plan) -> None:
 
 
 def _cell(label: Row, name: str, clients: int, precision: str, plan: Plan, seconds: float) -> None:
-    def measure(federation: Federation, work: Work) -> None:
+    def measure(engine: Engine, work: Work) -> None:
         loop = BareLoop(work, Namespace(device=plan.device, precision=precision))
-        ways = {"serial": our_round(federation, serial)}
-        if federation.runner is not serial:
-            ways["stacked"] = our_round(federation, federation.runner)
+        ways = {"serial": our_round(engine, serial)}
+        if engine.runner is not serial:
+            ways["stacked"] = our_round(engine, engine.runner)
         ways["bare loop"] = loop.round
         for way, timed in in_turns(ways, plan.sizes.turns, seconds / 2).items():
             median = timed.ms[1]
@@ -58,12 +58,12 @@ def _cell(label: Row, name: str, clients: int, precision: str, plan: Plan, secon
         in_federation(name, clients, plan, measure, precision, runner="serial")
 
 
-def our_round(federation: Federation, runner: Callable[..., Any]) -> Callable[[], Any]:
+def our_round(engine: Engine, runner: Callable[..., Any]) -> Callable[[], Any]:
     """Return a function that trains one round with this runner."""
 
     def train() -> None:
-        federation.runner = runner
-        federation.train_round()
+        engine.runner = runner
+        engine.train_round()
 
     return train
 
@@ -95,16 +95,16 @@ def at_once(plan: Plan) -> None:
 
 
 def _stacks(label: Row, name: str, clients: int, plan: Plan) -> None:
-    def measure_size(size: int, federation: Federation, row: Row) -> None:
-        train = our_round(federation, Stacked(size))
+    def measure_size(size: int, engine: Engine, row: Row) -> None:
+        train = our_round(engine, Stacked(size))
         timed = in_turns({"": train}, min(3, plan.sizes.turns), seconds=2)[""]
         per_second = 1e3 * clients / timed.ms[1]
         plan.add(replace(row, ms=timed.ms, clients_per_second=per_second, peak_mb=timed.peak_mb))
 
-    def measure(federation: Federation, work: Work) -> None:
+    def measure(engine: Engine, work: Work) -> None:
         sizes = [4**power for power in range(10) if 4**power <= clients]
         for size in reversed(sizes):  # the fastest first
             row = replace(label, way=f"{size} at once")
-            plan.attempt(row, partial(measure_size, size, federation, row))
+            plan.attempt(row, partial(measure_size, size, engine, row))
 
     in_federation(name, clients, plan, measure)

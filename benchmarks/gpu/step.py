@@ -19,7 +19,7 @@ from lightning_fl.clients.gradients import gradient_treatment, treat_stack
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import groups_of
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import require
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
 from lightning_fl.slots import LocalTraining
@@ -29,12 +29,12 @@ from lightning_fl.vectors.layout import Tree
 class StackedStep:
     """Optimiser step of all clients of a federation, each always on its first batch, made as `train_stack` makes it."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Stack the clients with the server's model."""
-        flat_module = self.flat_module = federation.flat_module
-        data, run, rule = federation.data, federation.run, federation.algorithm.rule
+        flat_module = self.flat_module = engine.flat_module
+        data, run, rule = engine.data, engine.run, engine.algorithm.rule
         received = {"model": run.params, "buffers": run.buffers}
-        self.job = ClientJob(rule, federation.context, received, federation.schedule, run)
+        self.job = ClientJob(rule, engine.context, received, engine.schedule, run)
         firsts = [next(iter(data.client(k).batches(data.batch_size))) for k in range(data.num_clients)]
         contents = [flat_module.transfer(batch, data.train.resident) for batch in firsts]
         batches = [[Batch(content, data.batch_size, 0, 1.0, ends_step=True)] for content in contents]
@@ -69,12 +69,12 @@ class StackedStep:
 class SerialStep:
     """Optimiser step of one client, always on its first batch, made as `train_locally` makes it."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Load the server's model."""
-        flat_module = self.flat_module = federation.flat_module
-        data, run, rule = federation.data, federation.run, federation.algorithm.rule
+        flat_module = self.flat_module = engine.flat_module
+        data, run, rule = engine.data, engine.run, engine.algorithm.rule
         received = {"model": run.params, "buffers": run.buffers}
-        self.job = ClientJob(rule, federation.context, received, federation.schedule, run)
+        self.job = ClientJob(rule, engine.context, received, engine.schedule, run)
         first = next(iter(data.client(0).batches(data.batch_size)))
         self.batch = flat_module.transfer(first, data.train.resident)
         flat_module.load_server_model(run)
@@ -162,15 +162,15 @@ def step(plan: Plan) -> None:
 
 
 def _steps(label: Row, name: str, clients: int, plan: Plan) -> None:
-    def measure(federation: Federation, work: Work) -> None:
-        ours = StackedStep(federation)
+    def measure(engine: Engine, work: Work) -> None:
+        ours = StackedStep(engine)
         _profile(replace(label, way="our step"), ours, plan)
         for way, make in WAYS.items():
             row = replace(label, way=way)
             plan.attempt(row, partial(_compare, row, make, ours, plan))
 
-    def measure_serial(federation: Federation, work: Work) -> None:
-        ours = SerialStep(federation)
+    def measure_serial(engine: Engine, work: Work) -> None:
+        ours = SerialStep(engine)
         alone = replace(label, case=f"{name} × 1")
         _profile(replace(alone, way="our serial step"), ours, plan)
         row = replace(alone, way="CUDA graph of our serial step")

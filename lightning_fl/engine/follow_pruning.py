@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.between_rounds import broadcast_pruning
+from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import check_agreement, gather_objects
@@ -23,35 +24,35 @@ from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.pruning.apply_plan import PLANS
 
 
-def follow(federation: Federation) -> None:
+def follow(engine: Engine) -> None:
     """Adapt the federation to callbacks' prunings of the module since the last call.
 
     Raises:
         UserError: a personal parameter or a step's state cannot follow, or processes, whose clients' states are in files, have
             pruned it differently; without files the next exchange of the round says so.
     """
-    flat_module, run = federation.flat_module, federation.run
+    flat_module, run = engine.flat_module, engine.run
     plans, fabric = flat_module.new_plans, flat_module.fabric
-    federation.prunings = _checksum(plans, federation.prunings)
+    engine.prunings = _checksum(plans, engine.prunings)
     if run.keeps_files and fabric.world_size > 1:
         # Before the processes wait for each other below; otherwise the next exchange checks it.
-        check_agreement(gather_objects(fabric, federation.prunings))
+        check_agreement(gather_objects(fabric, engine.prunings))
     if not plans:
         return
-    require_prunable(federation.algorithm, "a callback")
+    require_prunable(engine.algorithm, "a callback")
     for name in (*flat_module.personal_leaves, *flat_module.personal_buffers.views):
         require(
             all(name not in plan.axes for plan in plans),
             f"pruning would cut {name!r}, which is personal to each client: prune other layers, or do not make it personal.",
         )
     for plan in plans:
-        federation.broadcast_pruning(plan)
+        broadcast_pruning(engine, plan)
         if plan.axes:
             run.prune(plan)
     if run.keeps_files:
         fabric.barrier()  # wait: one process of a machine writes the state files that the others read
     flat_module.lay_out_anew()
-    federation.refresh_network()
+    engine.refresh_network()
 
 
 def require_prunable(algorithm: Algorithm, callback: str) -> None:
@@ -71,20 +72,20 @@ def as_saved(module: nn.Module) -> dict[str, Any]:
     return {PLANS: [dict(vars(plan)) for plan in plans]} if plans else {}
 
 
-def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
+def rebuild(engine: Engine, checkpoint: dict[str, Any]) -> None:
     """Prune module and run as in a checkpoint, and load the checkpoint's run.
 
     Raises:
         UserError: the checkpoint does not fit; the module is unchanged.
     """
-    flat_module, run = federation.flat_module, federation.run
+    flat_module, run = engine.flat_module, engine.run
     plans = missing_plans(flat_module.module, checkpoint)
     for plan in plans:
         run.prune(plan)
     run.load_state_dict(checkpoint["federation"]["run"])
     if plans:
         prune_bound(flat_module, plans)
-        federation.refresh_network()
+        engine.refresh_network()
     elif PLANS in checkpoint:
         flat_module.adopt_plans(_saved_plans(checkpoint))
 

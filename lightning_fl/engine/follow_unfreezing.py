@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.network import groups_of
-from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule, trainable_names
 
@@ -23,7 +23,7 @@ KEY = "trainable"
 """Key in the saved learning rates of a run."""
 
 
-def follow(federation: Federation) -> bool:
+def follow(engine: Engine) -> bool:
     """Adapt the federation to what callbacks and hooks have unfrozen, and to their groups of the optimiser, since the last call.
 
     Returns:
@@ -32,7 +32,7 @@ def follow(federation: Federation) -> bool:
     Raises:
         UserError: an unfrozen parameter is personal to each client, or a state cannot follow.
     """
-    flat_module, run, method = federation.flat_module, federation.run, federation.algorithm
+    flat_module, run, method = engine.flat_module, engine.run, engine.algorithm
     unfrozen = flat_module.unfrozen
     if not unfrozen and not flat_module.optimizer.has_other_groups:
         return False
@@ -52,13 +52,13 @@ def follow(federation: Federation) -> bool:
     flat_module.lay_out_anew(unfrozen)
     if not unfrozen:
         return False
-    federation.prunings = zlib.crc32(repr(unfrozen).encode(), federation.prunings)
+    engine.prunings = zlib.crc32(repr(unfrozen).encode(), engine.prunings)
     steps = dict(zip(method.step_names(), method.steps, strict=True))
     run.grow(flat_module.layout, flat_module.params, method.rule, steps, method.name)
     if run.keeps_files:
         flat_module.fabric.barrier()  # wait: one process of a machine writes the state files that the others read
-    federation.network = replace(federation.network, groups=groups_of(flat_module))
-    method.check(federation.context, federation.server, federation.population.cohort_size)
+    engine.network = replace(engine.network, groups=groups_of(flat_module))
+    method.check(engine.context, engine.server, engine.population.cohort_size)
     return True
 
 
@@ -78,13 +78,13 @@ def as_saved(flat_module: FlatModule) -> dict[str, Any]:
     return {KEY: entry}
 
 
-def rebuild(flat_module: FlatModule, saved: dict[str, Any], federation: Federation | None = None) -> None:
+def rebuild(flat_module: FlatModule, saved: dict[str, Any], engine: Engine | None = None) -> None:
     """Let what trained in a saved run train in the module, and in the run that goes on, if there is one.
 
     Args:
         flat_module: holds the module.
         saved: the run's learning rates, with what `as_saved` returned.
-        federation: federation of the run, before it is loaded.
+        engine: engine of the run, before it is loaded.
 
     Raises:
         UserError: a state cannot follow.
@@ -100,10 +100,10 @@ def rebuild(flat_module: FlatModule, saved: dict[str, Any], federation: Federati
         parameter.requires_grad = name in trained | sent
     if flat_module.has_optimizer:
         flat_module.optimizer.set_groups([[[parameters[n] for n in group] for group in one] for one in entry["groups"]])
-    if federation is None:
+    if engine is None:
         flat_module.lay_out_anew(flat_module.unfrozen)
     else:
-        follow(federation)
+        follow(engine)
     for name in sent - trained:
         parameters[name].requires_grad = False
 

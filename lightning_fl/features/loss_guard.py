@@ -15,8 +15,8 @@ from math import isfinite
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import is_real
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round, TakeStep
-from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.slots import Result, Server, ServerTurn, State, Step
 from lightning_fl.state.outcome import Proposal
@@ -84,7 +84,7 @@ class RoundGuard(Observer):
     guard: LossGuard
     run: Run
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round that this object guards."""
         return replace(
             roles.watched_by(self),

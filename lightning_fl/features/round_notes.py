@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.engine.round import Federation
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.losses import TOO_STALE, rejection_reasons, say_lost
 
@@ -31,7 +31,7 @@ class RoundNotes(Observer):
     trains_own: bool
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round that this object watches."""
         return roles.watched_by(self)
 

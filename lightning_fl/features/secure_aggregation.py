@@ -22,9 +22,9 @@ import torch
 
 from lightning_fl.checks import check_whole
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.engine.round import Federation
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges.with_sample_count import SAMPLES
 from lightning_fl.link.link import Link
@@ -164,7 +164,7 @@ class SumsOfClients(Observer):
         self._protocol, self._adds_noise = protocol, adds_noise
         self._says_lost = False
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round with masked messages, where clients that will not keep their part are in no sum."""
         method = engine.algorithm
         in_parts = SENT in method.exchange.provides & method.aggregator.uses

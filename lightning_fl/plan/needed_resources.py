@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lightning_fl.callbacks import CommunicationMeter
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.engine import Engine
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.frozen_weights import frozen_bytes
 from lightning_fl.outputs.plan import Plan, duration
@@ -37,9 +37,9 @@ class StatesToKeep:
     file_bytes: int = 0
 
     @classmethod
-    def of(cls, federation: Federation, rounds: int, every: int) -> StatesToKeep:
+    def of(cls, engine: Engine, rounds: int, every: int) -> StatesToKeep:
         """Return the estimate after so many rounds, with a checkpoint in every so many of them."""
-        run, population = federation.run, federation.population
+        run, population = engine.run, engine.population
         stores = (run.clients, run.client_memory)
         num_present = max(len(each) for each in stores)
         present = sum(x.nbytes for each in stores for client in each for x in each[client].values())
@@ -54,10 +54,10 @@ class StatesToKeep:
         return cls(int(one * expected) - present, int(one * rows))
 
 
-def checkpoint_bytes(trainer: TrainerInterface, federation: Federation, states: StatesToKeep) -> int:
+def checkpoint_bytes(trainer: TrainerInterface, engine: Engine, states: StatesToKeep) -> int:
     """Return the bytes of the last and the previous checkpoint with their files, and of the exported model."""
-    run_state = {**federation.run.state_dict(), **{kind: ClientStates() for kind in KINDS}}
-    whole = _saved_bytes(checkpointing.build_checkpoint(trainer, federation, run_state))
+    run_state = {**engine.run.state_dict(), **{kind: ClientStates() for kind in KINDS}}
+    whole = _saved_bytes(checkpointing.build_checkpoint(trainer, engine, run_state))
     exported = _saved_bytes(checkpointing.build_checkpoint(trainer))
     frozen = frozen_bytes(trainer.lightning_module)
     return 2 * (whole - frozen) + frozen + states.file_bytes + exported

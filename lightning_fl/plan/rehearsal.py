@@ -173,27 +173,27 @@ class _Rehearsal(Callback):
         self._trainer, self._times = trainer, times
         self._loop: FitLoop = trainer.fit_loop
         self._loop.start()
-        federation = self.federation = self._loop.federation
+        engine = self.engine = self._loop.engine
         _leave_out(trainer)
-        federation.most_setup_steps = 1
+        engine.most_setup_steps = 1
         num_whole = 0
         if times:
-            num_whole = federation.runner.clients_at_once if isinstance(federation.runner, Stacked) else 1
-        self._runner = federation.runner = ShortTraining(federation.runner, num_whole, seed=int(times))
+            num_whole = engine.runner.clients_at_once if isinstance(engine.runner, Stacked) else 1
+        self._runner = engine.runner = ShortTraining(engine.runner, num_whole, seed=int(times))
         self._found, self._batches = Rehearsed(), list[int]()
         self._bits, self._rounds_later, self._most_steps = (-1, -1), 0, 0
         trainer.callbacks.append(self)
 
     def run(self) -> Rehearsed:
         """Run the rounds, as many as the time allows."""
-        rehearsed, federation, trainer = self._found, self.federation, self._trainer
+        rehearsed, engine, trainer = self._found, self.engine, self._trainer
         if not self._times:
-            _disturb(federation.run)
+            _disturb(engine.run)
         begun = perf_counter()
         self._loop.prepare()
-        done, left_out = federation.run.num_steps, federation.setup_steps_left_out
+        done, left_out = engine.run.num_steps, engine.setup_steps_left_out
         rehearsed.setup_seconds = (perf_counter() - begun) * (done + left_out) / max(1, done)
-        rehearsed.setup_steps, rehearsed.setup_bits = done + left_out, federation.run.ledger.setup()
+        rehearsed.setup_steps, rehearsed.setup_bits = done + left_out, engine.run.ledger.setup()
         self._steps_before = done
         self._loop.run_rounds(None)
         rehearsed.rows = self._loop.rows
@@ -215,7 +215,7 @@ class _Rehearsal(Callback):
     @property
     def parts(self) -> list[Part]:
         """All parts of the method, also those inside others."""
-        method = self.federation.algorithm
+        method = self.engine.algorithm
         slots = (method.rule, method.uplink, method.downlink, method.exchange, method.aggregator)
         return list(parts_in([*slots, *method.steps, *method.personal]))
 
@@ -229,16 +229,16 @@ class _Rehearsal(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps that the round's clients would make."""
-        self._planned = self.federation.num_client_steps()
-        self._successive = self.federation.run.num_successive_steps
-        self._batches.append(self.federation.num_batches())
+        self._planned = self.engine.num_client_steps()
+        self._successive = self.engine.run.num_successive_steps
+        self._batches.append(self.engine.num_batches())
         self._runner.begin_round()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count the steps of the round, and stop when the time is over, in a round that the following ones resemble."""
         self._evaluate_seldom()
-        rehearsed, runner, run = self._found, self._runner, self.federation.run
-        group = self.federation.group
+        rehearsed, runner, run = self._found, self._runner, self.engine.run
+        group = self.engine.group
         counts = group is None or group.is_first
         client_steps = sum(gather_objects(trainer.fabric, runner.num_steps if counts else 0))
         server_steps = run.num_steps - self._steps_before - client_steps
@@ -248,7 +248,7 @@ class _Rehearsal(Callback):
         bits = run.ledger.bits("up"), run.ledger.bits("down")
         if len(rehearsed.steps) == 1:
             rehearsed.peak = peak_bytes()
-            rehearsed.accelerator_peak = accelerator_peak_bytes(self.federation.flat_module)
+            rehearsed.accelerator_peak = accelerator_peak_bytes(self.engine.flat_module)
             self._begun = perf_counter()
         elif trainer.fabric.broadcast(perf_counter() - self._begun > MOST_SECONDS):
             trainer.should_stop = bits == self._bits or self._rounds_later == MOST_ROUNDS_LATER
@@ -266,22 +266,22 @@ class _Rehearsal(Callback):
             trainer.test_every_n_rounds = max(1, trainer.max_rounds)
 
     def _batches_of(self, clients: Sequence[int]) -> int:
-        """Return the batches of whole trainings of these clients, as `Federation.num_batches` counts them."""
-        federation = self.federation
-        trainings = 1 + sum(len(part.rules()) for part in federation.algorithm.personal)
-        schedule, sizes = federation.work.schedule, federation.data.client_sizes
+        """Return the batches of whole trainings of these clients, as `Engine.num_batches` counts them."""
+        engine = self.engine
+        trainings = 1 + sum(len(part.rules()) for part in engine.algorithm.personal)
+        schedule, sizes = engine.work.schedule, engine.data.client_sizes
         return trainings * sum(schedule.num_batches(int(sizes[client])) for client in clients)
 
     def _num_rounds(self) -> int:
         """Return the rounds of the run, which `max_steps` may end before `max_rounds`."""
-        stage, run = self._trainer, self.federation.run
+        stage, run = self._trainer, self.engine.run
         if not stage.steps_left:  # there is no limit, or the rehearsal has reached it
             return stage.num_rounds if stage.steps_left is None else run.round
         return min(stage.num_rounds, run.round + -(-stage.steps_left // max(1, self._most_steps)))
 
     def _share_of_last_round(self, rounds: int) -> Fraction:
         """Return the part of a round's steps that `max_steps` leaves to the last of so many rounds."""
-        stage, run = self._trainer, self.federation.run
+        stage, run = self._trainer, self.engine.run
         if stage.steps_left is None or not self._most_steps:
             return Fraction(1)
         left = stage.steps_left - (rounds - run.round - 1) * self._most_steps
@@ -289,7 +289,7 @@ class _Rehearsal(Callback):
 
     def plan(self, rehearsed: Rehearsed, trainer: TrainerInterface) -> Plan:
         """Return the plan, in the session, given what was found; `trainer` has the user's flags."""
-        stage, federation = self._trainer, self.federation
+        stage, engine = self._trainer, self.engine
         rounds = self._num_rounds()
         up, down = (_continued(rehearsed.bits(way), rounds) for way in ("up", "down"))
         totals = {way: rehearsed.setup_bits.get(way, 0) + sum(bits) for way, bits in (("up", up), ("down", down))}
@@ -307,17 +307,17 @@ class _Rehearsal(Callback):
         beside_others = sum(rehearsed.beside_seconds) + beside * (rounds - len(rehearsed.beside_seconds))
         seconds = rehearsed.setup_seconds + beside_others + rounds * rehearsed.training_seconds + evaluation_seconds
         simulated = [row["time/simulated_seconds"] for row in rehearsed.rows]
-        states = StatesToKeep.of(federation, rounds, trainer.checkpoint_every_n_rounds)
+        states = StatesToKeep.of(engine, rounds, trainer.checkpoint_every_n_rounds)
         memory = (
             None
             if rehearsed.peak is None
             else rehearsed.peak + (trainer.client_states == "memory") * states.coming_bytes
         )
-        disk = checkpoint_bytes(stage, federation, states) if trainer.enable_checkpointing else 0
+        disk = checkpoint_bytes(stage, engine, states) if trainer.enable_checkpointing else 0
         plan = Plan(
-            algorithm=federation.algorithm.name,
+            algorithm=engine.algorithm.name,
             rounds=rounds,
-            clients=federation.population.cohort_size,
+            clients=engine.population.cohort_size,
             setup_uplink_bytes=_bytes(rehearsed.setup_bits.get("up", 0)),
             setup_downlink_bytes=_bytes(rehearsed.setup_bits.get("down", 0)),
             round_uplink_bytes=_bytes(sum(up[:1])),
@@ -329,7 +329,7 @@ class _Rehearsal(Callback):
             rehearsed_rounds=len(rehearsed.rows),
             round_steps=sum(steps[:1]),
             steps=rehearsed.setup_steps + sum(steps),
-            macs=None if federation.network.macs is None else 3.0 * sum(macs),
+            macs=None if engine.network.macs is None else 3.0 * sum(macs),
             setup_seconds=rehearsed.setup_seconds,
             round_seconds=round_seconds,
             seconds=seconds,
@@ -383,8 +383,8 @@ def _leave_out(stage: Any) -> None:
     loop = stage.fit_loop
     if isinstance(loop.privacy, CentralMechanism):
         shown = replace(loop.privacy, settings=replace(loop.privacy.settings, side_channels="keep"))
-        features = loop.federation.features
-        loop.federation.features = [shown if feature is loop.privacy else feature for feature in features]
+        features = loop.engine.features
+        loop.engine.features = [shown if feature is loop.privacy else feature for feature in features]
         loop.privacy = shown
     if not all(type(callback).__module__.startswith(STOCK) for callback in stage.callbacks):
         # One of the user's may log what others monitor.

@@ -21,7 +21,7 @@ from lightning_fl.checks.float32 import UNSET, Float32
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.engine import follow_pruning, follow_unfreezing
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
 from lightning_fl.internals import call
@@ -32,7 +32,7 @@ from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates, read_states
-from lightning_fl.trainer.build_federation import build_runner
+from lightning_fl.trainer.build_engine import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.resumed_settings import NO_SETTINGS, changes_since, earlier_settings
 from lightning_fl.trainer.run_metric import kept_metric
@@ -41,17 +41,17 @@ from lightning_fl.trainer.stops import Stop, remaining_stop
 
 def build_checkpoint(
     trainer: TrainerInterface,
-    federation: Federation | None = None,
+    engine: Engine | None = None,
     before_round: dict[str, Any] | None = None,
     saved_states: SavedStates | None = None,
     num_rows: int = 0,
     saved_frozen: SavedFrozen | None = None,
 ) -> dict[str, Any]:
-    """Return a Lightning checkpoint of the server's model, with the run under `federation` if a federation is given.
+    """Return a Lightning checkpoint of the server's model, with the run under `federation` if an engine is given.
 
     Args:
         trainer: trainer during `fit`, or at any time after it without a federation.
-        federation: federation of the run; None to leave the run out.
+        engine: engine of the run; None to leave the run out.
         before_round: state of the run to save in the middle of a round; None: the present state.
         saved_states: files that get the clients' states; None: the checkpoint contains them.
         num_rows: number of rows of metrics.csv that the run has logged.
@@ -79,8 +79,8 @@ def build_checkpoint(
             if hasattr(part, "_hparams_name"):
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
             checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoint_file.plain(dict(part.hparams))
-    if federation is not None:
-        schedules = federation.flat_module.optimizer.schedules
+    if engine is not None:
+        schedules = engine.flat_module.optimizer.schedules
         if before_round is None and trainer.fitting:
             schedules.adopt()  # what callbacks have set since the last training
         checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
@@ -93,10 +93,10 @@ def build_checkpoint(
             # A stop in the middle of a round comes again with that round.
             "stop": trainer.stop.state_dict() if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
-            "learning_rates": schedules.state_dict() | follow_unfreezing.as_saved(federation.flat_module),
+            "learning_rates": schedules.state_dict() | follow_unfreezing.as_saved(engine.flat_module),
             "batches": trainer.fit_loop.num_logged_batches,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-            "execution": execution(federation),
+            "execution": execution(engine),
             "logged_rows": num_rows,
             "run": as_saved(run_state) if saved_states is None else saved_states.write(run_state),
         }
@@ -192,7 +192,7 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
         ) from None
 
 
-def resume(trainer: TrainerInterface, federation: Federation, checkpoint: dict[str, Any]) -> int | None:
+def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]) -> int | None:
     """Resume the run of a checkpoint; return the number of rows that it had logged, None if that is unknown.
 
     Raises:
@@ -202,8 +202,8 @@ def resume(trainer: TrainerInterface, federation: Federation, checkpoint: dict[s
     saved = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
     changes = changes_since(trainer, checkpoint, path)
     saved["run"] = read_states(saved["run"], Path(path))
-    follow_unfreezing.rebuild(federation.flat_module, saved["learning_rates"], federation)
-    follow_pruning.rebuild(federation, checkpoint)
+    follow_unfreezing.rebuild(engine.flat_module, saved["learning_rates"], engine)
+    follow_pruning.rebuild(engine, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.active_module.load_server_model(trainer.run)  # the checkpoint's model may be a client's, or an average
     trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"], saved["run"]["round"])
@@ -228,9 +228,9 @@ def resume(trainer: TrainerInterface, federation: Federation, checkpoint: dict[s
     elif trainer.metric is None:  # checkpoints of earlier versions do not name it
         trainer.metric = find_metric(saved.get("metrics", {}))
     if not trainer.metric_falls:
-        federation.accuracy = trainer.metric
+        engine.accuracy = trainer.metric
     trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
-    _keep_numerics(trainer, federation, saved)
+    _keep_numerics(trainer, engine, saved)
     done, planned = trainer.run.round, earlier_settings(saved).get("trainer.max_rounds", trainer.max_rounds)
     stopped = Stop(**saved["stop"]) if saved.get("stop") else None
     if stopped is not None and trainer.max_rounds <= planned:
@@ -255,12 +255,12 @@ def resume(trainer: TrainerInterface, federation: Federation, checkpoint: dict[s
             rank_zero_info(f"Changed since the checkpoint: {', '.join(map(str, changes))}.")
         if "settings" not in saved:
             rank_zero_info(NO_SETTINGS)
-        if note := trainer.algorithm.rule.note_on_resume(federation.context, planned):
+        if note := trainer.algorithm.rule.note_on_resume(engine.context, planned):
             rank_zero_info(note)
     return saved.get("logged_rows")  # not in checkpoints of earlier versions
 
 
-def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dict[str, Any]) -> None:
+def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, Any]) -> None:
     """Use the runner and the threads of the earlier rounds unless flags set others, so that the last bits stay the same.
 
     On another kind of device they differ in any case, and what is fast on one is slow on the other: the run has chosen anew.
@@ -273,13 +273,13 @@ def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dic
     if trainer.runner == "auto" and trainer.clients_at_once is None and is_the_same_device:
         # Another callback may need each client's steps now, so that a stack is tried again.
         with suppress(UserError):
-            federation.runner = build_runner(federation, **earlier["runner"])
+            engine.runner = build_runner(engine, **earlier["runner"])
         trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
     if trainer.threads is None and device == "cpu" and is_the_same_device:
         torch.set_num_threads(earlier["threads"])
     if trainer.float32_precision is None and "float32" in earlier:
         Float32(*earlier["float32"]).set()  # until the session ends
-    now = execution(federation)
+    now = execution(engine)
     if now != earlier:
         rank_zero_info(
             f"The run goes on with {_in_words(now, not is_the_same_device)}; its earlier rounds had "
@@ -287,13 +287,13 @@ def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dic
         )
 
 
-def execution(federation: Federation) -> dict[str, Any]:
+def execution(engine: Engine) -> dict[str, Any]:
     """Return the kind of device, the runner and the threads of a federation, which decide the last bits of its results.
 
     On an accelerator, or if it is not torch's own, the precision of float32 is there, too.
     """
-    device = federation.flat_module.fabric.device.type
-    settings = {"device": device, "runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
+    device = engine.flat_module.fabric.device.type
+    settings = {"device": device, "runner": describe_runner(engine.runner), "threads": torch.get_num_threads()}
     if device != "cpu" or Float32.now() != UNSET:
         settings["float32"] = list(Float32.now())
     return settings

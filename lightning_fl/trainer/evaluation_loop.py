@@ -19,7 +19,7 @@ from lightning_fl.clients.own_models import what_clients_own
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.engine.data_for_module import check_loaders
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import require
 from lightning_fl.evaluation.evaluation import as_loaders, is_sequential, num_batches
 from lightning_fl.evaluation.loops import STAGES, without_callbacks
@@ -302,7 +302,7 @@ class RoundEvaluation:
         trainer._logger_connector.reset_metrics()
         trainer.state.stage = RunningStage.TRAINING
 
-    def validate(self, federation: Federation) -> dict[str, float]:
+    def validate(self, engine: Engine) -> dict[str, float]:
         """Validate at the end of a round."""
         trainer = self.trainer
         trainer.state.stage = RunningStage.VALIDATING
@@ -319,8 +319,8 @@ class RoundEvaluation:
             trainer.run.clients,
             trainer.algorithm.personal,
             most_clients(trainer),
-            federation.context,
-            federation.population.cohort_size,
+            engine.context,
+            engine.population.cohort_size,
             trainer.run.random(VALIDATION),
         )
         hides_clients = trainer.fit_loop.privacy.hides_costs
@@ -335,11 +335,11 @@ class RoundEvaluation:
         trainer.state.stage = RunningStage.TRAINING
         return averages
 
-    def test(self, federation: Federation, record: Mapping[str, float]) -> dict[str, float]:
+    def test(self, engine: Engine, record: Mapping[str, float]) -> dict[str, float]:
         """Test at the end of a round, as `FederatedTrainer.test` would test a checkpoint of it; return new values.
 
         Args:
-            federation: the run's federation.
+            engine: engine of the run.
             record: values of the round so far.
         """
         trainer, flat_module = self.trainer, self.trainer.active_module

@@ -1,6 +1,6 @@
 """FederatedTrainer: fit, validate, test and predict in a simulated federation, driven by Lightning Fabric.
 
-`lightning_fl.engine.round.Federation.train_round` trains one round; a round is Lightning's epoch.
+`lightning_fl.engine.round.train_round` trains one round; a round is Lightning's epoch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_fl.checks import is_whole
 from lightning_fl.clients.own_models import predicting_model
 from lightning_fl.data import Source
+from lightning_fl.engine import between_rounds
 from lightning_fl.errors import require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator, ClientResult
 from lightning_fl.outputs import checkpoint_file
@@ -27,7 +28,7 @@ from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
-from lightning_fl.trainer.build_federation import client_evaluator
+from lightning_fl.trainer.build_engine import client_evaluator
 from lightning_fl.trainer.evaluation_loop import run_evaluation, run_prediction
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -79,7 +80,7 @@ class FederatedTrainer(TrainerInterface):
             self.fit_loop.start()
             num_rows = None
             if self.checkpoint is not None:
-                num_rows = checkpointing.resume(self, self.fit_loop.federation, self.checkpoint)
+                num_rows = checkpointing.resume(self, self.fit_loop.engine, self.checkpoint)
                 self.checkpoint = None
             else:
                 self.fit_loop.prepare()
@@ -295,10 +296,10 @@ class FederatedTrainer(TrainerInterface):
             before_round = self.fit_loop.before_round if self.fit_loop.has_whole_run else None
             # A ModelCheckpoint may save there, too; a killed run is resumed from it.
             to_files = is_last and is_running
-            federation = None if weights_only and not to_files else self.fit_loop.federation
+            engine = None if weights_only and not to_files else self.fit_loop.engine
             files = (self.fit_loop.saved_states, self.fit_loop.saved_frozen) if to_files else (None, None)
             num_rows = self.fit_loop.folder.num_rows if is_running else 0
-            checkpoint = checkpointing.build_checkpoint(self, federation, before_round, files[0], num_rows, files[1])
+            checkpoint = checkpointing.build_checkpoint(self, engine, before_round, files[0], num_rows, files[1])
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
             for written in files:
                 if written is not None:
@@ -333,7 +334,7 @@ class FederatedTrainer(TrainerInterface):
             self.flat_module is not None, "evaluate_clients works inside fit, validate and test: call it in a callback."
         )
         if self.fitting:
-            run = self.fit_loop.federation
+            run = self.fit_loop.engine
             evaluator = ClientEvaluator(
                 run.flat_module, run.data, run.run, run.context, run.schedule, self.algorithm.personal
             )
@@ -345,4 +346,4 @@ class FederatedTrainer(TrainerInterface):
 
     def sources(self) -> list[Source]:
         """Return all holders of training samples, for callbacks that query each of them; a stock Trainer has no such method."""
-        return self.fit_loop.federation.sources()
+        return between_rounds.sources(self.fit_loop.engine)

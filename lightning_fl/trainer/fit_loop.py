@@ -1,4 +1,4 @@
-"""The rounds of a `fit`: hooks, validation, schedules, the log row and the checkpoint around `Federation.train_round`."""
+"""The rounds of a `fit`: hooks, validation, schedules, the log row and the checkpoint around `train_round`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.engine import follow_pruning, follow_unfreezing
-from lightning_fl.engine.round import Federation
+from lightning_fl.engine import between_rounds, follow_pruning, follow_unfreezing
+from lightning_fl.engine.engine import Engine
+from lightning_fl.engine.round import train_round
 from lightning_fl.engine.round_record import check_logged
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.evaluation.loops import EvaluationLoop
@@ -42,7 +43,7 @@ from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
-from lightning_fl.trainer.build_federation import assemble, keep_client_states, try_runner_again
+from lightning_fl.trainer.build_engine import assemble, keep_client_states, try_runner_again
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -56,7 +57,7 @@ class FitLoop(StockFitLoop):
     """Run a trainer's federation round by round.
 
     Attributes:
-        federation: trains the rounds; `start` sets it, and all others that are only declared here.
+        engine: trains the rounds; `start` sets it, and all others that are only declared here.
         privacy: what a private run claims and shows.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
@@ -69,7 +70,7 @@ class FitLoop(StockFitLoop):
         client_values: values that callbacks have logged of clients in this process, by client, until they are collected.
     """
 
-    federation: Federation
+    engine: Engine
     privacy: Mechanism
     folder: RunFolder
     saved_states: SavedStates
@@ -102,7 +103,7 @@ class FitLoop(StockFitLoop):
     def has_whole_run(self) -> bool:
         """True in and after a fit that has begun its rounds, if the trainer still has its module: the run can be saved."""
         has_run = self._has_begun and "run" in vars(self.trainer)  # a later fit may have failed before it had one
-        return has_run and self.federation.flat_module.module is self.trainer.lightning_module
+        return has_run and self.engine.flat_module.module is self.trainer.lightning_module
 
     @property
     def num_logged_batches(self) -> int:
@@ -127,7 +128,7 @@ class FitLoop(StockFitLoop):
             self._delete_states()
 
     def start(self) -> None:
-        """Build the federation, and find the validation loaders."""
+        """Build the engine, and find the validation loaders."""
         trainer = self.trainer
         self._has_begun = self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = (
             False
@@ -142,9 +143,9 @@ class FitLoop(StockFitLoop):
             trainer.ckpt_path,
         )
         self._client_loaders = ClientLoaders(trainer)
-        self.federation, self.privacy = assemble(trainer)
+        self.engine, self.privacy = assemble(trainer)
         self._first_model = checksum(trainer.run.params)
-        data = self.federation.data
+        data = self.engine.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
         self._callbacks = list(trainer.callbacks)  # of which a rehearsal leaves some out
         self._delete_states = keep_client_states(trainer)
@@ -162,7 +163,7 @@ class FitLoop(StockFitLoop):
 
     def _say_who_is_idle(self) -> None:
         """Say so if a round has fewer clients than there are processes, or groups of them, to train one each."""
-        trainer, population = self.trainer, self.federation.population
+        trainer, population = self.trainer, self.engine.population
         num_clients, processes = population.cohort_size, trainer.world_size
         idle = (population.num_ranks - num_clients) * trainer.devices_per_client
         if num_clients and idle > 0:
@@ -178,7 +179,7 @@ class FitLoop(StockFitLoop):
     def prepare(self) -> None:
         """Run the method's work before its first round, and load the resulting model into the module."""
         self.trainer.hooks.hides_steps = True  # from callbacks, for which no training has begun yet
-        self.federation.prepare()
+        between_rounds.prepare(self.engine)
         self.trainer.hooks.hides_steps = False
         self.trainer.active_module.load_server_model(self.trainer.run)
 
@@ -226,7 +227,7 @@ class FitLoop(StockFitLoop):
         trainer.privacy_in_words = privacy.in_words(run)
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
-        check_agreement(gather_objects(trainer.fabric, self.federation.prunings))
+        check_agreement(gather_objects(trainer.fabric, self.engine.prunings))
         if run.round == self.folder.first_round and not self.folder.goes_on_here:
             self._begin_to_write()
             if run.round:  # of a run that was finished in another folder
@@ -295,9 +296,9 @@ class FitLoop(StockFitLoop):
         started = time.perf_counter()
         flat_module.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
-        self.federation.schedule = replace(self.federation.schedule, most_steps=trainer.steps_left)
+        self.engine.schedule = replace(self.engine.schedule, most_steps=trainer.steps_left)
         # The batches of loaders of clients are counted as they are read.
-        trainer.round_batches = 0 if self.federation.data.reads_own_loaders else self.federation.num_batches()
+        trainer.round_batches = 0 if self.engine.data.reads_own_loaders else self.engine.num_batches()
         if not trainer.by_lightning:  # which counts single steps
             self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
         flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
@@ -307,12 +308,12 @@ class FitLoop(StockFitLoop):
             self._adopt_module_changes()
             flat_module.require_trained()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
-        self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
+        self.engine.schedule = replace(self.engine.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round, frozen = run.state_dict(), flat_module.sample_frozen()
         self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
-            record = self.federation.train_round()
-        record = self.privacy.shown(record, self.federation.logged_in_training)
+            record = train_round(self.engine)
+        record = self.privacy.shown(record, self.engine.logged_in_training)
         self._check_private()
         self.epoch_loop._results.clear()  # those of the last client
         flat_module.require_unmoved(frozen)
@@ -336,7 +337,7 @@ class FitLoop(StockFitLoop):
         record = self.privacy.shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         self._follow_module()
-        self.federation.charge_queries()
+        between_rounds.charge_queries(self.engine)
         record = self.privacy.shown(record | self._logged_beside(record))
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
@@ -369,7 +370,7 @@ class FitLoop(StockFitLoop):
             done.add("validate")
             self.val_loop._has_run = True
             with trainer.profiler.profile("validate"):
-                validated = self.evaluation.validate(self.federation)
+                validated = self.evaluation.validate(self.engine)
             check_logged(validated, record)
             self._say_repeated(validated, record)
             record |= validated
@@ -377,7 +378,7 @@ class FitLoop(StockFitLoop):
         if "test" not in done and every is not None and self._is_due(every):
             done.add("test")
             with trainer.profiler.profile("test"):
-                record |= self.evaluation.test(self.federation, record)
+                record |= self.evaluation.test(self.engine, record)
 
     def _say_repeated(self, validated: Collection[str], record: Collection[str]) -> None:
         """Say once if a module logs a name both in training and in validation."""
@@ -403,7 +404,7 @@ class FitLoop(StockFitLoop):
             UserError: processes have pruned the model differently.
         """
         trainer, logs = self.trainer, self.trainer.active_module.logs
-        sums, knowledge, more = gather_logs(trainer.fabric, logs, (self.federation.prunings, self.client_values))
+        sums, knowledge, more = gather_logs(trainer.fabric, logs, (self.engine.prunings, self.client_values))
         check_agreement([prunings for prunings, _ in more])
         for _, process_values in more:
             for client, values in process_values.items():
@@ -428,9 +429,9 @@ class FitLoop(StockFitLoop):
 
     def _check_private(self) -> None:
         """Check that nothing in a private run acts on what is logged while clients train."""
-        trainer, federation = self.trainer, self.federation
-        schedulers, logged = trainer.active_module.optimizer.schedules.configs, federation.logged_in_training
-        check_logged_in_training(trainer, federation.algorithm, self._callbacks, schedulers, logged)
+        trainer, engine = self.trainer, self.engine
+        schedulers, logged = trainer.active_module.optimizer.schedules.configs, engine.logged_in_training
+        check_logged_in_training(trainer, engine.algorithm, self._callbacks, schedulers, logged)
 
     def renew_folder(self) -> None:
         """Make the run's folder again if it was deleted; clients' states and frozen weights are then written again."""
@@ -473,16 +474,16 @@ class FitLoop(StockFitLoop):
             for name in views.keys() & masks.keys():  # personal parameters stay unpruned
                 views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
-                self.federation.set_mask(mask)
+                self.engine.set_mask(mask)
         if self._has_grown:
             self._has_grown = False
-            try_runner_again(self.trainer, self.federation)
-        self.federation.charge_queries()
+            try_runner_again(self.trainer, self.engine)
+        between_rounds.charge_queries(self.engine)
 
     def _follow_module(self) -> None:
         """Adapt the federation to what callbacks have pruned and unfrozen."""
-        follow_pruning.follow(self.federation)
-        self._has_grown |= follow_unfreezing.follow(self.federation)
+        follow_pruning.follow(self.engine)
+        self._has_grown |= follow_unfreezing.follow(self.engine)
 
     def _log(self, record: dict[str, float]) -> None:
         """Send one row to every logger."""

@@ -452,7 +452,7 @@ def test_batches_of_a_users_class_train_one_by_one(make_trainer: MakeTrainer, mo
     monkeypatch.setattr(choose_runner, "LEAST_CLIENTS_ON_CPU", 1)
     trainer = make_trainer(max_rounds=1)
     trainer.fit(ReadsPairs(), Federated(Pairs(), num_clients=3))
-    assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "serial"
+    assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "serial"
 
 
 class FusedAttention(Perceptron):
@@ -478,7 +478,7 @@ def test_mixed_precision_of_mapped_convolutions(make_trainer: MakeTrainer, monke
     monkeypatch.setattr(choose_runner, "LEAST_CLIENTS_ON_CPU", 1)
     trainer = make_trainer(max_rounds=1, precision="bf16-mixed")
     trainer.fit(Convolved(), federation())
-    assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "serial"
+    assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "serial"
 
 
 def test_stacked_is_really_stacked(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,7 +516,7 @@ def test_auto_stacks_many_small_steps_on_a_cpu(make_trainer: MakeTrainer, caplog
     module = linear()
     auto = fitted_on_digits(make_trainer, copy.deepcopy(module))
     assert "Clients train up to 10 at once" in caplog.text
-    assert describe_runner(auto.fit_loop.federation.runner) == {"wanted": "stacked", "clients_at_once": 64}
+    assert describe_runner(auto.fit_loop.engine.runner) == {"wanted": "stacked", "clients_at_once": 64}
     other = fitted_on_digits(make_trainer, module, runner="serial")
     torch.testing.assert_close(auto.run.params, other.run.params, rtol=1e-5, atol=1e-6)
 
@@ -525,7 +525,7 @@ def test_auto_counts_the_samples_that_a_client_has(make_trainer: MakeTrainer) ->
     """Check with batches that are larger than any client."""
     trainer = make_trainer(clients_per_round=10, max_rounds=1)
     trainer.fit(linear(), Digits(num_clients=100, batch_size=10_000))
-    assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "stacked"
+    assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "stacked"
 
 
 def test_auto_does_not_stack_random_draws_on_a_cpu(make_trainer: MakeTrainer) -> None:
@@ -533,7 +533,7 @@ def test_auto_does_not_stack_random_draws_on_a_cpu(make_trainer: MakeTrainer) ->
     module = linear()
     module.network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     trainer = fitted_on_digits(make_trainer, module)
-    assert describe_runner(trainer.fit_loop.federation.runner) == {"wanted": "serial", "clients_at_once": None}
+    assert describe_runner(trainer.fit_loop.engine.runner) == {"wanted": "serial", "clients_at_once": None}
 
 
 @pytest.mark.parametrize("reason", ["few clients", "large steps", "unknown work"])
@@ -546,7 +546,7 @@ def test_auto_is_serial_on_a_cpu_otherwise(
     if reason == "unknown work":
         monkeypatch.setattr(importlib.import_module("lightning_fl.engine.network"), "count_macs", lambda *_: None)
     trainer = fitted_on_digits(make_trainer, clients_per_round=9 if reason == "few clients" else 10)
-    assert describe_runner(trainer.fit_loop.federation.runner) == {"wanted": "serial", "clients_at_once": None}
+    assert describe_runner(trainer.fit_loop.engine.runner) == {"wanted": "serial", "clients_at_once": None}
 
 
 class Collecting(ImageClassifier):
@@ -656,4 +656,4 @@ def test_a_resumed_run_does_not_stack_clients_whose_steps_a_new_callback_sees(
     data = Digits(num_clients=20, batch_size=8)
     resumed.fit(linear(), data, ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
     assert seen.count == resumed.round_batches > 0
-    assert describe_runner(resumed.fit_loop.federation.runner)["wanted"] == "serial"
+    assert describe_runner(resumed.fit_loop.engine.runner)["wanted"] == "serial"

@@ -207,7 +207,7 @@ def test_clients_leave_a_stack_that_cannot_train_an_unfrozen_layer(make_trainer:
 
     class Watches(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            runners.append(describe_runner(trainer.fit_loop.federation.runner)["wanted"])
+            runners.append(describe_runner(trainer.fit_loop.engine.runner)["wanted"])
 
     for runner, module in zip(("serial", "auto"), modules, strict=True):
         make_trainer(runner=runner, clients_per_round=12, max_rounds=3, callbacks=Watches()).fit(module, data)

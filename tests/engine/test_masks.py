@@ -73,7 +73,7 @@ def test_a_client_is_sent_the_mask_once(make_trainer: MakeTrainer) -> None:
 
     class Cohorts(Callback):
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            cohorts.append(set(trainer.fit_loop.federation.population.select(trainer.run)))
+            cohorts.append(set(trainer.fit_loop.engine.population.select(trainer.run)))
 
     make_trainer(max_rounds=6, callbacks=[watch, Cohorts()]).fit(
         Perceptron(), federation(), IMC(rate=0.4, prune_round=2)

@@ -58,7 +58,7 @@ def test_exchange_by_personal_by_pruned_by_runner(
         trainer.fit(module, federation(), algorithm)
         assert trainer.callback_metrics["clients/accepted"] == 4
         assert len(plans_of(module)) == pruned
-        sent = {parameter for group in trainer.fit_loop.federation.context.groups for parameter in group.parameters}
+        sent = {parameter for group in trainer.fit_loop.engine.context.groups for parameter in group.parameters}
         assert sent == set(trainer.run.layout.names)
         assert ("output.weight" in sent) == (not personal)
         assert len(module.hidden.bias) == (3 if pruned else 4)

@@ -8,8 +8,8 @@ from compared_runs import MakeTrainer
 from lightning.pytorch.callbacks import Callback
 from toys import Perceptron, federation
 
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.engine.round import Federation
 
 
 class EveryThird(Observer):
@@ -18,7 +18,7 @@ class EveryThird(Observer):
     def __init__(self) -> None:
         self.num_uploads = 0
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         return replace(roles.watched_by(self), accept=lambda upload: roles.accept(upload) or self.reason())
 
     def reason(self) -> str:
@@ -33,7 +33,7 @@ class Adds(Callback):
     """Adds the feature to a fit."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        trainer.fit_loop.federation.features.append(EveryThird())
+        trainer.fit_loop.engine.features.append(EveryThird())
 
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])

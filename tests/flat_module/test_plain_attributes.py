@@ -110,7 +110,7 @@ def test_trials_of_stacks_restore_attributes(
         torch.manual_seed(0)
         module, trainer = Keeping(name), make_trainer(max_rounds=2, runner=runner)
         trainer.fit(module, federation(), FedAvg())
-        assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "serial"
+        assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "serial"
         value = getattr(module, name)
         ends.append((vector(module).tolist(), len(value) if isinstance(value, list) else float(value)))
     assert ends[0] == ends[1]

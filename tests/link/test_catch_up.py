@@ -37,7 +37,7 @@ class Watch(Callback):
         self.rounds: list[tuple[list[int], dict[str, int], dict[str, int]]] = []
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.selected = trainer.fit_loop.federation.population.select(trainer.run)
+        self.selected = trainer.fit_loop.engine.population.select(trainer.run)
         self.num_uploads = trainer.run.num_uploads
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

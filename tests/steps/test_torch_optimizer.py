@@ -204,7 +204,7 @@ def test_factored_states_are_refused_with_pruning(make_trainer: MakeTrainer, mon
     data = Digits(num_clients=3, image_size=32, client_fraction=0.1)
     trainer = make_trainer(callbacks=FilterPruning(rate=0.3, prune_epoch=1))
     with monkeypatch.context() as patched:
-        patched.setattr("lightning_fl.engine.round.Federation.train_round", None)
+        patched.setattr("lightning_fl.trainer.fit_loop.train_round", None)
         with pytest.raises(UserError, match=f"FilterPruning {sentence}"):
             trainer.fit(module, data, FedOpt(factored))
     with pytest.raises(UserError, match=sentence):

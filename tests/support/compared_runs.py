@@ -170,7 +170,7 @@ def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
 
 def time_of(trainer: FederatedTrainer) -> SimulatedTime:
     """Return the simulated time of a trainer's last fit."""
-    features = trainer.fit_loop.federation.features
+    features = trainer.fit_loop.engine.features
     clocks = (feature.clock if isinstance(feature, WithoutBarrier) else feature for feature in features)
     return next(clock for clock in clocks if isinstance(clock, SimulatedTime))
 

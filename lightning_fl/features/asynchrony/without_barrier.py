@@ -18,11 +18,11 @@ import numpy as np
 
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.engine.round import Federation
 from lightning_fl.link.link import DIRECTIONS, Link
 from lightning_fl.outputs.losses import TOO_STALE
 from lightning_fl.slots import Draw, Message, Pace, Result, RoundContext, Upload
@@ -109,7 +109,7 @@ class WithoutBarrier:
     pace: Pace
     clock: Clock
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of rounds that are updates."""
         updates = Updates(self, roles, engine)
         return replace(
@@ -136,7 +136,7 @@ class Updates(Observer):
 
     settings: WithoutBarrier
     roles: Roles
-    engine: Federation
+    engine: Engine
 
     # -- who trains when ----------------------------------------------------------------------------------------------------
 

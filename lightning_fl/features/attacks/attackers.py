@@ -20,8 +20,8 @@ from torch import Tensor
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.data import FederatedDataModule, Selection
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.features.attacks import Adversary, AttackContext, Honest
 from lightning_fl.features.attacks.attack import is_forged
@@ -51,7 +51,7 @@ class Attackers(Observer):
     fabric: Fabric
     weigh: Callable[[str, np.ndarray], tuple[np.ndarray, float]]
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round in which attackers train on poisoned samples, and send what the attack makes of it."""
 
         def train(job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:

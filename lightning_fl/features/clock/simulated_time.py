@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round, Sampler
-from lightning_fl.engine.round import Federation
 from lightning_fl.features.clock.client_devices import Bits, ClientDevices, Computation, RoundTimes, in_time
 from lightning_fl.features.clock.simulated_clock import SimulatedClock
 from lightning_fl.link.link import DIRECTIONS, Link
@@ -48,7 +48,7 @@ class SimulatedTime(Observer):
     _says_late: bool = field(default=False, init=False, repr=False)
     _growths: dict[LocalSchedule, float] = field(default_factory=dict, init=False, repr=False)
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round whose time this object simulates, and which closes at the deadline."""
         roles = replace(roles.watched_by(self), costs=partial(self._costs, engine, roles.costs))
         if self.devices is not None:
@@ -57,7 +57,7 @@ class SimulatedTime(Observer):
             roles = replace(roles, sample=InTime(self, roles.sample, engine))
         return roles
 
-    def _costs(self, engine: Federation, costs_of: Callable[[Round], Costs], finished: Round) -> Costs:
+    def _costs(self, engine: Engine, costs_of: Callable[[Round], Costs], finished: Round) -> Costs:
         """Return what a round has cost, with its seconds."""
         costs, computation = costs_of(finished), self.computation(finished.work, engine.network)
         up, down = (self.run.ledger.bits_of_next(way, costs.broadcast_bits, costs.bits) for way in DIRECTIONS)
@@ -164,7 +164,7 @@ class InTime:
 
     time: SimulatedTime
     inner: Sampler
-    engine: Federation
+    engine: Engine
 
     def select(self, run: Run) -> Sequence[int]:
         """Return the clients that receive the broadcast."""

@@ -12,9 +12,9 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Roles, Round
-from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.features.privacy.accountant import (
     EVERY,
@@ -232,7 +232,7 @@ class CentralMechanism(Mechanism):
 
     # -- the round --------------------------------------------------------------------------------------------------------
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round whose server learns a noisy sum of what clients send, and nothing else with noise."""
         noisy = replace(
             keeping_variances(roles.watched_by(self), self.settings.buffers),
@@ -247,7 +247,7 @@ class CentralMechanism(Mechanism):
             return roles
         return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))
 
-    def _telling_the_clip(self, roles: Roles, engine: Federation) -> Roles:
+    def _telling_the_clip(self, roles: Roles, engine: Engine) -> Roles:
         """Count 32 bits down for an adaptive clip, and one bit up: whether the upload is within it."""
         if not isinstance(self.settings.clip, AdaptiveClip):
             return roles
@@ -266,7 +266,7 @@ class CentralMechanism(Mechanism):
 
         return replace(roles, broadcast=broadcast, collect=collect)
 
-    def _hiding_costs(self, roles: Roles, engine: Federation) -> Roles:
+    def _hiding_costs(self, roles: Roles, engine: Engine) -> Roles:
         """Count expected costs in place of those of the clients that have come, if side channels are to be dropped."""
         if not self.hides_costs:
             return roles
@@ -279,7 +279,7 @@ class CentralMechanism(Mechanism):
             turn = replace(turn, num_samples=self.denominator(False))
         return replace(keeping_counters(turn, run), clients=[]) if self.hides_clients else turn
 
-    def _noisy_sum(self, given: Aggregator, engine: Federation, context: RoundContext) -> NoisySum:
+    def _noisy_sum(self, given: Aggregator, engine: Engine, context: RoundContext) -> NoisySum:
         """Return the noisy sum of the present round."""
         method, run, settings = engine.algorithm, engine.run, self.settings
         assert run.spent is not None

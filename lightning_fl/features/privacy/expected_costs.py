@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Round
-from lightning_fl.engine.round import Federation
 from lightning_fl.link.ledger import Bits
 
 
-def expected(finished: Round, engine: Federation) -> Round:
+def expected(finished: Round, engine: Engine) -> Round:
     """Return a round of which all but bits, steps and time is as it was, and these have their expected values.
 
     Its only client is one whose number of samples is the median, and no upload counts.

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_fl.checks import check_at_least, check_between, check_positive
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Roles, Round
-from lightning_fl.engine.round import Federation
 from lightning_fl.features.privacy.accountant import library_version, local_epsilon, require_library
 from lightning_fl.features.privacy.buffers import (
     Buffers,
@@ -117,7 +117,7 @@ class LocalMechanism(Mechanism):
         cap = self.settings.cap
         return np.ones(np.shape(sizes)) if cap is None else np.minimum(sizes, cap)
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round in which clients clip what they send and add noise to it, and variances stay above 0."""
         return replace(
             keeping_variances(roles.watched_by(self), self.settings.buffers),

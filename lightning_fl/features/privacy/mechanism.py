@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_at_least, check_choice, check_positive
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles
-from lightning_fl.engine.round import Federation
 from lightning_fl.errors import require
 from lightning_fl.slots import Aggregator
 from lightning_fl.state.run_state import Run
@@ -41,7 +41,7 @@ class Mechanism(Observer):
         """
         return num_rounds
 
-    def around(self, roles: Roles, engine: Federation) -> Roles:
+    def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round with what privacy changes about them."""
         return roles
 

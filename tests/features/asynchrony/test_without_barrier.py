@@ -194,7 +194,7 @@ def test_is_that_of_the_paper(method: FedBuff, oracle_of: dict[str, Any], clock:
     start = vector(_seeded())
     found, trainer = fit(method, clock=clock, max_rounds=9)
     devices, of = time_of(trainer).devices, problem(9)
-    bits, macs = 32 * 26, trainer.fit_loop.federation.network.macs
+    bits, macs = 32 * 26, trainer.fit_loop.engine.network.macs
 
     def seconds(client: int) -> float:
         device = devices.device(int(client))

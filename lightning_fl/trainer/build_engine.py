@@ -1,4 +1,4 @@
-"""Builds a federation from a trainer's flags, model, data and algorithm."""
+"""Builds the engine of a run from a trainer's flags, model, data and algorithm."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from lightning_fl.clients.serial import serial
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.engine import follow_unfreezing
+from lightning_fl.engine.engine import Engine, Feature
 from lightning_fl.engine.follow_pruning import require_prunable
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.normalisation import check_single_samples
 from lightning_fl.engine.population import Population
-from lightning_fl.engine.round import Feature, Federation
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
 from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
@@ -63,8 +63,8 @@ from lightning_fl.trainer.lightning_runner import LightningRunner, check_lightni
 from lightning_fl.trainer.threads import choose_threads, is_busy
 
 
-def assemble(trainer: TrainerInterface) -> tuple[Federation, Mechanism]:
-    """Set up the optimiser and `trainer.run`, check that all parts fit, choose a runner; return federation and privacy.
+def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
+    """Set up the optimiser and `trainer.run`, check that all parts fit, choose a runner; return engine and privacy.
 
     Args:
         trainer: trainer in a session, with its model on the accelerator.
@@ -102,7 +102,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Federation, Mechanism]:
     if algorithm.pace is not None:
         _check_pace(trainer)
     _check_secure_sums(trainer, data, population)
-    federation = Federation(
+    engine = Engine(
         algorithm=algorithm,
         flat_module=flat_module,
         data=data,
@@ -120,7 +120,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Federation, Mechanism]:
             _hook(trainer, "on_server_message"),
         ),
     )
-    algorithm.check(federation.context, federation.server, num_clients)
+    algorithm.check(engine.context, engine.server, num_clients)
     time = SimulatedTime(
         trainer.clock,
         run,
@@ -129,13 +129,13 @@ def assemble(trainer: TrainerInterface) -> tuple[Federation, Mechanism]:
         _client_devices(trainer),
         None if algorithm.pools_clients else trainer.deadline,
     )
-    federation.features = _features(trainer, federation, time, privacy, num_clients)
+    engine.features = _features(trainer, engine, time, privacy, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)
         if isinstance(callback, MagnitudePruning):
             algorithm.check_mask(type(callback).__name__)
-    trainer.loss_guard.check(federation.server, algorithm.steps)
+    trainer.loss_guard.check(engine.server, algorithm.steps)
     if owns and privacy.hides_costs:
         rank_zero_info(
             f"privacy.side_channels drop leaves out what clients of {algorithm.name} measure with what they own."
@@ -145,19 +145,19 @@ def assemble(trainer: TrainerInterface) -> tuple[Federation, Mechanism]:
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
     wanted = "lightning" if trainer.by_lightning else trainer.runner
-    federation.runner = build_runner(federation, wanted, trainer.clients_at_once)
+    engine.runner = build_runner(engine, wanted, trainer.clients_at_once)
     flat_module.load_server_model(run)  # checks may have changed the model
-    return federation, privacy
+    return engine, privacy
 
 
 def _features(
-    trainer: TrainerInterface, federation: Federation, time: SimulatedTime, privacy: Mechanism, cohort_size: int
+    trainer: TrainerInterface, engine: Engine, time: SimulatedTime, privacy: Mechanism, cohort_size: int
 ) -> list[Feature]:
     """Return what stands around the rounds of a run, the innermost first.
 
     Args:
         trainer: trainer with its flags.
-        federation: clients and server of the run.
+        engine: engine of the run.
         time: simulated time of the run.
         privacy: privacy of the run.
         cohort_size: clients of a round, K.
@@ -165,15 +165,15 @@ def _features(
     Raises:
         UserError: the attack does not fit the method or the data.
     """
-    method, run, guard = federation.algorithm, federation.run, trainer.loss_guard
+    method, run, guard = engine.algorithm, engine.run, trainer.loss_guard
     trains_own = bool(run.personal_layout.names) or any(part.continues for part in method.personal)
     features: list[Feature] = [] if method.pace is not None else [time]
     # Before privacy: they tell of a clip before it adapts.
-    features.append(RoundNotes(federation.flat_module, guard.clients is not None, privacy.hides_clients, trains_own))
+    features.append(RoundNotes(engine.flat_module, guard.clients is not None, privacy.hides_clients, trains_own))
     # Before privacy: attackers clip what they have forged, and add noise to it, as all others do.
     if trainer.adversary is not None:
         weigh = partial(privacy.weights, method.aggregator)
-        attackers = Attackers(trainer.adversary, federation.data, federation.flat_module.fabric, weigh)
+        attackers = Attackers(trainer.adversary, engine.data, engine.flat_module.fabric, weigh)
         attackers.check(method, run, cohort_size)
         features.append(attackers)
     features += [RoundGuard(guard, run), privacy]
@@ -502,40 +502,40 @@ def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> No
 
 
 def build_runner(
-    federation: Federation, wanted: Literal["auto", "serial", "stacked", "lightning"], clients_at_once: int | None
+    engine: Engine, wanted: Literal["auto", "serial", "stacked", "lightning"], clients_at_once: int | None
 ) -> Runner:
     """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
     if wanted == "lightning":
         return LightningRunner()
-    algorithm, run = federation.algorithm, federation.run
+    algorithm, run = engine.algorithm, engine.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
-    job = ClientJob(algorithm.rule, federation.context, received, federation.schedule, run, personal=algorithm.personal)
-    share = ceil(federation.population.cohort_size / federation.population.num_ranks)
-    work = _work_of_a_step(federation.network, federation.data)
-    if federation.group is not None or algorithm.pace is not None:
+    job = ClientJob(algorithm.rule, engine.context, received, engine.schedule, run, personal=algorithm.personal)
+    share = ceil(engine.population.cohort_size / engine.population.num_ranks)
+    work = _work_of_a_step(engine.network, engine.data)
+    if engine.group is not None or algorithm.pace is not None:
         wanted = "serial"
-    flat_module = federation.flat_module
-    runner = choose_runner(wanted, clients_at_once, flat_module, job, federation.data, work, share)
+    flat_module = engine.flat_module
+    runner = choose_runner(wanted, clients_at_once, flat_module, job, engine.data, work, share)
     return agreed_runner(gather_objects(flat_module.fabric, describe_runner(runner)))
 
 
-def try_runner_again(trainer: TrainerInterface, federation: Federation) -> None:
+def try_runner_again(trainer: TrainerInterface, engine: Engine) -> None:
     """Let clients train one after the other from now on if they were stacked, and more parameters train than a stack can.
 
     Raises:
         UserError: the flag asks for the runner `stacked`.
     """
-    runner = describe_runner(federation.runner)
+    runner = describe_runner(engine.runner)
     if runner["wanted"] != "stacked":
         return
     try:
-        federation.runner = build_runner(federation, **runner)
+        engine.runner = build_runner(engine, **runner)
     except UserError as error:
         if trainer.runner == "stacked":
             raise
         rank_zero_info(f"Clients train one after the other from now on: {error}")
-        federation.runner = serial
+        engine.runner = serial
     trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
 
 
