@@ -154,7 +154,7 @@ class EnergyMeter(Callback):
         before = ledger.setup() if trainer.current_epoch == 0 else {}
         up, down = (ledger.bits(direction) + before.get(direction, 0) for direction in ("up", "down"))
         # With a clock of clients each of them has a rate of its own, and its own bits.
-        counted = trainer.run.radio_seconds
+        counted = trainer.run.features.get("clock", {}).get("radio_seconds", {})
         rest_up, rest_down = (before.get("up", 0), before.get("down", 0)) if counted else (up, down)
         macs = 3 * float(metrics["model/macs"]) * float(metrics["clients/samples"])
         parts = {

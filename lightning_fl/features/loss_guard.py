@@ -22,6 +22,9 @@ from lightning_fl.slots import Result, Server, ServerTurn, State, Step
 from lightning_fl.state.outcome import Proposal
 from lightning_fl.state.run_state import Run
 
+GUARD = "loss_guard"
+"""Name of the state in a run."""
+
 
 @dataclass(frozen=True)
 class LossGuard:
@@ -95,18 +98,26 @@ class RoundGuard(Observer):
 
     def begin_round(self, run: Run, server: Server) -> None:
         """Measure the initial loss before the first guarded round, if the server has samples."""
-        if run.initial_loss is None and self.guard.knows_initial_loss and server.num_samples:
-            run.initial_loss = server.loss(run.params, run.buffers)
+        if self.initial_loss is None and self.guard.knows_initial_loss and server.num_samples:
+            self._keep(server.loss(run.params, run.buffers))
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Keep the clients' mean loss in the first guarded round as the initial loss, if the server has no samples."""
-        if finished.run.initial_loss is None and self.guard.knows_initial_loss:
-            finished.run.initial_loss = finished.averages.get("train/loss")
+        if self.initial_loss is None and self.guard.knows_initial_loss and "train/loss" in finished.averages:
+            self._keep(finished.averages["train/loss"])
         return {}
+
+    @property
+    def initial_loss(self) -> float | None:
+        """Loss with which others are compared; None until it is known."""
+        return self.run.features.get(GUARD, {}).get("initial_loss")
+
+    def _keep(self, loss: float) -> None:
+        self.run.features[GUARD] = {"initial_loss": loss}
 
     def rejects(self, result: Result) -> bool:
         """True if a client's loss has exploded."""
-        return result.last_loss is not None and explodes(result.last_loss, self.guard.clients, self.run.initial_loss)
+        return result.last_loss is not None and explodes(result.last_loss, self.guard.clients, self.initial_loss)
 
     def take_step(
         self, take: TakeStep, position: int, step: Step, turn: ServerTurn, state: State
@@ -139,7 +150,7 @@ class RoundGuard(Observer):
         """Return the proposal, which is undone, with all changes of the round, if the loss has exploded."""
         if self.guard.rounds is None:
             return proposal
-        loss, initial_loss = turn.server.loss(turn.proposal, turn.proposed_buffers), self.run.initial_loss
+        loss, initial_loss = turn.server.loss(turn.proposal, turn.proposed_buffers), self.initial_loss
         is_undone = explodes(loss, self.guard.rounds, initial_loss)
         if is_undone:
             rank_zero_info(

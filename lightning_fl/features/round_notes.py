@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.losses import TOO_STALE, rejection_reasons, say_lost
+from lightning_fl.state.run_state import Run
 
 
 @dataclass
@@ -23,12 +24,14 @@ class RoundNotes(Observer):
         may_explode: True if uploads whose loss explodes are rejected.
         adds_noise: True if the server adds noise to the mean, also of no upload.
         trains_own: True if clients train something of their own, which may be all.
+        clip: returns the largest length of an upload; None if there is no limit.
     """
 
     flat_module: FlatModule
     may_explode: bool
     adds_noise: bool
     trains_own: bool
+    clip: Callable[[Run], float | None]
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def around(self, roles: Roles, engine: Engine) -> Roles:
@@ -78,7 +81,7 @@ class RoundNotes(Observer):
         if torch.equal(proposal.params, run.params):
             clips = {
                 "gradient_clip_val": finished.work.schedule.clip_value,
-                "privacy.clip": None if run.spent is None else run.spent.clip,
+                "privacy.clip": self.clip(run),
             }
             why = _why_nothing_changes(self.flat_module.optimizer.largest_rate, clips, run.params.dtype)
             rank_zero_warn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +18,8 @@ from lightning_fl.link.ledger import Bits, Ledger
 from lightning_fl.link.link import Link
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State, Step
-from lightning_fl.state.arrivals import Arrival
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.state.outcome import Costs, Proposal
-from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.state.staging import StagedStates, Staging
 from lightning_fl.vectors.growth import Growth
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -36,7 +34,7 @@ ATTACK = 20
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
-SCALARS = ("seed", "simulated_seconds", "coming_seconds", "macs_at_start", "initial_loss", "is_unchanged", *COUNTS)
+SCALARS = ("seed", "simulated_seconds", "macs_at_start", "is_unchanged", *COUNTS)
 
 
 @dataclass
@@ -62,9 +60,6 @@ class Run:
         is_unchanged: True if nothing has changed the model since the last broadcast, as after a round without an accepted upload.
         ledger: bits sent, by direction and kind.
         simulated_seconds: time of the run on the simulated network.
-        coming_seconds: time of messages between the last round and the next, with a clock of clients; counted with the next.
-        radio_seconds: seconds in which clients sent (`up`) and received (`down`) in the last round, all clients together; {}
-            unless the clock is one of clients.
         num_uploads: uploads that have arrived at the server, in all rounds.
         num_rejected: uploads that the server rejected, in all rounds.
         num_rounds_rejecting: rounds in which the server rejected an upload.
@@ -73,14 +68,9 @@ class Run:
         unpruned: submodel that the mask keeps, made with the mask; None if there is no mask.
         clients_with_mask: clients that have received the mask.
         macs_at_start: multiply-accumulates of one sample's forward pass before any pruning; None if they cannot be counted.
-        initial_loss: reference loss of a `LossGuard`; None until it is known.
-        in_flight: trainings of clients that go on, where the server does not wait for them.
-        versions: earlier models that these clients have received, with the shared buffers, by the number of updates before.
-        rates: learning rates of the rounds of these versions, as `Schedules.state_dict` returned them.
-        schedules: length and batches of the clients' local training in the rounds of these versions, as plain values.
-        spent: what a private run has released; None if it is not private.
+        features: state of each feature by its name: a dictionary of tensors, plain values and such dictionaries, whose vectors of
+            the model follow masks and prunings, or an object whose `state_dict` returns plain values.
         again: trainings of a client on one version before the present one, which decide its random draws besides.
-        attack: model (d,) and buffers (d_b,) of the last round, for attackers who compare them with the present ones; else {}.
         staging: memory through which client states travel to the device and back.
     """
 
@@ -103,8 +93,6 @@ class Run:
     is_unchanged: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
-    coming_seconds: float = 0.0
-    radio_seconds: dict[str, float] = field(default_factory=dict, init=False)
     num_uploads: int = 0
     num_rejected: int = 0
     num_rounds_rejecting: int = 0
@@ -112,29 +100,24 @@ class Run:
     unpruned: Submodel | None = field(default=None, init=False)
     clients_with_mask: set[int] = field(default_factory=set)
     macs_at_start: int | None = None
-    initial_loss: float | None = None
-    in_flight: list[Arrival] = field(default_factory=list, init=False)
-    versions: dict[int, State] = field(default_factory=dict, init=False)
-    rates: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
-    schedules: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
-    spent: SpentPrivacy | None = field(default=None, init=False)
+    features: dict[str, Any] = field(default_factory=dict, init=False)
     again: int = field(default=0, init=False)
-    attack: State = field(default_factory=dict, init=False)
     staging: Staging = field(default_factory=Staging, init=False)
 
     def random(self, purpose: int, client: int = 0, in_round: int | None = None) -> np.random.Generator:
         """Return the random stream of this round, or of another one, for a purpose (and a client)."""
         return np.random.default_rng(self._entropy(purpose, client, in_round))
 
-    def torch_seeds(self, purpose: int, client: int = 0, count: int = 2, in_round: int | None = None) -> list[int]:
-        """Return seeds for torch generators, which depend on the same numbers as `random`."""
-        sequence = np.random.SeedSequence(self._entropy(purpose, client, in_round))
+    def torch_seeds(
+        self, purpose: int, client: int = 0, count: int = 2, in_round: int | None = None, key: int = 0
+    ) -> list[int]:
+        """Return seeds for torch generators, which depend on the same numbers as `random`, and on a key unless that is 0."""
+        sequence = np.random.SeedSequence(self._entropy(purpose, client, in_round) + ([key] if key else []))
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
 
     def _entropy(self, purpose: int, client: int, in_round: int | None) -> list[int]:
         again = (AGAIN, self.again) if self.again else ()
-        key = (self.spent.noise_key,) if purpose == NOISE and self.spent is not None and self.spent.noise_key else ()
-        return [self.seed, self.round if in_round is None else in_round, purpose, client, *again, *key]
+        return [self.seed, self.round if in_round is None else in_round, purpose, client, *again]
 
     def as_of(self, version: int, again: int = 0) -> Run:
         """Return the run as it draws numbers for a training on an earlier version of the model."""
@@ -196,7 +179,6 @@ class Run:
         if link.update is not None:
             self.ledger.catch_up.add(*link.update)
         self.simulated_seconds += costs.seconds
-        self.coming_seconds = 0.0
         self.num_steps += costs.num_steps
         self.num_successive_steps += costs.num_successive_steps
         self.num_uploads += costs.num_uploads
@@ -254,7 +236,7 @@ class Run:
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
-        self.attack = masked(self.attack, factors)
+        self.features = _changed(self.features, lambda state: masked(state, factors))
         self.server_memory = masked(self.server_memory, factors)
         for states_by_client, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
             for client in list(states_by_client):
@@ -288,7 +270,7 @@ class Run:
         self.params, self.buffers = pruning_map.params(self.params), pruning_map.buffers(self.buffers)
         self.counters = {name: plan.cut(name, entry) for name, entry in self.counters.items()}
         self.server = {name: pruning_map.state(state) for name, state in self.server.items()}
-        self.attack = pruning_map.state(self.attack)
+        self.features = _changed(self.features, pruning_map.state)
         self.server_memory = pruning_map.state(self.server_memory)
         self._prune_to(None if self.mask is None else pruning_map.params(self.mask))
         for states_by_client in (self.clients, self.client_memory):
@@ -319,7 +301,10 @@ class Run:
             key: growth.state(state, steps[key].init(params), f"{method}'s step {type(steps[key]).__name__}")
             for key, state in self.server.items()
         }
-        server_memory, attack = memory(self.server_memory, "downlink"), growth.state(self.attack, {"model": params}, "")
+        server_memory = memory(self.server_memory, "downlink")
+        features = _changed(
+            self.features, lambda state: growth.state(state, {"model": params}, f"a feature of {method}")
+        )
         first, client_of = rule.init(params.cpu()), f"each client of {method}"
         states = [(client, growth.state(self.clients[client], first, client_of)) for client in list(self.clients)]
         memories = [(client, memory(self.client_memory[client], "uplink")) for client in list(self.client_memory)]
@@ -327,7 +312,7 @@ class Run:
             for client, state in grown:
                 states_by_client[client] = state
         self.layout, self.params, self.server = layout, params, server
-        self.server_memory, self.attack = server_memory, attack
+        self.server_memory, self.features = server_memory, features
         if self.mask is not None:
             self._prune_to(growth.vector(self.mask, torch.ones_like(params)))
 
@@ -357,21 +342,7 @@ class Run:
             "ledger": self.ledger.state_dict(),
             "mask": self.mask,
             "told": sorted(self.clients_with_mask),
-            **self._in_flight(),
-            **({"attack": dict(self.attack)} if self.attack else {}),
-            **({} if self.spent is None else {"privacy": self.spent.state_dict()}),
-        }
-
-    def _in_flight(self) -> dict[str, Any]:
-        """Return the trainings that go on and what they need; {} for none, as where rounds wait for their clients."""
-        if not self.in_flight:
-            return {}
-        trainings = [list(entry) for entry in self.in_flight]
-        return {
-            "in_flight": trainings,
-            "versions": dict(self.versions),
-            "version_rates": dict(self.rates),
-            "version_schedules": dict(self.schedules),
+            "features": {name: _kept(state) for name, state in self.features.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -413,12 +384,7 @@ class Run:
         mask = state.get("mask")  # checkpoints of 0.1 lack it
         self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
         self.clients_with_mask = set(state.get("told", ()))
-        self.in_flight = [Arrival(*entry) for entry in state.get("in_flight", ())]
-        self.versions = {version: relaid(entry, device) for version, entry in state.get("versions", {}).items()}
-        self.rates = state.get("version_rates", {})
-        self.schedules = state.get("version_schedules", {})  # checkpoints of 0.3 lack it
-        self.attack = relaid(state.get("attack", {}), device)
-        self.spent = SpentPrivacy.from_state(state["privacy"]) if "privacy" in state else None
+        self.features = _changed(_kept(state["features"]), lambda entries: relaid(entries, device))
 
     def _layouts(self) -> tuple[tuple[str, Layout, str], ...]:
         """Return each kind of tensor with its layout and the prefix of its keys in a checkpoint."""
@@ -446,3 +412,20 @@ class Run:
 def as_saved(state: dict[str, Any]) -> dict[str, Any]:
     """Return a result of `Run.state_dict` in plain containers and tensors, with the states that `SavedStates` puts into files."""
     return {**state, "clients": state["clients"].as_saved(), "client_memory": state["client_memory"].as_saved()}
+
+
+def _kept(value: Any) -> Any:
+    """Return a copy of a feature's state that shares its tensors."""
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    if isinstance(value, dict):
+        return {name: _kept(entry) for name, entry in value.items()}
+    return [_kept(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _changed(value: Any, change: Callable[[State], State]) -> Any:
+    """Return the state of features with the tensors of each dictionary changed together."""
+    if not isinstance(value, dict):
+        return value
+    tensors = change({name: entry for name, entry in value.items() if isinstance(entry, Tensor)})
+    return {name: tensors[name] if name in tensors else _changed(entry, change) for name, entry in value.items()}

@@ -169,7 +169,8 @@ def _features(
     trains_own = bool(run.personal_layout.names) or any(part.continues for part in method.personal)
     features: list[Feature] = [] if method.pace is not None else [time]
     # Before privacy: they tell of a clip before it adapts.
-    features.append(RoundNotes(engine.flat_module, guard.clients is not None, privacy.hides_clients, trains_own))
+    may_explode = guard.clients is not None
+    features.append(RoundNotes(engine.flat_module, may_explode, privacy.hides_clients, trains_own, privacy.clip))
     # Before privacy: attackers clip what they have forged, and add noise to it, as all others do.
     if trainer.adversary is not None:
         weigh = partial(privacy.weights, method.aggregator)

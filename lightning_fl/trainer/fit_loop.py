@@ -190,11 +190,8 @@ class FitLoop(StockFitLoop):
             num_rows: number of rows that a resumed run had logged; None if that is unknown.
         """
         trainer, run, privacy = self.trainer, self.trainer.run, self.privacy
-        is_new = run.spent is None
         self._has_begun = True
-        trainer.num_rounds = privacy.begin(run, trainer.num_rounds)
-        if is_new and run.spent is not None:
-            run.spent.noise_key = self._noise_key(run.spent.noise_multiplier)
+        trainer.num_rounds = privacy.begin(run, trainer.num_rounds, self._noise_key)
         self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")

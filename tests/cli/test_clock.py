@@ -94,7 +94,7 @@ class Killer(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-KEPT = ("in_flight", "versions", "simulated_seconds", "params", "server", "ledger")
+KEPT = ("features", "simulated_seconds", "params", "server", "ledger")
 """State of a run that follows from all earlier rounds."""
 
 
@@ -135,6 +135,6 @@ def test_a_command_that_is_killed_goes_on_as_if_it_were_not(words: str, tmp_path
     assert equal_states(weights, resumed), uploads
     paths = [tmp_path / name / "checkpoints" / "last.ckpt" for name in ("whole", "killed")]
     runs = [checkpoint_file.load(path)["federation"]["run"] for path in paths]
-    assert ("in_flight" in runs[0]) == ("FedBuff" in words or "FedAsync" in words)
+    assert ("asynchrony" in runs[0]["features"]) == ("FedBuff" in words or "FedAsync" in words)
     for name in KEPT:
         assert equal_states(runs[0].get(name), runs[1].get(name)), (name, uploads)

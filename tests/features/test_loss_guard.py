@@ -85,7 +85,7 @@ class Knows(Callback):
     """Callback that sets the initial loss, which otherwise is only known in the first round."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        trainer.run.initial_loss = 1.0
+        trainer.run.features["loss_guard"] = {"initial_loss": 1.0}
 
 
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FedNova", "FedAdamSSM", "OneBitAdam", "PruneFL", "FedDUM"])
@@ -232,7 +232,7 @@ class Explodes(Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self.note(trainer)
         if trainer.current_epoch == 1:
-            trainer.run.initial_loss = 1e-9
+            trainer.run.features["loss_guard"] = {"initial_loss": 1e-9}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.note(trainer)
@@ -280,7 +280,7 @@ def test_without_a_guard_nothing_is_measured(make_trainer: MakeTrainer, monkeypa
     monkeypatch.setattr("lightning_fl.flat_module.module_logs.LogCollector.last_loss", None)
     trainer = make_trainer()
     trainer.fit(Perceptron(), Served(9), FedDU())
-    assert trainer.run.initial_loss is None
+    assert "loss_guard" not in trainer.run.features
     assert not any(name.startswith("guard") for name in trainer.callback_metrics)
 
 
@@ -291,7 +291,7 @@ def test_resumed_equals_uninterrupted(num_server: int, make_trainer: MakeTrainer
     data = partial(Served, num_server) if num_server else federation
     method, flags = partial(ServerM, beta=0.5), {"clients_per_round": 5, "loss_guard": guard}
     _, trainer = resumed_like_whole(make_trainer, tmp_path, Perceptron, data, method, end=5, **flags)
-    assert trainer.run.initial_loss > 0
+    assert trainer.run.features["loss_guard"]["initial_loss"] > 0
     assert any(int(row["clients/rejected"]) for row in read_rows(tmp_path / "whole"))
 
 

@@ -15,6 +15,7 @@ from toys import federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
+from lightning_fl.engine.roles import Roles, Train
 from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
 from lightning_fl.features.clock import simulated_time
 from lightning_fl.features.clock.client_devices import RoundTimes
@@ -166,6 +167,15 @@ def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
             assert float(here[name]) == pytest.approx(float(there[name]), rel=0 if exact else 1e-5), name
     for name, value in one[1].items():
         torch.testing.assert_close(value, two[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+NOTHING: Any = None
+"""What a part of a run is given that it does not read."""
+
+
+def roles_that_train(train: Train) -> Roles:
+    """Return roles of which only the training is called."""
+    return Roles(NOTHING, NOTHING, train, NOTHING, NOTHING)
 
 
 def time_of(trainer: FederatedTrainer) -> SimulatedTime:

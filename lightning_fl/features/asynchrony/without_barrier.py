@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,15 +23,17 @@ from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round
+from lightning_fl.features.asynchrony.arrivals import Arrival, Started, Update, never, next_update
 from lightning_fl.link.link import DIRECTIONS, Link
 from lightning_fl.outputs.losses import TOO_STALE
 from lightning_fl.slots import Draw, Message, Pace, Result, RoundContext, Upload
-from lightning_fl.state.arrivals import Arrival, Started, Update, never, next_update
 from lightning_fl.state.outcome import Costs, Outcome, added_by_client
 from lightning_fl.state.run_state import CODEC, COHORT, Run
 
 Bits = tuple[int, int]
 """Bits that a client sends, and those that it receives."""
+ASYNCHRONY, KEPT = "asynchrony", ("versions", "rates", "schedules")
+"""Name of the state in a run, and what it has of each version."""
 COUNTERS = "counters/"
 """Prefix of the integer buffers in a version of the model."""
 
@@ -149,7 +151,7 @@ class Updates(Observer):
         population, pace = self.engine.population, self.settings.pace
         next_start = never if population.availability is None else population.availability.next_start
         update = next_update(
-            run.in_flight,
+            [Arrival(*entry) for entry in self._state["in_flight"]],
             run.simulated_seconds,
             run.round,
             population.cohort_size,
@@ -159,6 +161,13 @@ class Updates(Observer):
         )
         started, taken = ([entry.client for entry in entries] for entries in (update.started, update.taken))
         return TakenCohort(started, taken, taken, begin=update.begin, update=update, work_on=self._work_on)
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        """State in the run: trainings of clients that go on, and of the versions on which they train, by the updates before, what
+        was sent, the learning rates, and the length of the training.
+        """
+        return self.engine.run.features.setdefault(ASYNCHRONY, {"in_flight": [], **{kind: {} for kind in KEPT}})
 
     @property
     def update(self) -> Update:
@@ -213,7 +222,7 @@ class Updates(Observer):
     def _schedule_of(self, version: int) -> LocalSchedule:
         """Return the schedule of the round in which a version was sent: callbacks, or a resumption, may have changed it."""
         run = self.engine.run
-        saved = run.schedules.get(version)
+        saved = self._state["schedules"].get(version)
         return self.engine.schedule if version == run.round or saved is None else LocalSchedule(**saved)
 
     def _context_of(self, version: int, context: RoundContext) -> RoundContext:
@@ -229,26 +238,26 @@ class Updates(Observer):
     @contextmanager
     def _rates_of(self, version: int) -> Iterator[None]:
         """Train with the learning rates of the round in which a version was sent."""
-        run = self.engine.run
-        if version == run.round or version not in run.rates:
+        run, rates = self.engine.run, self._state["rates"]
+        if version == run.round or version not in rates:
             yield
             return
-        with self.engine.flat_module.optimizer.schedules.as_of(run.rates[version], version, run.round):
+        with self.engine.flat_module.optimizer.schedules.as_of(rates[version], version, run.round):
             yield
 
     def _keep_version(self, job: ClientJob) -> None:
         """Keep the model that clients have received, until the last of them has trained."""
-        run = self.engine.run
+        run, state = self.engine.run, self._state
         counters = {f"{COUNTERS}{name}": entry for name, entry in run.counters.items()}
-        run.versions[run.round] = {**job.received, **counters}
-        run.schedules[run.round] = asdict(self.engine.schedule)
+        state["versions"][run.round] = {**job.received, **counters}
+        state["schedules"][run.round] = asdict(self.engine.schedule)
         schedules = self.engine.flat_module.optimizer.schedules
         schedules.adopt()  # what callbacks have set since the last training
-        run.rates[run.round] = deepcopy(schedules.state_dict())
+        state["rates"][run.round] = deepcopy(schedules.state_dict())
 
     def _received(self, version: int) -> Message:
         """Return what clients have received with a version."""
-        kept = self.engine.run.versions[version]
+        kept = self._state["versions"][version]
         return {name: entry for name, entry in kept.items() if not name.startswith(COUNTERS)}
 
     # -- the round ----------------------------------------------------------------------------------------------------------
@@ -281,7 +290,7 @@ class Updates(Observer):
         past.clients = ChainMap(accepted.states, run.clients)  # type: ignore[assignment]
         past.counters = {
             name.removeprefix(COUNTERS): value
-            for name, value in run.versions[entry.version].items()
+            for name, value in self._state["versions"][entry.version].items()
             if name.startswith(COUNTERS)
         }
         context = self._context_of(entry.version, job.context)
@@ -297,7 +306,7 @@ class Updates(Observer):
         """Return an upload with the change from the server's present model in place of that from the received one."""
         run = self.engine.run
         version, present = run.round - upload.staleness, {"model": run.params, "buffers": run.buffers}
-        if version not in run.versions:  # in a dry round
+        if version not in self._state["versions"]:  # in a dry round
             return upload
         received = self._received(version)
         upload.message = {
@@ -315,7 +324,7 @@ class Updates(Observer):
         costs, run = self.roles.costs(finished), self.engine.run
         bits = added_by_client(finished.link.broadcast_bits_by_client, finished.outcome.bits_by_client)
         up, down = (run.ledger.bits_of_next(way, costs.broadcast_bits, costs.bits) for way in DIRECTIONS)
-        run.radio_seconds = self.settings.clock.radio_seconds(bits, (up, down))
+        run.features["clock"] = {"radio_seconds": self.settings.clock.radio_seconds(bits, (up, down))}
         begin, seconds = self.update.begin, self.update.seconds
         return replace(costs, seconds=(begin - run.simulated_seconds) + (seconds - begin))
 
@@ -325,11 +334,11 @@ class Updates(Observer):
         columns = self._columns(update)
         # The sum over the rounds is rounded, so that uploads of one instant would seem to be of two.
         run.simulated_seconds = update.seconds
-        run.in_flight = update.in_flight
-        needed = {entry.version for entry in run.in_flight}
-        run.versions = {version: model for version, model in run.versions.items() if version in needed}
-        run.rates = {version: rates for version, rates in run.rates.items() if version in needed}
-        run.schedules = {version: schedule for version, schedule in run.schedules.items() if version in needed}
+        needed = {entry.version for entry in update.in_flight}
+        kept = {
+            kind: {version: entry for version, entry in self._state[kind].items() if version in needed} for kind in KEPT
+        }
+        run.features[ASYNCHRONY] = {"in_flight": [list(entry) for entry in update.in_flight], **kept}
         return columns
 
     def _columns(self, update: Update) -> dict[str, float]:

@@ -31,6 +31,8 @@ from lightning_fl.slots import Draw, Result, State, is_finite
 from lightning_fl.state.run_state import ATTACK, Run
 
 COUNT, SUM, SQUARES = "count", "sum/", "squares/"
+ATTACKERS = "attackers"
+"""Name of the state in a run: model (d,) and buffers (d_b,) of the last round, which some attacks read."""
 MOST_LISTED = 20
 """Attackers that the log names."""
 
@@ -66,7 +68,7 @@ class Attackers(Observer):
     def trained(self, job: ClientJob) -> None:
         """Keep the model that clients have received, for attacks that compare it with the next one."""
         if self.adversary.attack.remembers:
-            job.run.attack = {name: job.received[name] for name in ("model", "buffers")}
+            job.run.features[ATTACKERS] = {name: job.received[name] for name in ("model", "buffers")}
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Return how many clients attacked."""
@@ -192,7 +194,7 @@ class Attackers(Observer):
         context = AttackContext(
             Draw((run.seed, run.round, ATTACK, run.again), result.client),
             job.received,
-            run.attack,
+            run.features.get(ATTACKERS, {}),
             {name: self._replacement(name, attackers, job.answering) for name in own},
             num_uploads,
             num_attackers,

@@ -22,7 +22,7 @@ from math import inf, sqrt
 from typing import Any, Literal
 
 from lightning_fl.errors import UserError, require
-from lightning_fl.state.spent_privacy import Event
+from lightning_fl.features.privacy.spent_privacy import Event
 
 POISSON, EVERY, FIXED, PASSES = SAMPLINGS = ("poisson", "every", "fixed", "passes")
 Accountant = Literal["rdp", "pld"]

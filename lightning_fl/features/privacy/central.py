@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import Any
@@ -38,12 +38,19 @@ from lightning_fl.features.privacy.expected_costs import expected
 from lightning_fl.features.privacy.mechanism import Mechanism, require_private_from_the_start
 from lightning_fl.features.privacy.noisy_sum import Bits, NoisySum
 from lightning_fl.features.privacy.side_channels import without_clients
+from lightning_fl.features.privacy.spent_privacy import (
+    PRIVACY,
+    Event,
+    SpentPrivacy,
+    noise_seeds,
+    spent_by,
+    spent_of,
+)
 from lightning_fl.features.privacy.tree import changed_nodes, number_of
 from lightning_fl.link.link import Link
 from lightning_fl.outputs.neighbours import EPSILON, NEIGHBOURS
 from lightning_fl.slots import Aggregator, Result, RoundContext, ServerTurn, Upload
-from lightning_fl.state.run_state import NOISE, Run
-from lightning_fl.state.spent_privacy import Event, SpentPrivacy
+from lightning_fl.state.run_state import Run
 
 
 @dataclass(frozen=True)
@@ -137,11 +144,12 @@ class CentralMechanism(Mechanism):
 
     # -- the run ----------------------------------------------------------------------------------------------------------
 
-    def begin(self, run: Run, num_rounds: int) -> int:
+    def begin(self, run: Run, num_rounds: int, noise_key: Callable[[float], int] = lambda z: 0) -> int:
         """Find the noise multiplier, or keep that of the checkpoint, and return the last round that `max_epsilon` allows."""
         require_private_from_the_start(run)
         settings = self.settings
-        if run.spent is None:
+        spent = spent_of(run)
+        if spent is None:
             noise_multiplier = settings.noise_multiplier
             if noise_multiplier is None:
                 assert settings.epsilon is not None
@@ -156,20 +164,21 @@ class CentralMechanism(Mechanism):
                     f"{settings.epsilon:g} at delta {self.delta:.2g} ({self._claim})."
                 )
             clip = settings.clip
-            run.spent = SpentPrivacy(
+            spent = run.features[PRIVACY] = SpentPrivacy(
                 noise_multiplier,
                 clip.initial if isinstance(clip, AdaptiveClip) else clip,
                 cohort_size=self.cohort_size,
+                noise_key=noise_key(noise_multiplier),
             )
         elif settings.epsilon is not None:
-            planned = self._epsilon(run.spent, num_rounds - run.round)
+            planned = self._epsilon(spent, num_rounds - run.round)
             if planned > settings.epsilon * (1 + 1e-9):
                 rank_zero_warn(
-                    f"The run goes on with the noise multiplier {run.spent.noise_multiplier:.6g} of its checkpoint, so that "
+                    f"The run goes on with the noise multiplier {spent.noise_multiplier:.6g} of its checkpoint, so that "
                     f"{num_rounds} rounds cost epsilon {planned:.4g}, above the {settings.epsilon:g} of privacy.epsilon."
                 )
-        self._check_passes(run.spent)
-        self._noise(run.spent)  # refuses too little noise for an adaptive clip
+        self._check_passes(spent)
+        self._noise(spent)  # refuses too little noise for an adaptive clip
         return num_rounds if settings.max_epsilon is None else self._last_round(run, num_rounds, settings.max_epsilon)
 
     def _check_passes(self, spent: SpentPrivacy) -> None:
@@ -188,17 +197,17 @@ class CentralMechanism(Mechanism):
 
     def _last_round(self, run: Run, num_rounds: int, bound: float) -> int:
         """Return the number of rounds after which one more would pass a bound of ε, at most `num_rounds`."""
-        assert run.spent is not None
+        spent = spent_by(run)
         low, high = -1, num_rounds - run.round
-        if high <= 0 or self._epsilon(run.spent, high) <= bound:
+        if high <= 0 or self._epsilon(spent, high) <= bound:
             return num_rounds
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._epsilon(run.spent, middle) <= bound else (low, middle)
+            low, high = (middle, high) if self._epsilon(spent, middle) <= bound else (low, middle)
         last = run.round + max(low, 0)
         require(
             last > 0,
-            f"privacy.max_epsilon is {bound:g}, but one round costs epsilon {self._epsilon(run.spent, 1):.4g}: give more noise.",
+            f"privacy.max_epsilon is {bound:g}, but one round costs epsilon {self._epsilon(spent, 1):.4g}: give more noise.",
         )
         if last < num_rounds:
             rank_zero_info(
@@ -282,7 +291,7 @@ class CentralMechanism(Mechanism):
     def _noisy_sum(self, given: Aggregator, engine: Engine, context: RoundContext) -> NoisySum:
         """Return the noisy sum of the present round."""
         method, run, settings = engine.algorithm, engine.run, self.settings
-        assert run.spent is not None
+        spent = spent_by(run)
         adapts = isinstance(settings.clip, AdaptiveClip)
         lengths = dict.fromkeys(("model", *method.rule.provides), context.layout.numel)
         if context.buffer_layout.names and settings.buffers != "keep":
@@ -292,11 +301,11 @@ class CentralMechanism(Mechanism):
         )
         totals = {name: self.denominator(name in uniform) for name in lengths}
         return NoisySum(
-            clip=run.spent.clip,
+            clip=spent.clip,
             scales=settings.scales or {},
-            noise=self._noise(run.spent),
+            noise=self._noise(spent),
             draws=self._draws(run),
-            bits=Bits(self.noise_of_bits, run.torch_seeds(NOISE)[1], self.cohort_size) if adapts else None,
+            bits=Bits(self.noise_of_bits, noise_seeds(run)[1], self.cohort_size) if adapts else None,
             cap=settings.cap,
             uniform=uniform,
             lengths=lengths,
@@ -321,25 +330,24 @@ class CentralMechanism(Mechanism):
     def _draws(self, run: Run) -> list[tuple[int, float]]:
         """Return the seeds of the present round's noise with their factors."""
         if self.settings.mechanism == "gaussian":
-            return [(run.torch_seeds(NOISE)[0], 1.0)]
+            return [(noise_seeds(run)[0], 1.0)]
         number, position = divmod(run.round, self.rounds_of_pass)
         return [
-            (run.torch_seeds(NOISE, number_of(node), in_round=number)[0], sign)
-            for node, sign in changed_nodes(position + 1)
+            (noise_seeds(run, number_of(node), in_round=number)[0], sign) for node, sign in changed_nodes(position + 1)
         ]
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Count the round's release, also if the round is undone; return its columns."""
         run = finished.run
-        assert run.spent is not None
-        columns = {"privacy/clip": run.spent.clip} if run.spent.clip < inf else {}
+        spent = spent_by(run)
+        columns = {"privacy/clip": spent.clip} if spent.clip < inf else {}
         scale = (self.settings.scales or {}).get("model", 1.0)
         if self.hides_clients:
             num_draws = len(self._draws(run))
-            columns["privacy/noise"] = self._noise(run.spent) * sqrt(num_draws) / (self.denominator(False) * scale)
-        run.spent.events[self._event(run.spent.noise_multiplier)] += 1
+            columns["privacy/noise"] = self._noise(spent) * sqrt(num_draws) / (self.denominator(False) * scale)
+        spent.events[self._event(spent.noise_multiplier)] += 1
         if isinstance(self.settings.clip, AdaptiveClip) and WITHIN in finished.merging:  # not if nothing was merged
-            run.spent.clip = self.settings.clip.next(run.spent.clip, finished.merging[WITHIN])
+            spent.clip = self.settings.clip.next(spent.clip, finished.merging[WITHIN])
         return columns
 
     # -- the claim --------------------------------------------------------------------------------------------------------
@@ -358,25 +366,24 @@ class CentralMechanism(Mechanism):
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return ε so far; {} without noise."""
-        assert run.spent is not None
-        return {EPSILON: self._epsilon(run.spent)} if self.hides_clients else {}
+        spent = spent_by(run)
+        return {EPSILON: self._epsilon(spent)} if self.hides_clients else {}
 
     def in_words(self, run: Run) -> str:
         """Return ε so far, δ, and what neighbours, sampling and accountant are."""
-        assert run.spent is not None
-        spent = self._epsilon(run.spent)
-        if not isfinite(spent):
+        epsilon_so_far = self._epsilon(spent_by(run))
+        if not isfinite(epsilon_so_far):
             return "none: clipped without noise"
-        return f"ε {spent:.3g} at δ {self.delta:.2g} ({self._claim})"
+        return f"ε {epsilon_so_far:.3g} at δ {self.delta:.2g} ({self._claim})"
 
     def hyperparameters(self, run: Run) -> dict[str, Any]:
         """Return the claim's numbers."""
-        assert run.spent is not None
+        spent = spent_by(run)
         claimed = {"accountant": f"{self.settings.accountant} of {library_version()}"} if self.hides_clients else {}
         return {
             "privacy/delta": self.delta,
             "privacy/neighbours": NEIGHBOURS[self.settings.sampling],
             "privacy/sampling": self.settings.sampling,
-            "privacy/noise_multiplier": run.spent.noise_multiplier,
+            "privacy/noise_multiplier": spent.noise_multiplier,
             **{f"privacy/{name}": value for name, value in claimed.items()},
         }

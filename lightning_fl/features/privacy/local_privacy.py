@@ -9,7 +9,7 @@ A number of samples would cross without noise, so that clients count alike unles
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -39,10 +39,10 @@ from lightning_fl.features.privacy.mechanism import (
     require_private_from_the_start,
 )
 from lightning_fl.features.privacy.noisy_sum import drawn
+from lightning_fl.features.privacy.spent_privacy import PRIVACY, SpentPrivacy, noise_seeds, spent_by, spent_of
 from lightning_fl.outputs.neighbours import EPSILON, REPLACED_DATA
 from lightning_fl.slots import Aggregator, Result, ServerTurn
-from lightning_fl.state.run_state import NOISE, Run
-from lightning_fl.state.spent_privacy import SpentPrivacy
+from lightning_fl.state.run_state import Run
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,14 @@ class LocalMechanism(Mechanism):
         """True with noise."""
         return self.settings.noise_multiplier != 0
 
-    def begin(self, run: Run, num_rounds: int) -> int:
+    def begin(self, run: Run, num_rounds: int, noise_key: Callable[[float], int] = lambda z: 0) -> int:
         """Begin to count the clients' uploads, or go on with those of the checkpoint."""
         require_private_from_the_start(run)
-        if run.spent is None:
-            run.spent = SpentPrivacy(self.settings.noise_multiplier, self.settings.clip)
+        if spent_of(run) is None:
+            noise_multiplier = self.settings.noise_multiplier
+            run.features[PRIVACY] = SpentPrivacy(
+                noise_multiplier, self.settings.clip, noise_key=noise_key(noise_multiplier)
+            )
         return num_rounds
 
     def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
@@ -142,7 +145,7 @@ class LocalMechanism(Mechanism):
             clipped = message if factor == 1 else {name: entry * factor for name, entry in message.items()}
             return replace(result, message=clipped)
         lengths = {name: len(entry) for name, entry in message.items()}
-        draws = drawn(run.torch_seeds(NOISE, result.client)[0], lengths, run.unpruned)
+        draws = drawn(noise_seeds(run, result.client)[0], lengths, run.unpruned)
         noisy = {}
         for name, entry in message.items():
             vector = entry.double() * factor
@@ -152,18 +155,16 @@ class LocalMechanism(Mechanism):
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Count an upload of each client that sent one, also in a round that is undone; return the round's columns."""
-        run = finished.run
-        assert run.spent is not None
+        spent = spent_by(finished.run)
         noise_multiplier = self.settings.noise_multiplier
         for client in dict.fromkeys(k for k in finished.cohort.answering if k not in finished.outcome.silent):
             variance = noise_multiplier**-2 if noise_multiplier else inf
-            run.spent.uploads[client] = run.spent.uploads.get(client, 0.0) + variance
+            spent.uploads[client] = spent.uploads.get(client, 0.0) + variance
         return {"privacy/clip": self.settings.clip}
 
     def _epsilon(self, run: Run) -> float:
         """Return the largest ε of a client so far."""
-        assert run.spent is not None
-        return local_epsilon(max(run.spent.uploads.values(), default=0.0), self.settings.delta)
+        return local_epsilon(max(spent_by(run).uploads.values(), default=0.0), self.settings.delta)
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return the largest ε so far; {} without noise."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from lightning_fl.checks import check_at_least, check_choice, check_positive
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles
 from lightning_fl.errors import require
+from lightning_fl.features.privacy.spent_privacy import spent_of
 from lightning_fl.slots import Aggregator
 from lightning_fl.state.run_state import Run
 
@@ -32,12 +33,13 @@ class Mechanism(Observer):
     parts_clients = False
     hides_costs = False
 
-    def begin(self, run: Run, num_rounds: int) -> int:
+    def begin(self, run: Run, num_rounds: int, noise_key: Callable[[float], int] = lambda z: 0) -> int:
         """Begin a run, or go on with it; returns the round after which it ends.
 
         Args:
             run: run before its first round, or as it was resumed.
             num_rounds: planned number of rounds.
+            noise_key: returns the key of the noise of a run that begins, given its noise multiplier.
         """
         return num_rounds
 
@@ -59,6 +61,11 @@ class Mechanism(Observer):
     def shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
         """Return the columns of a row that may be shown; `of_clients` names further ones that clients have logged."""
         return record
+
+    def clip(self, run: Run) -> float | None:
+        """Return the clip of the present round; None without one."""
+        spent = spent_of(run)
+        return None if spent is None else spent.clip
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return ε so far under its column of metrics.csv; {} without a claim."""
@@ -85,7 +92,7 @@ class Privacy:
 def require_private_from_the_start(run: Run) -> None:
     """Raise `UserError` if a run is resumed whose earlier rounds were not private."""
     require(
-        run.round == 0 or run.spent is not None,
+        run.round == 0 or spent_of(run) is not None,
         f"the checkpoint's {run.round} rounds were trained without trainer.privacy, so that nothing could be claimed for the "
         "whole run: start a new run in another folder.",
     )

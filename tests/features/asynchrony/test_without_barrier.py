@@ -21,6 +21,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAsync, FedAvg, FedBuff
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.codecs import QSGD, Cast, Changes, ErrorFeedback, TopK
+from lightning_fl.features.asynchrony.arrivals import Arrival, Started, Update, next_update
 from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.clock.availability import Availability
 from lightning_fl.features.loss_guard import LossGuard
@@ -28,7 +29,6 @@ from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.personal import HeadThenBody, PersonalLayers
 from lightning_fl.rules import LocalAdam, SharedAdam
 from lightning_fl.slots import ServerTurn, State, Step
-from lightning_fl.state.arrivals import Arrival, Started, Update, next_update
 
 EQUAL = ClientClock(computation_seconds=1.0)
 PHONES = ClientClock(devices="phones", jitter_sigma=0.0, macs_per_second=1e5)
@@ -326,7 +326,7 @@ def test_a_run_that_was_killed_goes_on_identically(
     resumed, trainer = fit(algorithm, module(), **files, default_root_dir=tmp_path / "part", ckpt_path="last")
     np.testing.assert_array_equal(resumed, whole)
     assert equal_states(trainer.run.state_dict()["clients"], uninterrupted.run.state_dict()["clients"])
-    assert trainer.run.in_flight == uninterrupted.run.in_flight
+    assert trainer.run.features["asynchrony"]["in_flight"] == uninterrupted.run.features["asynchrony"]["in_flight"]
     rows, expected = (read_rows(tmp_path / name) for name in ("part", "whole"))
     for row, other in zip(rows, expected, strict=True):
         assert {k: v for k, v in row.items() if "round_seconds" not in k} == {

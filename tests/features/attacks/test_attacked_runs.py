@@ -1,7 +1,7 @@
 """Test runs in which some clients attack: who, what the server sees, and the same answer however a run goes on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import MakeTrainer, agree, ran
+from compared_runs import NOTHING, MakeTrainer, agree, ran, roles_that_train
 from toys import Normalised, Perceptron, Recorded, Served, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -40,7 +40,6 @@ from lightning_fl.algorithms import (
 )
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.data import Digits
-from lightning_fl.engine.roles import Roles
 from lightning_fl.features.attacks import (
     ALIE,
     IPM,
@@ -297,7 +296,9 @@ def test_replacement_makes_the_mean_the_attackers_model(
     job: Any = SimpleNamespace(run=run, received={"model": run.params}, context=context, answering=cohort)
     results = (Result(k, {"model": deltas[k] * (k in who)}, float(sizes[k]), {}, {}, {}, num_steps=1) for k in cohort)
     accumulator: dict[str, Any] = {}
-    aggregator = mechanism.aggregator(Algorithm(aggregator=mean), run, context)
+    engine: Any = SimpleNamespace(algorithm=Algorithm(aggregator=mean), run=run)
+    roles = replace(roles_that_train(NOTHING), aggregator=lambda context: mean)
+    aggregator = mechanism.around(roles, engine).aggregator(context)
     for result in attackers.attacked(results, job, frozenset(who)):
         assert result.attacking == (result.client in who)
         aggregator.add(accumulator, Upload(result, result.message))
@@ -340,7 +341,7 @@ def test_nobody_attacks_in_a_rehearsal_of_the_messages(attack: Attack) -> None:
     run = Run(0, NO_LAYOUT, NO_LAYOUT, torch.zeros(0), torch.zeros(0), {})
     job = ClientJob(Rule(), None, {}, None, run)  # type: ignore[arg-type]
     planned = Result(0, {"model": torch.ones(2)}, 1.0, {}, {}, {}, num_steps=1)
-    (sent,) = attackers.around(Roles(lambda job, clients: iter([planned]))).train(job, [0])
+    (sent,) = attackers.around(roles_that_train(lambda job, clients: iter([planned])), NOTHING).train(job, [0])
     assert sent.message["model"].tolist() == [1.0, 1.0]
 
 

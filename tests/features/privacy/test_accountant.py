@@ -9,7 +9,7 @@ import pytest
 from lightning_fl import UserError
 from lightning_fl.features.privacy import accountant
 from lightning_fl.features.privacy.accountant import calibrated, epsilon, local_epsilon
-from lightning_fl.state.spent_privacy import Event, SpentPrivacy
+from lightning_fl.features.privacy.spent_privacy import Event, SpentPrivacy
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 

@@ -17,7 +17,7 @@ from lightning_fl.features.privacy.accountant import epsilon
 from lightning_fl.features.privacy.adaptive_clip import rest_of_noise
 from lightning_fl.features.privacy.central import CentralMechanism
 from lightning_fl.features.privacy.noisy_sum import Bits
-from lightning_fl.state.spent_privacy import SpentPrivacy
+from lightning_fl.features.privacy.spent_privacy import SpentPrivacy
 
 
 def test_bits_and_uploads_cost_one_mechanism() -> None:
@@ -81,7 +81,7 @@ def test_it_stays_after_a_round_in_which_nothing_is_merged(make_trainer: MakeTra
     privacy = ClientPrivacy(clip=AdaptiveClip(initial=0.3), noise_multiplier=0, denominator="received")
     trainer = fitted(make_trainer, privacy, max_rounds=2, dropout_rate=0.999999)
     assert [int(row["clients/accepted"]) for row in trainer.fit_loop.rows] == [0, 0]
-    assert trainer.run.spent.clip == 0.3
+    assert trainer.run.features["privacy"].clip == 0.3
 
 
 def test_it_costs_what_a_fixed_clip_costs(make_trainer: MakeTrainer) -> None:

@@ -231,7 +231,7 @@ def test_files_are_the_same_whoever_the_clients_are(
         for name in FROM_DATA:
             del run["settings"][name]
         states.append([run["run"].pop(name) for name in ("clients", "client_memory")])
-        del run["run"]["privacy"]["noise_key"]  # which follows from all settings
+        del run["run"]["features"]["privacy"]["noise_key"]  # which follows from all settings
         runs.append(run)
     assert texts[0] == texts[1]
     assert equal_states(models[0], models[1])

@@ -25,10 +25,10 @@ from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.features.privacy.central import CentralMechanism
 from lightning_fl.features.privacy.mechanism import clip_factor, joint_norm
 from lightning_fl.features.privacy.noisy_sum import NoisySum
+from lightning_fl.features.privacy.spent_privacy import SpentPrivacy
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.slots import Merging, Result, RoundContext, Upload
 from lightning_fl.state.run_state import Run
-from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.submodel import Submodel
 
@@ -188,7 +188,7 @@ def test_without_clip_and_noise_a_method_is_itself(name: str, make_trainer: Make
         for privacy, runner in ((None, entry.runners[-1]), (ClientPrivacy(**OFF), entry.runners[-1]))
     )
     assert equal_states(plain[0].state_dict(), private[0].state_dict())
-    assert equal_states(plain[1].run.state_dict() | {"privacy": 0}, private[1].run.state_dict() | {"privacy": 0})
+    assert equal_states(plain[1].run.state_dict() | {"features": 0}, private[1].run.state_dict() | {"features": 0})
 
 
 def test_alike_and_with_all_clients_it_is_the_uniform_mean(make_trainer: MakeTrainer) -> None:
@@ -254,7 +254,7 @@ def test_a_round_to_which_nobody_comes_releases_noise_and_counts(make_trainer: M
     module, trainer = fitted(make_trainer, privacy=privacy, dropout_rate=0.999999, max_rounds=2, clients_per_round=6)
     assert [int(row["clients/accepted"]) for row in trainer.fit_loop.rows] == [0, 0]
     assert np.std(vector(module) - before) == pytest.approx(sqrt(2) / 6, rel=0.5)
-    assert sum(trainer.run.spent.events.values()) == 2
+    assert sum(trainer.run.features["privacy"].events.values()) == 2
 
 
 def test_poisson_cohorts_have_the_mean_and_the_variance_of_coins() -> None:
@@ -307,7 +307,7 @@ def test_a_resumed_private_run_equals_a_whole_one(
             )
             fit_until(trainer, stop, module, federation(), FedAdam(), ckpt_path="last" if number else None)
         states[part] = trainer.run.state_dict(), [row["privacy/epsilon"] for row in read_rows(tmp_path / part)]
-    assert states["whole"][0]["privacy"]["events"] == [["poisson", 1.5, 0.5, 0.0, 4]]
+    assert states["whole"][0]["features"]["privacy"]["events"] == [["poisson", 1.5, 0.5, 0.0, 4]]
     assert equal_states(states["whole"][0], states["resumed"][0])
     assert states["whole"][1] == states["resumed"][1]
 
@@ -355,7 +355,7 @@ def test_runs_of_different_length_share_no_noise(make_trainer: MakeTrainer, kind
     for rounds in (1, 2):
         trainer = make_trainer(privacy=kind(noise_multiplier=1.0, delta=0.01), max_rounds=rounds, clients_per_round=6)
         trainer.fit(Perceptron(), federation(), FedAvg())
-        keys.append(trainer.run.spent.noise_key)
+        keys.append(trainer.run.features["privacy"].noise_key)
     assert keys[0] != keys[1]
 
 
@@ -370,7 +370,7 @@ def test_a_resumed_run_keeps_its_noise_whatever_changes(
         trainer = make_trainer(privacy=kind(noise_multiplier=1.0, delta=0.01), **files)
         module = Perceptron(configure=lambda m, rate=rate: torch.optim.SGD(m.parameters(), lr=rate))
         trainer.fit(module, federation(), FedAvg(), ckpt_path=path)
-        keys.append(trainer.run.spent.noise_key)
+        keys.append(trainer.run.features["privacy"].noise_key)
     assert keys[0] == keys[1] > 0
 
 
@@ -381,12 +381,12 @@ def test_a_target_is_met_and_a_longer_run_keeps_its_noise(
     privacy = ClientPrivacy(epsilon=3.0, delta=0.01, sampling="every")
     trainer = make_trainer(max_rounds=2, privacy=privacy, clients_per_round=6, **keeps_files)
     trainer.fit(Perceptron(), federation(), FedAvg())
-    noise_multiplier = trainer.run.spent.noise_multiplier
+    noise_multiplier = trainer.run.features["privacy"].noise_multiplier
     assert 2.9 < trainer.history["privacy/epsilon"].iloc[-1] <= 3.0
     longer = make_trainer(max_rounds=3, privacy=privacy, clients_per_round=6, **keeps_files)
     with pytest.warns(UserWarning, match=r"3 rounds cost epsilon .*, above the 3 of privacy.epsilon"):
         longer.fit(Perceptron(), federation(), FedAvg(), ckpt_path="last")
-    assert longer.run.spent.noise_multiplier == noise_multiplier
+    assert longer.run.features["privacy"].noise_multiplier == noise_multiplier
 
 
 @NEEDS_LIBRARY
@@ -415,7 +415,7 @@ def test_an_undone_round_counts(make_trainer: MakeTrainer) -> None:
     guard = LossGuard(rounds=1.01)
     _, trainer = fitted(make_trainer, data=Served(9), privacy=privacy, loss_guard=guard, clients_per_round=6)
     assert sum(row["guard/undone"] for row in trainer.fit_loop.rows) > 0
-    assert sum(trainer.run.spent.events.values()) == 3
+    assert sum(trainer.run.features["privacy"].events.values()) == 3
 
 
 @NEEDS_LIBRARY

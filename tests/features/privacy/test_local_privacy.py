@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import MakeTrainer, equal_states
+from compared_runs import NOTHING, MakeTrainer, equal_states, roles_that_train
 from hypothesis import given
 from hypothesis import strategies as st
 from toys import Normalised, Perceptron, Served, federation, read_rows, vector
@@ -16,7 +16,6 @@ from toys import Normalised, Perceptron, Served, federation, read_rows, vector
 from lightning_fl import UserError
 from lightning_fl.aggregators import CoordinateMedian
 from lightning_fl.algorithms import HDFL, Algorithm, FedAdam, FedAvg, FedLDF, FedNova, LocalOnly, ServerM
-from lightning_fl.engine.roles import Roles
 from lightning_fl.exchanges import WithSampleCount
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
@@ -46,7 +45,7 @@ def result(client: int, message: dict[str, torch.Tensor]) -> Result:
 
 def sent(mechanism: LocalMechanism, message: dict[str, torch.Tensor], client: int = 0, round_index: int = 0) -> Any:
     job: Any = SimpleNamespace(run=new_run(round_index))
-    roles = mechanism.around(Roles(lambda job, clients: iter([result(client, message)])))
+    roles = mechanism.around(roles_that_train(lambda job, clients: iter([result(client, message)])), NOTHING)
     return next(roles.train(job, [client])).message
 
 
@@ -127,7 +126,7 @@ def test_numbers_of_samples_cross_only_if_they_are_declared_public(
 def test_whatever_follows_is_post_processing(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
     privacy = LocalPrivacy(clip=1.0, noise_multiplier=20)
     _, trainer = fitted(make_trainer, algorithm, privacy=privacy, clients_per_round=6)
-    assert trainer.run.spent.uploads == {client: pytest.approx(3 / 400) for client in range(6)}
+    assert trainer.run.features["privacy"].uploads == {client: pytest.approx(3 / 400) for client in range(6)}
     assert trainer.history["privacy/epsilon"].iloc[-1] == pytest.approx(local_epsilon(3 / 400, 1e-5))
 
 
@@ -141,7 +140,7 @@ def test_only_clients_that_send_spend(algorithm: Algorithm, num_senders: int, ma
     """Test that clients of HDFL which the server has not drawn tell nothing, and those of FedLDF their divergences."""
     privacy = LocalPrivacy(noise_multiplier=20)
     _, trainer = fitted(make_trainer, algorithm, privacy=privacy, clients_per_round=6, max_rounds=3)
-    assert sum(trainer.run.spent.uploads.values()) * 400 == pytest.approx(3 * num_senders)
+    assert sum(trainer.run.features["privacy"].uploads.values()) * 400 == pytest.approx(3 * num_senders)
     assert (float(trainer.callback_metrics["privacy/epsilon"]) > 0) == (num_senders > 0)
 
 
@@ -153,7 +152,7 @@ def test_the_column_is_that_of_the_client_with_most_uploads(
     for rounds, path in ((3, None), (6, "last")):
         trainer = make_trainer(max_rounds=rounds, privacy=privacy, dropout_rate=0.4, clients_per_round=4, **keeps_files)
         trainer.fit(Perceptron(), federation(), FedAvg(), ckpt_path=path)
-    uploads = {client: total * 400 for client, total in trainer.run.spent.uploads.items()}
+    uploads = {client: total * 400 for client, total in trainer.run.features["privacy"].uploads.items()}
     arrived = sum(int(row["clients/accepted"]) for row in read_rows(tmp_path))
     assert sum(uploads.values()) == pytest.approx(arrived)
     assert len(set(np.round(list(uploads.values())))) > 1

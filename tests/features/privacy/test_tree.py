@@ -16,9 +16,9 @@ from lightning_fl.features.privacy import AdaptiveClip, ClientPrivacy
 from lightning_fl.features.privacy.accountant import epsilon
 from lightning_fl.features.privacy.central import CentralMechanism
 from lightning_fl.features.privacy.noisy_sum import drawn
+from lightning_fl.features.privacy.spent_privacy import SpentPrivacy
 from lightning_fl.features.privacy.tree import changed_nodes, nodes, number_of
 from lightning_fl.state.run_state import Run
-from lightning_fl.state.spent_privacy import SpentPrivacy
 from lightning_fl.vectors.layout import NO_LAYOUT
 
 TREE: dict[str, Any] = {"sampling": "passes", "mechanism": "tree"}
@@ -125,15 +125,15 @@ def test_passes_are_cut_as_the_checkpoint_cuts_them_or_not_at_all() -> None:
 
     def resumed(cohort: int, then: int, *, knows_cohort: bool) -> bool:
         run = new_run()
-        CentralMechanism(settings, 11, cohort, 11.0, 0.01).begin(run, 9)
-        assert run.spent is not None
-        run.spent.events[CentralMechanism(settings, 11, cohort, 11.0, 0.01)._event(0.0)] += 1
-        run.round, state = 1, run.spent.state_dict()
+        CentralMechanism(settings, 11, cohort, 11.0, 0.01).begin(run, 9, lambda noise_multiplier: 1)
+        spent = run.features["privacy"]
+        spent.events[CentralMechanism(settings, 11, cohort, 11.0, 0.01)._event(0.0)] += 1
+        run.round, state = 1, spent.state_dict()
         if not knows_cohort:
             del state["cohort_size"]
-        run.spent = SpentPrivacy.from_state(state)
+        run.features["privacy"] = SpentPrivacy.from_state(state)
         try:
-            CentralMechanism(settings, 11, then, 11.0, 0.01).begin(run, 9)
+            CentralMechanism(settings, 11, then, 11.0, 0.01).begin(run, 9, lambda noise_multiplier: 1)
         except UserError:
             return False
         return True

@@ -6,6 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_fl.state.run_state import NOISE, Run
+
+PRIVACY = "privacy"
+"""Name of the state in a run."""
 Event = tuple[str, float, float, float]
 """A release: how clients were drawn, its noise multiplier, and numbers of the draw, 0 for none: q, or N and K, or the rounds of a
 pass."""
@@ -41,3 +45,24 @@ class SpentPrivacy:
         """Return the state of a checkpoint."""
         events = Counter({(name, *numbers): count for name, *numbers, count in state["events"]})
         return cls(**{**state, "events": events, "uploads": dict(state["uploads"])})
+
+
+def spent_of(run: Run) -> SpentPrivacy | None:
+    """Return what a run has released; None if it is not private, or has not begun."""
+    state = run.features.get(PRIVACY)
+    if isinstance(state, dict):  # of a checkpoint
+        state = run.features[PRIVACY] = SpentPrivacy.from_state(state)
+    return state
+
+
+def spent_by(run: Run) -> SpentPrivacy:
+    """Return what a private run has released since it began."""
+    spent = spent_of(run)
+    assert spent is not None
+    return spent
+
+
+def noise_seeds(run: Run, client: int = 0, in_round: int | None = None) -> list[int]:
+    """Return the seeds of a round's noise, that of the server or of a client, and of its number of uploads within the clip."""
+    spent = spent_of(run)
+    return run.torch_seeds(NOISE, client, in_round=in_round, key=0 if spent is None else spent.noise_key)
