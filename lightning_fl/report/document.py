@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
@@ -18,13 +18,10 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from filelock import lock_descriptor
+
 from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.files import is_own_file
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,15 +257,12 @@ def _code(text: str) -> str:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one report at a time write to a folder, as two studies in one folder may end together; Windows has no such lock."""
-    descriptor = None if fcntl is None else os.open(folder, os.O_RDONLY)
-    try:
-        if descriptor is not None:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system without locks, or Windows, which opens no folder
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            lock_descriptor(descriptor)
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def remove_earlier(folder: Path) -> None:
