@@ -24,7 +24,7 @@ DATA = [
     "lightning_fl/py.typed",
     "lightning_fl/cli/help.txt",
     "lightning_fl/catalogue.jsonl",
-    *(f"lightning_fl/report/{name}" for name in ("page.html", "papers.yaml", "published.csv")),
+    *(f"lightning_fl/report/{name}" for name in ("page.html", "papers.yaml", "published.csv", "results.tex")),
 ]
 CONFIGS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "configs").rglob("*.yaml"))]
 """Configurations, which the wheel holds as `lightning_fl/configs`."""
@@ -55,7 +55,9 @@ def test_reports_need_neither_torch_nor_the_engine() -> None:
     )
     loaded = imported_by(statement, dots=True)
     assert not {
-        name for name in loaded if name.partition(".")[0] in ("torch", "lightning", "torchmetrics", "matplotlib")
+        name
+        for name in loaded
+        if name.partition(".")[0] in ("jinja2", "torch", "lightning", "torchmetrics", "matplotlib")
     }
     rooms = {name.split(".")[1] for name in loaded if name.startswith("lightning_fl.")}
     assert rooms == {"checks", "errors", "outputs", "report", "vectors"}
