@@ -29,4 +29,7 @@ def pytest_sessionfinish() -> None:
     """Write the sentences of this process."""
     folder = Path(os.environ["REFUSALS"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{os.getpid()}.txt").write_text("".join(f"{sentence}\n" for sentence in sorted(sentences)))
+    text = "".join(f"{sentence}\n" for sentence in sorted(sentences))
+    (folder / f"{os.getpid()}.txt").write_text(
+        text, encoding="utf-8", errors="backslashreplace"
+    )  # a name may be no text

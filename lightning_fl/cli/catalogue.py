@@ -1,8 +1,9 @@
 """Names that a configuration may use, with one line each, their parameters, and the parts of a method: what `lightning-fl list`
 prints and the site's reference shows.
 
-They are read from `catalogue.jsonl`, one line for each name, because importing the classes takes seconds. A test compares it with
-the classes; `python tests/cli/test_texts.py` writes it. A method's paper and equations are read from its file.
+They are read from `lightning_fl/catalogue.jsonl`, one line for each name, as importing the classes takes seconds. Reports read
+default values there. A test compares it with the classes; `python tests/cli/test_texts.py` writes it. A method's paper and
+equations are read from its file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs import terminal
 
-FILE = Path(__file__).with_name("catalogue.jsonl")
+FILE = Path(__file__).parents[1] / "catalogue.jsonl"
 FLAGS = {
     "algorithms": "--algorithm",
     "models": "--model",

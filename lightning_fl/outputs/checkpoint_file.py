@@ -11,7 +11,7 @@ import mmap
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -144,7 +144,9 @@ def _is_zip(path: str | os.PathLike[str]) -> bool:
 
 def _other_classes(path: Path) -> list[str]:
     """Return the classes and functions in a checkpoint that torch does not read with `weights_only=True`, by name."""
-    return get_unsafe_globals_in_checkpoint(path) if _is_zip(path) else []
+    with suppress(Exception):  # a damaged file raises any type of error here too
+        return get_unsafe_globals_in_checkpoint(path) if _is_zip(path) else []
+    return []
 
 
 def _copied(node: Any) -> Any:

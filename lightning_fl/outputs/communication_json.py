@@ -49,23 +49,11 @@ def read_communication(root: str | os.PathLike[str]) -> Bits | None:
     if content is None:
         return None
     try:
-        return as_bits({direction: content[key] for direction, key in KEYS.items()})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{Path(root, COMMUNICATION)} lacks {error}") from error
-
-
-def as_bits(content: Any) -> Bits:
-    """Return bits by direction and kind.
-
-    Raises:
-        ValueError: the content is something else.
-    """
-    try:
-        bits = {direction: {str(kind): int(n) for kind, n in content[direction].items()} for direction in KEYS}
+        bits = {way: {str(kind): int(n) for kind, n in content[key].items()} for way, key in KEYS.items()}
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"no bits by direction and kind: {error}") from error
+        raise ValueError(f"{Path(root, COMMUNICATION)} has no bits by direction and kind: {error}") from error
     if not all(0 <= n <= LARGEST for by_kind in bits.values() for n in by_kind.values()):
-        raise ValueError("bits are numbers from 0 on")
+        raise ValueError(f"{Path(root, COMMUNICATION)}: bits are numbers from 0 on")
     return bits
 
 

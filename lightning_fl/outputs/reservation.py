@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from weakref import WeakSet
 
+from filelock import lock_descriptor
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.errors import FileError, UserError, require
@@ -27,11 +28,6 @@ from lightning_fl.outputs.run_folder import (
     remove_empty,
     require_writable,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 LOCK = ".run.lock"
 CANNOT_LOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -123,13 +119,7 @@ class Reservation:
         while self._descriptor is None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
             try:
-                if fcntl is None:
-                    raise OSError(errno.ENOSYS, "no file locks")
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                holder = os.read(descriptor, 1000).decode(errors="replace").strip()
-                os.close(descriptor)
-                return holder or "another process"
+                is_free = lock_descriptor(descriptor, blocking=False)
             except OSError as error:
                 os.close(descriptor)
                 if error.errno not in CANNOT_LOCK:
@@ -139,6 +129,12 @@ class Reservation:
                     f"The folder {self._root} cannot be locked ({error.strerror}): start no other run in it while this one runs."
                 )
                 return None
+            if not is_free:
+                holder = b""
+                with suppress(OSError):  # Windows locks the text too
+                    holder = os.read(descriptor, 1000)
+                os.close(descriptor)
+                return holder.decode(errors="replace").strip() or "another process"
             if _same_file(descriptor, path):
                 self._descriptor = descriptor
             else:  # the run that held the lock has just ended and removed the file

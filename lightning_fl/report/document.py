@@ -7,24 +7,19 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from html import escape
-from importlib.resources import files
 from io import BytesIO
 from itertools import count
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
+
+from filelock import lock_descriptor
 
 from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.files import is_own_file
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from lightning_fl.report.rendering import rendered
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,21 +87,6 @@ class Table:
         num_texts = sum(place < self.num_texts for place in places)
         return Table([self.header[place] for place in places], rows, num_texts)
 
-    def html(self) -> str:
-        """Return the table as HTML."""
-        head, body = self._html_row("th", self.header), "".join(self._html_row("td", row) for row in self.rows)
-        return f"<div class=table><table><thead>{head}</thead><tbody>{body}</tbody></table></div>"
-
-    def _html_row(self, tag: str, row: Sequence[str]) -> str:
-        sides = ["" if position < self.num_texts else " class=number" for position in range(len(row))]
-        # A phone shows the titles beside the cells.
-        titles = [f' data-title="{escape(title)}"' if tag == "td" else "" for title in self.header]
-        cells = (
-            f"<{tag}{side}{title}>{_unbroken(cell)}</{tag}>"
-            for side, title, cell in zip(sides, titles, row, strict=True)
-        )
-        return f"<tr>{''.join(cells)}</tr>"
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -154,15 +134,11 @@ class Picture:
         caption = plain(self.caption)
         return f"![{caption}]({self.name}.{shown})" if shown else f"[{caption}]({self.name}.pdf)"
 
-    def html(self) -> str:
-        """Return HTML with the picture embedded."""
-        drawn, caption = BytesIO(), escape(self.caption)
+    def embedded(self) -> str:
+        """Return the picture as SVG in base64, for a page that embeds it."""
+        drawn = BytesIO()
         self._draw(drawn, "svg")
-        source = base64.b64encode(drawn.getvalue()).decode()
-        return (
-            f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{source}">'
-            f"<figcaption>{caption}</figcaption></figure>"
-        )
+        return base64.b64encode(drawn.getvalue()).decode()
 
 
 @dataclass(frozen=True)
@@ -175,15 +151,15 @@ class Commands:
 
     lines: Sequence[str]
 
+    @property
+    def text(self) -> str:
+        """Lines, none of which has a line end of its own."""
+        return "\n".join(map(on_one_line, self.lines))
+
     def markdown(self) -> str:
         """Return a block of code, whose fence is longer than any in it."""
-        text = "\n".join(map(on_one_line, self.lines))
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-        return f"{fence}bash\n{text}\n{fence}"
-
-    def html(self) -> str:
-        """Return a block of code, which scrolls if it is long."""
-        return f"<pre>{escape(chr(10).join(map(on_one_line, self.lines)))}</pre>"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", self.text)), default=0))
+        return f"{fence}bash\n{self.text}\n{fence}"
 
 
 Part = str | Sequence[str] | Table | Picture | Commands
@@ -232,43 +208,18 @@ def on_one_line(text: str) -> str:
 
 def to_html(title: str, sections: Sections) -> str:
     """Return the report as one HTML page with its pictures and style embedded."""
-    blocks = []
-    for heading, parts in sections.items():
-        blocks += [f"<h2>{escape(heading)}</h2>", *map(_html, parts)]
-    page = Template(files("lightning_fl.report").joinpath("page.html").read_text())
-    return page.substitute(title=escape(title), body="\n".join(blocks))
-
-
-def _html(part: Part) -> str:
-    if isinstance(part, (Table, Picture, Commands)):
-        return part.html()
-    if isinstance(part, str):
-        return f"<p>{_code(part)}</p>"
-    return "<ul>" + "".join(f"<li>{_code(line)}</li>" for line in part) + "</ul>"
-
-
-def _unbroken(cell: str) -> str:
-    """Return a cell as HTML in which a line ends before a deviation, not within it."""
-    return escape(cell).replace("± ", "±&nbsp;")
-
-
-def _code(text: str) -> str:
-    """Return a text as HTML, with the parts between backticks as code."""
-    return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
+    return rendered("page.html", title=title, sections=sections)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one report at a time write to a folder, as two studies in one folder may end together; Windows has no such lock."""
-    descriptor = None if fcntl is None else os.open(folder, os.O_RDONLY)
-    try:
-        if descriptor is not None:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system without locks, or Windows, which opens no folder
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            lock_descriptor(descriptor)
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def remove_earlier(folder: Path) -> None:

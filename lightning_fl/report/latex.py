@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from lightning_fl.outputs.figures import in_picture
@@ -11,6 +11,7 @@ from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.report.comparison import VALUES, Group, Metric
 from lightning_fl.report.document import on_one_line
 from lightning_fl.report.labels import counted
+from lightning_fl.report.rendering import rendered
 from lightning_fl.report.tables import COSTS, Column, averaged_values, table
 
 WHOLE_RUN = ("uplink", "downlink", "simulated_seconds")
@@ -59,23 +60,13 @@ def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) ->
             if 0 < count < len(group.curves):
                 text += f" ({count} of {len(group.curves)})"
             row[place] = rf"\textbf{{{text}}}" if bold else text
-    rows = [f"  {_row([escaped(row[0]), *row[1:]])}" for row in cells]
-    for place in range(len(rows) - 1, 0, -1):
-        if groups[place - 1].is_bound != groups[place].is_bound:
-            rows.insert(place, r"  \midrule")
-    return "\n".join(
-        [
-            *(f"% {on_one_line(line)}" for line in [*comments, *_how(groups, metric)]),
-            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
-            r"  \toprule",
-            *_over_costs(columns, metric),
-            f"  {_row([_heading(title) for title in shown.header])}",
-            r"  \midrule",
-            *rows,
-            r"  \bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
+    return rendered(
+        "results.tex",
+        comments=[on_one_line(line) for line in [*comments, *_how(groups, metric)]],
+        header=[_heading(title) for title in shown.header],
+        costs=[place for place, name in enumerate(columns, 2) if name.startswith("target_")],
+        target="" if metric.target is None else escaped(f"to {metric.short} {metric.target:g}".replace("_", " ")),
+        rows=[([escaped(row[0]), *row[1:]], group.is_bound) for row, group in zip(cells, groups, strict=True)],
     )
 
 
@@ -128,24 +119,8 @@ def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
     return lines
 
 
-def _over_costs(columns: Mapping[str, Column], metric: Metric) -> list[str]:
-    """Return the row that says for which columns the target is, and the line below it."""
-    costs = [place for place, name in enumerate(columns, 2) if name.startswith("target_")]
-    if not costs:
-        return []
-    title = f"to {metric.short} {metric.target:g}".replace("_", " ")
-    return [
-        rf"  {'& ' * (costs[0] - 1)}\multicolumn{{{len(costs)}}}{{c}}{{{escaped(title)}}} \\",
-        rf"  \cmidrule(lr){{{costs[0]}-{costs[-1]}}}",
-    ]
-
-
 def _heading(title: str) -> str:
     return escaped(title[:1].upper() + title[1:].replace("_", " "))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return rf"{' & '.join(cells)} \\"
 
 
 def escaped(text: str) -> str:

@@ -7,10 +7,10 @@ differs if it does not have its default, which the shipped configurations leave 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from inspect import Parameter, signature
 from math import isclose
 from typing import Any
 
@@ -18,7 +18,7 @@ import yaml
 
 from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.report.labels import counted, experiment_settings, setting, shown
-from lightning_fl.report.records import SOURCES, Record
+from lightning_fl.report.records import SOURCES, Record, flatten
 
 Settings = dict[str, Any]
 """Values by the keys of `PHRASES`, the most important first."""
@@ -180,31 +180,24 @@ def _others(record: Record) -> list[str]:
         part, _, name = flag.partition(".")
         if flag in left_out or flag.startswith(OPTIONS_FLAG) or value == UNKNOWN:
             continue
-        root, _, leaf = name.partition(".")
-        # An unknown flag of a class is passed over; no paper has one that is not of a class, such as --optimizer.
-        default = _defaults(part, str(record.settings.get(part))).get(root, value if name else None)
-        if leaf and default is not None:
-            default = getattr(default, leaf, value)
+        owner = "FederatedTrainer" if part == "trainer" else str(record.settings.get(part))
+        defaults = _defaults().get(owner, {})
+        # An unknown flag of a class or of its default part is passed over; no paper has one without a class, such as --optimizer.
+        default = defaults.get(name, defaults.get(name.partition(".")[0], value) and value) if name else None
         if not _equal(default, value):
             flags.append(flag)
     return flags
 
 
 @cache
-def _defaults(part: str, name: str) -> Settings:
-    """Return the default values of a class's flags; {} for a class of another package."""
-    from lightning_fl import algorithms, data, modules, trainer  # here, as they import PyTorch
-
-    if part == "trainer":
-        owner: Any = trainer.FederatedTrainer
-    else:
-        owner = getattr({"algorithm": algorithms, "data": data, "model": modules}.get(part), name, None)
-    defaults = Settings()
-    for base in reversed(getattr(owner, "__mro__", ())):
-        if "__init__" in vars(base):
-            parameters = signature(vars(base)["__init__"]).parameters.values()
-            defaults |= {each.name: each.default for each in parameters if each.default is not Parameter.empty}
-    return defaults
+def _defaults() -> dict[str, Settings]:
+    """Return the default values of the flags of every class that a configuration may name, and of the trainer's, by class."""
+    lines = files("lightning_fl").joinpath("catalogue.jsonl").read_text(encoding="utf-8").splitlines()
+    parameters = {entry["name"]: entry["parameters"] for entry in map(json.loads, lines)}
+    return {
+        name: flatten({flag: one["default"] for flag, one in of.items() if "default" in one})
+        for name, of in parameters.items()
+    }
 
 
 def in_short(differing: list[str]) -> str:

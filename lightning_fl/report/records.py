@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from lightning_fl.checks import LARGEST, MOST, as_number, is_real
 from lightning_fl.errors import UserError, collecting, nearest, require, shortened
-from lightning_fl.outputs.communication_json import Bits, as_bits, read_communication, read_metric
+from lightning_fl.outputs.communication_json import Bits, read_communication, read_metric
 from lightning_fl.outputs.neighbours import EPSILON, kind_of_epsilon
 from lightning_fl.outputs.run_folder import (
     COMMUNICATION,
-    HPARAMS,
-    LAST,
     METRICS,
     UNKNOWN,
     configs_of_fits,
@@ -257,22 +255,17 @@ def _cells(line: str) -> list[str]:
 
 
 def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the configuration or settings of each fit of the run, and remarks on broken files.
-
-    A run started from Python with an earlier version has only the hyper-parameters.
-    """
+    """Return the configuration or settings of each fit of the run, and remarks on broken files."""
     settings: list[dict[str, Any]] = []
     problems: list[str] = []
-    configs = configs_of_fits(folder)
-    for path in configs or [folder / HPARAMS] * (folder / HPARAMS).is_file():
+    for path in configs_of_fits(folder):
         try:
             content = read_written(path)
         except UserError as error:
             problems.append(f"its {path.name} is ignored ({str(error).rstrip('.')})")
             continue
         if isinstance(content, dict):
-            config = content if configs else {"algorithm": content.get("algorithm"), "model": content}
-            flat = with_present_names(flatten(config))
+            flat = with_present_names(flatten(content))
             if odd := [key for key in (*NUMBERS, *NAMES) if not _is_possible(key, flat.get(key))]:
                 problems.append(f"its {path.name} is ignored: it has {odd[0]} {shortened(repr(flat[odd[0]]))}")
                 continue
@@ -313,20 +306,11 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
-    """Return the bits by kind from `communication.json`; runs of version 0.1 have them only in the checkpoint."""
-    source = Path(COMMUNICATION)
+    """Return the bits by kind from `communication.json`, and a remark if it is broken."""
     try:
-        bits = read_communication(folder)
-        if bits is None and (folder / LAST).is_file():
-            from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
-
-            source = LAST
-            bits = as_bits(
-                checkpoint_file.load(folder / LAST, whole=False)["federation"]["run"]["ledger"]["total_bits"]
-            )
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        return None, [f"its {source} cannot be read, so its bits by kind are unknown"]
-    return bits, []
+        return read_communication(folder), []
+    except (ValueError, OSError):
+        return None, [f"its {COMMUNICATION} cannot be read, so its bits by kind are unknown"]
 
 
 # Setting that names the files or the module from which a data module reads.

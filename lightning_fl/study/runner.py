@@ -11,12 +11,13 @@ import time
 import zipfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
+from filelock import lock_descriptor
 from tqdm import tqdm
 
 from lightning_fl.checks import is_real
@@ -25,11 +26,6 @@ from lightning_fl.outputs.files import reason_of, replacing
 from lightning_fl.outputs.run_folder import LAST, METRICS, PREVIOUS
 from lightning_fl.report.records import read_run
 from lightning_fl.study.study_file import PlannedRun, seconds_of
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 DONE, FAILED, LOCK, OUTPUT = "done.json", "failed.json", ".study.lock", "output.txt"
 PROGRAM = "from lightning_fl.cli import main; main()"
@@ -240,30 +236,17 @@ def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit
         OSError: a file of the run's folder cannot be written.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    lock = (run.folder / LOCK).open("ab")
-    try:
+    with ExitStack() as stack:
+        lock = stack.enter_context((run.folder / LOCK).open("ab"))
+        if not lock_descriptor(lock.fileno(), blocking=False) or is_done(run):
+            return None
         process = _start(run, threads, device, lock)
-    except BlockingIOError:
-        process = None
-    except BaseException:
-        lock.close()
-        raise
-    if process is None:
-        lock.close()
-        return None
+        stack.pop_all()
     return _Fit(run, slot, process, lock, time.monotonic())
 
 
-def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) -> subprocess.Popen[bytes] | None:
-    """Lock a run and start its fit; None if it is done.
-
-    Raises:
-        BlockingIOError: another process trains the run.
-    """
-    if fcntl is not None:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if is_done(run):
-        return None
+def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start the fit of a run, which holds its lock too."""
     words = command(run, threads)
     for name in (DONE, FAILED):
         (run.folder / name).unlink(missing_ok=True)
@@ -279,7 +262,7 @@ def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) ->
             env=environment,
             start_new_session=True,
             # The fit holds the lock too: a study that is killed and begun again does not train its run a second time.
-            pass_fds=(lock.fileno(),) if fcntl is not None else (),
+            pass_fds=(lock.fileno(),) if os.name == "posix" else (),
         )
 
 

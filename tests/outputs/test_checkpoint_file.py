@@ -50,3 +50,13 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(path: Path, where: float, b
         refusal = str(error)
     assert same(loaded, CHECKPOINT)
     assert not refusal or "other checkpoints there: last.ckpt" in refusal
+
+
+def test_a_part_that_reads_as_a_folder_is_noticed(path: Path) -> None:
+    """Check an attribute in the zip file's directory, which no checksum covers, and for which torch reads an empty part."""
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 38] ^= 0x10
+    damaged = path.with_name("damaged.ckpt")
+    damaged.write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot be read: it is truncated, damaged or not a checkpoint"):
+        checkpoint_file.load(damaged)

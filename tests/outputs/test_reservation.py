@@ -101,10 +101,10 @@ def test_a_file_in_the_place_of_the_checkpoints_is_refused(root: str) -> None:
 
 
 def test_a_file_system_without_locks_is_used_with_a_warning(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
+    def refuse(descriptor: int, *, blocking: bool) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(reservation.fcntl, "flock", refuse)
+    monkeypatch.setattr(reservation, "lock_descriptor", refuse)
     mine = Reservation(root)
     with pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\)"):
         mine.begin()

@@ -181,9 +181,9 @@ def test_seeds_become_mean_and_spread(tmp_path: Path) -> None:
 def test_runs_without_a_configuration_stand_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (write_run(tmp_path / name, rising(9)) / "config.yaml").unlink()
-        (tmp_path / name / "hparams.yaml").write_text("algorithm: FedProx\nlearning_rate: 0.1\n")
+        (tmp_path / name / "hparams.yaml").write_text("algorithm: FedProx\nlearning_rate: 0.1\n")  # the loggers'
     groups = groups_of(tmp_path / "a", tmp_path / "b")
-    assert [group.label for group in groups] == ["FedProx (a)", "FedProx (b)"]
+    assert [group.label for group in groups] == ["a", "b"]
 
 
 # --------------------------------------------------------------------------------------------------- pictures

@@ -217,24 +217,23 @@ def test_a_damaged_record_of_the_last_report_costs_nothing(kind: str, tmp_path: 
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.skipif(document.fcntl is None, reason="needs file locks")
 def test_reports_into_one_folder_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that nothing is removed or set aside while another report writes, and that the second replaces the first."""
     out = tmp_path / "report"
     words = [str(write_run(tmp_path / "run", rising(9))), "--out", str(out)]
     report(words)
-    lock, remove, asked, removed = document.fcntl.flock, command.remove_earlier, threading.Event(), list[Path]()
+    lock, remove, asked, removed = document.lock_descriptor, command.remove_earlier, threading.Event(), list[Path]()
 
-    def flock(descriptor: int, operation: int) -> None:
+    def asking(descriptor: int) -> None:
         asked.set()
-        lock(descriptor, operation)
+        lock(descriptor)
 
     def remove_earlier(folder: Path) -> None:
         removed.append(folder)
         remove(folder)
 
     with document.locked(out):
-        monkeypatch.setattr(document.fcntl, "flock", flock)
+        monkeypatch.setattr(document, "lock_descriptor", asking)
         monkeypatch.setattr(command, "remove_earlier", remove_earlier)
         thread = threading.Thread(target=report, args=(words,))
         thread.start()
