@@ -17,15 +17,19 @@ sums of whole numbers have no rounding error: what a sum without masks gives is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms.compatibility import asks_clients
 from lightning_fl.checks import check_whole
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.engine.engine import Engine
-from lightning_fl.engine.population import Cohort
+from lightning_fl.engine.population import Cohort, Population
 from lightning_fl.engine.roles import Observer, Roles, Round
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.exchanges.with_sample_count import SAMPLES
 from lightning_fl.link.link import Link
 from lightning_fl.outputs.losses import say_lost
@@ -204,3 +208,53 @@ def _out_of_the_sum_if_lost(result: Result) -> Result:
     if not is_finite(result.owned, result.state):
         result.message = {name: torch.full_like(entry, torch.nan) for name, entry in result.message.items()}
     return result
+
+
+class Flags(Protocol):
+    """Attributes of a trainer that decide whether sums over clients suffice."""
+
+    algorithm: Algorithm
+    loss_guard: Any
+    over_selection: float | None
+
+    @property
+    def given_callbacks(self) -> Any: ...
+
+
+def check_sums(trainer: Flags, protocol: SecureAggregation, population: Population, has_server_samples: bool) -> None:
+    """Raise `UserError` if sums over the clients of a round do not suffice, are over one client alone, or are all lost."""
+    method, flag, cohort_size = trainer.algorithm, "trainer.secure_aggregation", population.cohort_size
+    readers = method.readers_of_single_clients(has_server_samples)
+    readers += [
+        ("callbacks", type(each).__name__) for each in trainer.given_callbacks if asks_clients(each, has_server_samples)
+    ]
+    parts = ", ".join(f"{slot} ({name})" for slot, name in dict.fromkeys(readers))
+    limit = f"{flag} lets the server see only sums over a round's clients, but"
+    require(
+        not readers,
+        f"{limit} single ones are read in {method.name}'s {parts}: use other parts, or a method that is sum-only in "
+        "`lightning-fl list`.",
+    )
+    require(
+        trainer.loss_guard.clients is None,
+        f"{limit} loss_guard.clients reads the loss of each: leave one of them out.",
+    )
+    require(
+        method.trains_in_rounds,
+        f"{flag} is about rounds, in none of which clients of {method!r} take part: leave it out.",
+    )
+    senders = method.exchange.num_senders(cohort_size)
+    who = f"{method.name}'s n" if senders < cohort_size else "clients_per_round"
+    require(senders > 1, f"{flag} needs at least 2 clients in a sum, as a sum over one is its upload, but {who} is 1.")
+    selected = population.num_selected
+    needed = protocol.threshold(selected)
+    require(
+        needed <= cohort_size or population.availability is not None,  # fewer may be there
+        f"trainer.over_selection {trainer.over_selection} selects {selected} clients, and a sum over {selected} needs {needed} "
+        f"answers, but a round closes after {cohort_size}, so that {flag} would lose every sum: use an over_selection of "
+        f"{100 * (3 * cohort_size // 2) // cohort_size / 100:g} or less.",
+    )
+    if method.setup_reads_clients:
+        rank_zero_info(
+            f"{flag} is about the rounds: before the first, {method.name}'s clients send what the server reads one by one."
+        )

@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.algorithms.compatibility import asks_clients
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.checks import is_a
 from lightning_fl.checks.float32 import Float32
@@ -38,6 +37,7 @@ from lightning_fl.engine.normalisation import check_single_samples
 from lightning_fl.engine.population import Population
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
+from lightning_fl.features.asynchrony.refusals import check_pace
 from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
 from lightning_fl.features.attacks.attackers import Attackers
 from lightning_fl.features.clock import ClientClock
@@ -49,7 +49,7 @@ from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.mechanisms import mechanism_of
 from lightning_fl.features.privacy.refusals import check_privacy
 from lightning_fl.features.round_notes import RoundNotes
-from lightning_fl.features.secure_aggregation import SumsOfClients
+from lightning_fl.features.secure_aggregation import SumsOfClients, check_sums
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.link.messages import RoundObserver
@@ -100,8 +100,9 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     flat_module.shared_by_clients.restores = flat_module.logs.computes_for_each_client = privacy.parts_clients
     population = replace(_population(trainer, data, selected, group), sampling=privacy.sampling)
     if algorithm.pace is not None:
-        _check_pace(trainer)
-    _check_secure_sums(trainer, data, population)
+        check_pace(trainer)
+    if trainer.secure_aggregation is not None:
+        check_sums(trainer, trainer.secure_aggregation, population, len(data.server_indices) > 0)
     engine = Engine(
         algorithm=algorithm,
         flat_module=flat_module,
@@ -233,76 +234,6 @@ def _check_lightning(trainer: TrainerInterface) -> None:
     )
     if why:
         rank_zero_info(f"{why}, so Lightning's own loop trains the clients, one after the other.")
-
-
-def _check_pace(trainer: TrainerInterface) -> None:
-    """Raise `UserError` if a flag or a callback needs rounds that wait for their clients, and the method has none."""
-    name = trainer.algorithm.name
-    require(
-        trainer.world_size == 1,
-        f"{name} trains clients one after the other in one process, and trainer.devices × trainer.num_nodes are "
-        f"{trainer.world_size}: use one.",
-    )
-    require(
-        trainer.runner != "stacked",
-        f"{name} trains clients on different versions of the model, one after the other: use runner 'auto' or 'serial'.",
-    )
-    require(
-        trainer.max_steps == -1,
-        f"{name} trains clients beside each other on different versions of the model, so that no round's steps can be limited; "
-        "leave out trainer.max_steps, and use max_rounds.",
-    )
-    for flag, why in (
-        ("over_selection", "fills every place that becomes idle"),
-        ("deadline", "has no round that could close: max_staleness rejects late uploads"),
-        ("if_too_few", "goes on with the clients that are there"),
-    ):
-        require(getattr(trainer, flag) is None, f"{name} {why}; leave out trainer.{flag}.")
-    for callback in trainer.callbacks:
-        if isinstance(callback, AdaptivePruning | FilterPruning | MagnitudePruning):
-            trainer.algorithm.check_pruning(type(callback).__name__)
-
-
-def _check_secure_sums(trainer: TrainerInterface, data: FederatedDataModule, population: Population) -> None:
-    """Raise `UserError` if sums over the clients of a round do not suffice, are over one client alone, or are all lost."""
-    if trainer.secure_aggregation is None:
-        return
-    method, flag, cohort_size = trainer.algorithm, "trainer.secure_aggregation", population.cohort_size
-    has_server_samples = len(data.server_indices) > 0
-    readers = method.readers_of_single_clients(has_server_samples)
-    readers += [
-        ("callbacks", type(each).__name__) for each in trainer.given_callbacks if asks_clients(each, has_server_samples)
-    ]
-    parts = ", ".join(f"{slot} ({name})" for slot, name in dict.fromkeys(readers))
-    limit = f"{flag} lets the server see only sums over a round's clients, but"
-    require(
-        not readers,
-        f"{limit} single ones are read in {method.name}'s {parts}: use other parts, or a method that is sum-only in "
-        "`lightning-fl list`.",
-    )
-    require(
-        trainer.loss_guard.clients is None,
-        f"{limit} loss_guard.clients reads the loss of each: leave one of them out.",
-    )
-    require(
-        method.trains_in_rounds,
-        f"{flag} is about rounds, in none of which clients of {method!r} take part: leave it out.",
-    )
-    senders = method.exchange.num_senders(cohort_size)
-    who = f"{method.name}'s n" if senders < cohort_size else "clients_per_round"
-    require(senders > 1, f"{flag} needs at least 2 clients in a sum, as a sum over one is its upload, but {who} is 1.")
-    selected = population.num_selected
-    needed = trainer.secure_aggregation.threshold(selected)
-    require(
-        needed <= cohort_size or population.availability is not None,  # fewer may be there
-        f"trainer.over_selection {trainer.over_selection} selects {selected} clients, and a sum over {selected} needs {needed} "
-        f"answers, but a round closes after {cohort_size}, so that {flag} would lose every sum: use an over_selection of "
-        f"{100 * (3 * cohort_size // 2) // cohort_size / 100:g} or less.",
-    )
-    if method.setup_reads_clients:
-        rank_zero_info(
-            f"{flag} is about the rounds: before the first, {method.name}'s clients send what the server reads one by one."
-        )
 
 
 def _population(
