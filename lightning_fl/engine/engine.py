@@ -68,7 +68,8 @@ class Engine:
         setup_steps_left_out: steps that `most_setup_steps` has left out.
         has_drifted: True once processes have begun a round with models that differ.
         queries: queries of callbacks to clients since the last round.
-        logged_in_training: names of what has been logged while clients train, also with Lightning's suffixes.
+        of_clients: why a column tells of a round's clients, by its name, as far as no part has declared that it does not: it is
+            logged while they train, also with Lightning's suffixes, or a feature reports it.
     """
 
     algorithm: Algorithm
@@ -87,7 +88,7 @@ class Engine:
     prunings: int = 0
     most_setup_steps: int | None = None
     setup_steps_left_out: int = field(default=0, init=False)
-    logged_in_training: set[str] = field(default_factory=set, init=False)
+    of_clients: dict[str, str] = field(default_factory=dict, init=False)
     queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     has_drifted: bool = field(default=False, init=False)

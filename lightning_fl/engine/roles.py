@@ -88,6 +88,9 @@ def costs_of(finished: Round) -> Costs:
 class Observer:
     """Watches the rounds of a run; this base class sees nothing."""
 
+    public: frozenset[str] = frozenset()
+    """Columns of `end_round` that tell nothing of a round's clients; all others are left out where nothing may."""
+
     def begin_round(self, run: Run, server: Server) -> None:
         """See the run before a round, and the server's samples."""
 

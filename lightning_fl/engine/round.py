@@ -55,7 +55,13 @@ def train_round(engine: Engine) -> dict[str, float]:
         proposal = take_steps(method, roles, turn, run.server, engine.flat_module.newly_frozen)
         finished = replace(finished, proposal=proposal)
         del turn, proposal
-    columns = {name: value for observer in roles.observers for name, value in observer.end_round(finished).items()}
+    columns: dict[str, float] = {}
+    for observer in roles.observers:
+        own = observer.end_round(finished)
+        engine.of_clients |= dict.fromkeys(
+            own.keys() - observer.public, f"{type(observer).__name__} reports of clients"
+        )
+        columns |= own
     _commit(engine, finished.proposal, outcome, intake)
     reported = intake.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
     return round_record(run, cohort, outcome, engine.network, averages, num_samples, stragglers, reported, columns)
@@ -101,7 +107,8 @@ def _averages(engine: Engine, cohort: Cohort, outcome: Outcome, intake: Intake) 
     logs = engine.flat_module.logs
     client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
     averages = logs.averages(client_logs, intake.known)
-    engine.logged_in_training.update(*({name, *logs.suffixed.get(name, ())} for name in averages))
+    names = (each for name in averages for each in (name, *logs.suffixed.get(name, ())))
+    engine.of_clients |= dict.fromkeys(names, "is logged while clients train")
     return averages
 
 

@@ -24,7 +24,7 @@ from lightning_fl.errors import FileError, UserError
 from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.noise_key import noise_key
-from lightning_fl.features.privacy.refusals import check_logged_in_training
+from lightning_fl.features.privacy.refusals import check_watched_of_clients
 from lightning_fl.flat_module.hooks import check_watched
 from lightning_fl.internals import StockFitLoop
 from lightning_fl.outputs import checkpoint_file, wandb_run
@@ -310,7 +310,7 @@ class FitLoop(StockFitLoop):
         self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
             record = train_round(self.engine)
-        record = self.privacy.shown(record, self.engine.logged_in_training)
+        record = self.privacy.shown(record, self.engine.of_clients)
         self._check_private()
         self.epoch_loop._results.clear()  # those of the last client
         flat_module.require_unmoved(frozen)
@@ -427,8 +427,8 @@ class FitLoop(StockFitLoop):
     def _check_private(self) -> None:
         """Check that nothing in a private run acts on what is logged while clients train."""
         trainer, engine = self.trainer, self.engine
-        schedulers, logged = trainer.active_module.optimizer.schedules.configs, engine.logged_in_training
-        check_logged_in_training(trainer, engine.algorithm, self._callbacks, schedulers, logged)
+        schedulers, told = trainer.active_module.optimizer.schedules.configs, engine.of_clients
+        check_watched_of_clients(trainer, engine.algorithm, self._callbacks, schedulers, told)
 
     def renew_folder(self) -> None:
         """Make the run's folder again if it was deleted; clients' states and frozen weights are then written again."""

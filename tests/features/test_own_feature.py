@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from compared_runs import MakeTrainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from toys import Perceptron, federation
 
 from lightning_fl import UserError
@@ -13,6 +13,7 @@ from lightning_fl.algorithms import LocalOnly
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.errors import require
+from lightning_fl.features.privacy import ClientPrivacy
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Lossy(Observer):
 class Adds(Callback):
     """Adds the feature to a fit."""
 
+    tells_of_clients = False
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         trainer.fit_loop.engine.features.append(Lossy(3))
 
@@ -49,6 +52,26 @@ def test_a_feature_in_one_file(runner: str, make_trainer: MakeTrainer) -> None:
     history = trainer.history
     assert history["lossy/uploads"].tolist() == [2, 4, 6]
     assert history["clients/rejected"].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("public", "shows"), [(frozenset(), False), (frozenset({"lossy/uploads"}), True)])
+def test_a_private_run_without_side_channels_shows_what_a_feature_declares(
+    public: frozenset[str], shows: bool, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lossy, "public", public)
+    privacy = ClientPrivacy(noise_multiplier=0, side_channels="drop")
+
+    def rows_of(*callbacks: Callback) -> list[dict[str, float]]:
+        trainer = make_trainer(max_rounds=2, callbacks=[Adds(), *callbacks], privacy=privacy)
+        trainer.fit(Perceptron(), federation())
+        return trainer.fit_loop.rows
+
+    assert [("lossy/uploads" in row) for row in rows_of()] == [shows] * 2
+    if shows:
+        rows_of(EarlyStopping("lossy/uploads"))
+    else:
+        with pytest.raises(UserError, match="EarlyStopping acts on lossy/uploads, which Lossy reports of clients, without"):
+            rows_of(EarlyStopping("lossy/uploads"))
 
 
 def test_its_refusal(make_trainer: MakeTrainer) -> None:

@@ -28,6 +28,7 @@ class Mechanism(Observer):
         hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
     """
 
+    public = frozenset({"privacy/clip", "privacy/noise"})
     sampling: Literal["fixed", "poisson", "passes"] = "fixed"
     hides_clients = False
     parts_clients = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from lightning.pytorch import Callback
@@ -99,27 +99,27 @@ def check_privacy(
     _refuse(trainer.privacy, algorithm, problems)
 
 
-def check_logged_in_training(
+def check_watched_of_clients(
     trainer: Run,
     algorithm: Algorithm,
     callbacks: Iterable[Callback],
     schedulers: Iterable[Any],
-    logged: Container[str],
+    of_clients: Mapping[str, str],
 ) -> None:
-    """Raise `UserError` if something acts on a value that is logged while clients train, under whatever name.
+    """Raise `UserError` if something acts on a value that tells of clients, under whatever name.
 
     Args:
         trainer: trainer with its flags, and the metric that the run is about, once that is known.
         algorithm: the federated method.
         callbacks: callbacks of the run.
         schedulers: configurations of the module's learning-rate schedulers.
-        logged: names of what has been logged while clients train.
+        of_clients: why values tell of clients, by name.
     """
     if trainer.privacy is not None:
         problems = [
-            f"{name} acts on {watched}, which is logged while clients train, without noise: let it watch val/accuracy"
+            f"{name} acts on {watched}, which {of_clients[watched]}, without noise: let it watch val/accuracy"
             for name, watched in _watching_what(callbacks, schedulers, trainer.metric)
-            if watched in logged
+            if watched in of_clients
         ]
         _refuse(trainer.privacy, algorithm, problems)
 

@@ -78,6 +78,9 @@ ROWS = {  # the tests by the row's first words
     ],
     "`clients.csv`": [(SIDE, "test_no_values_of_single_clients_are_written"), REFUSED],
     "what callbacks log, write or send": [REFUSED],
+    "columns that a feature": [
+        ("features/test_own_feature.py", "test_a_private_run_without_side_channels_shows_what_a_feature_declares")
+    ],
     "the order of the uploads": [
         (HERE, "test_a_sum_does_not_depend_on_the_order_of_the_uploads"),
         (HERE, "test_uploads_come_in_the_order_of_the_draw_unless_they_are_stacked"),
