@@ -3,6 +3,7 @@
 import doctest
 import re
 import sys
+from dataclasses import fields
 from html import unescape
 from pathlib import Path
 
@@ -117,6 +118,16 @@ def test_the_diagram_of_the_round_follows_the_code(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(diagrams, "UP", diagrams.UP[::-1])
     with pytest.raises(ValueError, match="in this order"):
         diagrams.round_diagram()
+
+
+def test_the_page_of_the_round_names_every_role() -> None:
+    from lightning_fl.engine.roles import Roles
+
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "explanation" / "round.md").read_text(), re.MULTILINE
+    )
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {field.name for field in fields(Roles)} - {"counts_each"} <= named
 
 
 def test_the_page_of_errors_quotes_sentences_of_the_code() -> None:

@@ -67,6 +67,33 @@ SENDING = (
     ("PrunedUnits", "MaskedMean"),
 )
 """Exchanges and aggregators that fit."""
+FEATURES = (
+    {
+        "--trainer.adversary.attack": ("SignFlip", "ALIE", "IPM", "NotFinite", "MinMax", "LabelFlip"),
+        "--trainer.adversary.attackers": ("0.5",),
+    },
+    {
+        "--trainer.privacy": ("LocalPrivacy",),
+        "--trainer.privacy.noise_multiplier": ("0", "0.1"),
+        "--trainer.privacy.buffers": ("clip", "keep"),
+    },
+    {
+        "--trainer.privacy": ("ClientPrivacy",),
+        "--trainer.privacy.noise_multiplier": ("0", "0.5"),
+        "--trainer.privacy.sampling": ("poisson", "fixed"),
+        "--trainer.privacy.side_channels": ("keep", "keep", "drop"),
+        "--trainer.privacy.delta": ("0.01",),
+    },
+    {"--trainer.secure_aggregation": ("SecureAggregation",)},
+    {
+        "--trainer.clock.devices": ("phones",),
+        "--trainer.deadline": ("0.02", "0.1", "1"),
+        "--trainer.over_selection": ("1.0", "1.5"),
+    },
+    {"--trainer.clock.devices": ("phones",), "--trainer.clock.jitter_sigma": ("0.5",)},
+    {"--trainer.loss_guard.clients": ("1.2",), "--trainer.loss_guard.rounds": ("1.2",)},
+)
+"""Features around the rounds, each by some of its flags."""
 
 
 def write_images(path: Path) -> None:
@@ -140,6 +167,8 @@ def draw(random: np.random.Generator, images: Path) -> list[str]:
     flags["--data.num_clients"] = one_of("4", "5")
     if maybe(0.5):
         flags["--trainer.callbacks"] = json.dumps([draws.callback() for _ in range(one_of(1, 1, 2, 3))])
+    for _ in range(one_of(0, 0, 1, 2)):
+        flags |= {name: one_of(*values) for name, values in one_of(*FEATURES).items()}
     if maybe(0.08):
         flags[one_of(*list(flags)[2:])] = one_of(*map(str, ODD_NUMBERS), *ODD_TEXTS)
     return [f"{name}={value}" for name, value in flags.items()]

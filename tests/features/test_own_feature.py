@@ -70,7 +70,9 @@ def test_a_private_run_without_side_channels_shows_what_a_feature_declares(
     if shows:
         rows_of(EarlyStopping("lossy/uploads"))
     else:
-        with pytest.raises(UserError, match="EarlyStopping acts on lossy/uploads, which Lossy reports of clients, without"):
+        with pytest.raises(
+            UserError, match="EarlyStopping acts on lossy/uploads, which Lossy reports of clients, without"
+        ):
             rows_of(EarlyStopping("lossy/uploads"))
 
 
