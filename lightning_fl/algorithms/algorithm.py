@@ -44,6 +44,7 @@ from lightning_fl.slots import (
     SetupTurn,
     State,
     Step,
+    Traits,
     Validation,
     model_keeper,
     owned_by,
@@ -207,7 +208,7 @@ class Algorithm(Remembering):
         self.exchange.check(context, cohort_size)
         self.aggregator.check(cohort_size)
         self._check_senders(cohort_size)
-        if self.uplink.sends_few and self.aggregator.is_median:
+        if Traits.SENDS_FEW in self.uplink.traits and self.aggregator.is_median:
             rank_zero_warn(
                 f"{self.uplink} sends less than half of the numbers, and others count as 0, so the median of a number stays 0, "
                 "and the parameter as it is, unless most clients send it: use another aggregator, or a larger alpha."

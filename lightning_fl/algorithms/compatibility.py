@@ -14,7 +14,20 @@ from lightning.pytorch import Callback
 
 from lightning_fl import aggregators, rules, steps
 from lightning_fl.exchanges import GradientTurn, NoUploads, OneShot
-from lightning_fl.slots import PROPOSAL, SENT, UPLOADS, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
+from lightning_fl.slots import (
+    PROPOSAL,
+    SENT,
+    UPLOADS,
+    Aggregator,
+    Codec,
+    Exchange,
+    Part,
+    Personal,
+    Rule,
+    Step,
+    Traits,
+    undeclared,
+)
 
 
 @dataclass(frozen=True)
@@ -174,16 +187,15 @@ def _uploads(slots: Slots) -> Iterator[str]:
                 f"{name_of(slots.sender)} sends parts, use OneShot"
             )
     lossy = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
-    if slots.rule.needs_whole_upload and lossy and not slots.uplink.has_error_feedback:
+    if slots.rule.needs_whole_upload and lossy and Traits.ERROR_FEEDBACK not in slots.uplink.traits:
         codec = name_of(slots.uplink)
-        remedy = (
-            "one that contracts, with ErrorFeedback" if slots.uplink.error_may_grow else f"ErrorFeedback({codec}(…))"
-        )
+        fits = slots.uplink.traits.fit_error_feedback
+        remedy = f"ErrorFeedback({codec}(…))" if fits else "one that contracts, with ErrorFeedback"
         yield (
             f"clients of {name_of(slots.rule)} keep a copy of {_listed(lossy)}, of which the uplink {codec} loses a part in "
-            f"every round: use {remedy}"
+            f"every round: use {remedy}{undeclared(slots.uplink)}"
         )
-    if slots.uplink.needs_error_feedback and not slots.uplink.has_error_feedback:
+    if Traits.NEEDS_ERROR_FEEDBACK in slots.uplink.traits:  # no more in ErrorFeedback
         codec = name_of(slots.uplink)
         yield f"the uplink {codec} would lose most of every upload for good: use ErrorFeedback({codec}(…))"
     for step in slots.chain:
@@ -192,7 +204,7 @@ def _uploads(slots: Slots) -> Iterator[str]:
                 f"{name_of(step)} needs the mean of {_listed(skewed)} with equal weights, but {name_of(slots.aggregator)} "
                 f"weighs by samples: use WeightedMean(uniform=({', '.join(map(repr, skewed))},))"
             )
-    if slots.uplink.needs_every_client:
+    if Traits.NEEDS_EVERY_CLIENT in slots.uplink.traits:
         yield f"{name_of(slots.uplink)} fits the downlink only"
 
 
@@ -227,10 +239,11 @@ def _downlink(slots: Slots) -> Iterator[str]:
                 f"{codec} sends only {carried[0]!r}, as the last step encoded it, so the last step must be Compress, or another "
                 "step that shares it, with the same codec, and no other step may share anything"
             )
-    if slots.downlink.deltas_only:
+    if Traits.DELTAS_ONLY in slots.downlink.traits:
         yield (
             f"{codec} is too coarse for a whole model, so it cannot send it down (use the steps Apply(), "
             f"Compress({codec}(…)) and the downlink Followed({codec}(…)) to send the server's change through it)"
+            f"{undeclared(slots.downlink)}"
         )
 
 
@@ -254,30 +267,33 @@ def _moments(slots: Slots) -> Iterator[str]:
             name.startswith("moments/") for name in slots.rule.provides
         )
         keepers += [slots.rule] if keeps else []
-        keepers += [slots.uplink] if slots.uplink.has_error_feedback else []
+        keepers += [slots.uplink] if Traits.ERROR_FEEDBACK in slots.uplink.traits else []
         for keeper in keepers:
             yield f"{name_of(mover)} moves the coordinates of the numbers that {name_of(keeper)} keeps: leave one out"
 
 
 def mask_incompatibilities(slots: Slots) -> list[str]:
     """Return all reasons why the codecs and the exchange do not fit a pruning mask, as clauses."""
-    changes = [change[1] for step in slots.chain if (change := step.change_entry())]
-    readers = [("codec", codec) for codec in (slots.uplink, *changes)] + [("exchange", slots.sender)]
-    named = dict.fromkeys((kind, repr(part)) for kind, part in readers if part.needs_shapes)
-    return [
-        f"{part} needs matrices, of which a mask leaves rows of numbers: use another {kind}" for kind, part in named
+    codecs = [slots.uplink, *(change[1] for step in slots.chain if (change := step.change_entry()))]
+    needing: list[tuple[str, Part, str]]
+    needing = [("codec", codec, undeclared(codec)) for codec in codecs if Traits.NEEDS_SHAPES in codec.traits]
+    needing += [("exchange", slots.sender, "")] if slots.sender.needs_shapes else []
+    problems = [
+        f"{part!r} needs matrices, of which a mask leaves rows of numbers: use another {kind}{hint}"
+        for kind, part, hint in needing
     ]
+    return list(dict.fromkeys(problems))
 
 
 def readers_of_single_clients(slots: Slots) -> list[tuple[str, Part]]:
     """Return the parts that need more than sums over the clients of a round (`sums_suffice`), each with its slot."""
-    parts: list[tuple[str, Exchange | Codec | Aggregator | Step]] = [
-        ("exchange", slots.sender),
-        ("uplink", slots.uplink),
-        ("aggregator", slots.aggregator),
-        *(("steps", step) for step in slots.steps),
+    parts: list[tuple[str, Part, bool]] = [
+        ("exchange", slots.sender, slots.sender.sums_suffice),
+        ("uplink", slots.uplink, Traits.SUMS_SUFFICE in slots.uplink.traits),
+        ("aggregator", slots.aggregator, slots.aggregator.sums_suffice),
+        *(("steps", step, step.sums_suffice) for step in slots.steps),
     ]
-    return [(slot, part) for slot, part in parts if not part.sums_suffice]
+    return [(slot, part) for slot, part, sums_suffice in parts if not sums_suffice]
 
 
 def asks_clients(callback: Callback, has_server_samples: bool) -> bool:
@@ -298,7 +314,7 @@ def pace_incompatibilities(slots: Slots) -> list[str]:
         problems.append(f"clients receive {_listed(needed)} besides the model, which would be that of another round")
     if type(slots.exchange) is not OneShot:
         problems.append(f"{exchange} takes turns with the clients of a round: use OneShot")
-    if slots.downlink.needs_every_client or slots.downlink.catches_up or slots.downlink.change_entry():
+    if slots.downlink.traits & (Traits.NEEDS_EVERY_CLIENT | Traits.CATCHES_UP) or slots.downlink.change_entry():
         problems.append(
             f"the downlink {downlink} sends changes since the last broadcast, which few clients have: use another codec"
         )

@@ -12,7 +12,7 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 from typing import TYPE_CHECKING
 
 from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
-from lightning_fl.slots.codec import Codec, Packed, Payload, through
+from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, through, undeclared
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
 from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
@@ -79,6 +79,7 @@ __all__ = [
     "State",
     "Step",
     "TrainedModel",
+    "Traits",
     "Upload",
     "Uploader",
     "Validation",
@@ -93,6 +94,7 @@ __all__ = [
     "parts_in",
     "phased",
     "through",
+    "undeclared",
 ]
 
 if not TYPE_CHECKING:  # else a type checker would take any name for one of this package

@@ -31,7 +31,7 @@ from lightning_fl.features.privacy.side_channels import (
     may_tell_of_clients,
 )
 from lightning_fl.outputs.metric import ACCURACY
-from lightning_fl.slots import kind_of
+from lightning_fl.slots import Traits, kind_of
 from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
 
 PRUNINGS = (AdaptivePruning, FilterPruning, MagnitudePruning)
@@ -250,7 +250,7 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
         yield "privacy.side_channels drop has no expected time with a clock of clients: use the plain one"
     if trainer.secure_aggregation is not None:
         yield "privacy.side_channels drop has no expected bits with secure_aggregation"
-    if algorithm.downlink.catches_up:
+    if Traits.CATCHES_UP in algorithm.downlink.traits:
         yield f"privacy.side_channels drop has no expected bits with {name_of(algorithm.downlink)}, which is charged to who comes"
     masking = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, MagnitudePruning)]
     masking += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
