@@ -17,6 +17,7 @@ from lightning_fl.algorithms.compatibility import (
     name_of,
     pace_incompatibilities,
     readers_of_single_clients,
+    sums_to_declare,
 )
 from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
@@ -154,7 +155,7 @@ class Algorithm(Remembering):
     @property
     def passes_at_received(self) -> int:
         """Passes over a client's samples for gradients at the received model, besides its steps."""
-        return (Gradients.FULL_AT_RECEIVED in self.rule.reads) + isinstance(self.exchange, GradientTurn)
+        return (Gradients.FULL_AT_RECEIVED in self.rule.reads) + (MEAN_GRADIENT in self.exchange.provides)
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""
@@ -249,6 +250,10 @@ class Algorithm(Remembering):
             if asks_clients(callback, has_server_samples)
         ]
         return [*readers, *(("callbacks", name) for name in asking)]
+
+    def sums_to_declare(self) -> str:
+        """Return what the authors of its parts may declare, for a server that sees only sums; empty without such parts."""
+        return sums_to_declare(self._slots)
 
     def check_pruning(self, source: str) -> None:
         """Raise `UserError` if clients may be training models of different sizes when `source` prunes the server's."""

@@ -13,7 +13,6 @@ from itertools import combinations
 from lightning.pytorch import Callback
 
 from lightning_fl import aggregators, rules, steps
-from lightning_fl.exchanges import GradientTurn, NoUploads, OneShot
 from lightning_fl.slots import (
     PROPOSAL,
     SENT,
@@ -26,6 +25,8 @@ from lightning_fl.slots import (
     Rule,
     Step,
     Traits,
+    parts_in,
+    to_declare,
     undeclared,
 )
 
@@ -62,11 +63,6 @@ class Slots:
         return self.exchange.provides - {SENT}
 
     @property
-    def sender(self) -> Exchange:
-        """Return the exchange as given, without a turn for the mean gradient around it."""
-        return self.exchange.inner if isinstance(self.exchange, GradientTurn) else self.exchange
-
-    @property
     def step_rules(self) -> list[Rule]:
         """Return the rules of the trainings on the server."""
         return [rule for step in self.steps for rule in step.rules()]
@@ -94,8 +90,9 @@ def _personal(slots: Slots) -> Iterator[str]:
     keepers = [name_of(part) for part in slots.personal if part.keeps_model]
     if len(keepers) > 1:
         yield f"{' and '.join(keepers)} each let a client predict with a model of its own: leave one out"
-    if isinstance(slots.exchange, NoUploads) and not any(part.continues for part in slots.personal):
-        yield "NoUploads leaves every change with its client, so no model would ever learn: add TrainedAlone() to personal"
+    if slots.exchange.keeps_changes and not any(part.continues for part in slots.personal):
+        keeper = name_of(slots.exchange.sender)
+        yield f"{keeper} leaves every change with its client, so no model would ever learn: add TrainedAlone() to personal"
     phased = [name_of(part) for part in slots.personal if part.has_phases]
     if len(phased) > 1:
         yield f"{' and '.join(phased)} each divide a client's training: leave one out"
@@ -163,7 +160,7 @@ def _unused(slots: Slots) -> Iterator[str]:
         yield f"{rule} sends {_listed(vain)}, which neither {aggregator} nor a step uses{_known(vain, aggregators, steps)}"
     if SENT in slots.exchange.provides and SENT not in slots.aggregator.uses:
         yield (
-            f"{name_of(slots.sender)} sends parts of the model, and {aggregator} would count what was not sent as zero"
+            f"{name_of(slots.exchange.sender)} sends parts of the model, and {aggregator} would count what was not sent as zero"
             f": use {aggregators.MaskedMean.__name__}"
         )
     if vain := slots.early - server - slots.rule.needs:
@@ -184,7 +181,7 @@ def _uploads(slots: Slots) -> Iterator[str]:
         if rule.needs_whole_upload and not slots.exchange.sends_whole:
             yield (
                 f"clients of {name_of(rule)} keep a copy of their upload, so the server must receive all of it: "
-                f"{name_of(slots.sender)} sends parts, use OneShot"
+                f"{name_of(slots.exchange.sender)} sends parts, use OneShot"
             )
     lossy = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
     if slots.rule.needs_whole_upload and lossy and Traits.ERROR_FEEDBACK not in slots.uplink.traits:
@@ -212,7 +209,7 @@ def _compressed(slots: Slots) -> Iterator[str]:
     """Yield the parts that do not fit an exchange that compresses the uploads itself."""
     if not slots.exchange.compresses:
         return
-    exchange, uplink, aggregator = map(name_of, (slots.sender, slots.uplink, slots.aggregator))
+    exchange, uplink, aggregator = map(name_of, (slots.exchange.sender, slots.uplink, slots.aggregator))
     if any(slots.uplink.is_lossy_for(name) for name in slots.rule.provides | {"model"}):
         yield f"{exchange} compresses the uploads, and the uplink {uplink} would compress them again: leave one of them out"
     if not slots.aggregator.is_mean:
@@ -277,7 +274,7 @@ def mask_incompatibilities(slots: Slots) -> list[str]:
     codecs = [slots.uplink, *(change[1] for step in slots.chain if (change := step.change_entry()))]
     needing: list[tuple[str, Part, str]]
     needing = [("codec", codec, undeclared(codec)) for codec in codecs if Traits.NEEDS_SHAPES in codec.traits]
-    needing += [("exchange", slots.sender, "")] if slots.sender.needs_shapes else []
+    needing += [("exchange", slots.exchange.sender, "")] if slots.exchange.sender.needs_shapes else []
     problems = [
         f"{part!r} needs matrices, of which a mask leaves rows of numbers: use another {kind}{hint}"
         for kind, part, hint in needing
@@ -288,7 +285,7 @@ def mask_incompatibilities(slots: Slots) -> list[str]:
 def readers_of_single_clients(slots: Slots) -> list[tuple[str, Part]]:
     """Return the parts that need more than sums over the clients of a round (`sums_suffice`), each with its slot."""
     parts: list[tuple[str, Part, bool]] = [
-        ("exchange", slots.sender, slots.sender.sums_suffice),
+        ("exchange", slots.exchange.sender, slots.exchange.sender.sums_suffice),
         ("uplink", slots.uplink, Traits.SUMS_SUFFICE in slots.uplink.traits),
         ("aggregator", slots.aggregator, slots.aggregator.sums_suffice),
         *(("steps", step, step.sums_suffice) for step in slots.steps),
@@ -296,10 +293,26 @@ def readers_of_single_clients(slots: Slots) -> list[tuple[str, Part]]:
     return [(slot, part) for slot, part, sums_suffice in parts if not sums_suffice]
 
 
+def sums_to_declare(slots: Slots) -> str:
+    """Return what the authors of parts that count as readers of single clients may declare."""
+    readers = [inner for _, part in readers_of_single_clients(slots) for inner in parts_in(part)]
+    hints = [
+        to_declare(part, "Traits.SUMS_SUFFICE" if isinstance(part, Codec) else "sums_suffice = True")
+        for part in readers
+        if not (Traits.SUMS_SUFFICE in part.traits if isinstance(part, Codec) else getattr(part, "sums_suffice", True))
+    ]
+    return "".join(dict.fromkeys(hints))
+
+
 def asks_clients(callback: Callback, has_server_samples: bool) -> bool:
     """True if a callback says that it asks clients, as prunings do whose rate they find."""
     asks = getattr(callback, "asks_clients", None)
     return asks is not None and asks(has_server_samples)
+
+
+def prunes(callback: Callback) -> bool:
+    """True if a callback says that it removes filters, or prunes by a mask."""
+    return getattr(callback, "removes_filters", False) or getattr(callback, "sets_mask", False)
 
 
 def pace_incompatibilities(slots: Slots) -> list[str]:
@@ -312,8 +325,9 @@ def pace_incompatibilities(slots: Slots) -> list[str]:
         )
     if needed := (slots.rule.needs | slots.shared) - {"model"}:
         problems.append(f"clients receive {_listed(needed)} besides the model, which would be that of another round")
-    if type(slots.exchange) is not OneShot:
-        problems.append(f"{exchange} takes turns with the clients of a round: use OneShot")
+    if not (slots.exchange.one_message and slots.exchange.sends_whole):
+        hint = to_declare(slots.exchange.sender, "one_message = sends_whole = True")
+        problems.append(f"{exchange} takes turns with the clients of a round: use OneShot{hint}")
     if slots.downlink.traits & (Traits.NEEDS_EVERY_CLIENT | Traits.CATCHES_UP) or slots.downlink.change_entry():
         problems.append(
             f"the downlink {downlink} sends changes since the last broadcast, which few clients have: use another codec"

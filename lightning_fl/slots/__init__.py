@@ -28,7 +28,7 @@ from lightning_fl.slots.message import (
     is_finite,
 )
 from lightning_fl.slots.pace import Pace
-from lightning_fl.slots.part import Part, check_inner, parts_in
+from lightning_fl.slots.part import Part, check_inner, parts_in, to_declare
 from lightning_fl.slots.personal import Owned, OwnModel, OwnTraining, Personal, Phase, model_keeper, owned_by, phased
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.round_context import Draw, RoundContext
@@ -94,6 +94,7 @@ __all__ = [
     "parts_in",
     "phased",
     "through",
+    "to_declare",
     "undeclared",
 ]
 

@@ -47,6 +47,21 @@ class Part:
         return frozenset()
 
 
+def to_declare(part: Part, promise: str) -> str:
+    """Return what the author of a part may declare, in brackets; nothing for parts of this package, which say all.
+
+    >>> class Own(Part): __module__ = "own_parts"
+    >>> to_declare(Own(), "sums_suffice = True")
+    ' (or declare sums_suffice = True in Own, if it is so)'
+    """
+    kind = type(part)
+    return (
+        ""
+        if kind.__module__.startswith("lightning_fl.")
+        else f" (or declare {promise} in {kind.__name__}, if it is so)"
+    )
+
+
 def parts_in(value: Any) -> Iterator[Part]:
     """Yield a part and all parts in its fields, also in tuples and lists, and in those of these parts."""
     if isinstance(value, (tuple, list)):

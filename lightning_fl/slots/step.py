@@ -25,6 +25,14 @@ class Step(Part, ABC):
     sums_suffice = False
     """True if it reads merged entries alone, no client's own data or message."""
 
+    weighs_samples = False
+    """True if it weighs the server's samples against those of the round's clients."""
+
+    @property
+    def asks_clients(self) -> bool:
+        """True if clients send something for it before the first round; assumed of a `prepare` of which the step says nothing."""
+        return type(self).prepare is not Step.prepare
+
     @property
     def uses(self) -> frozenset[str]:
         """Names of the entries that it reads; `model` for the mean of the uploads, `PROPOSAL` for the earlier steps' proposal."""
