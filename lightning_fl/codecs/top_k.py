@@ -182,6 +182,8 @@ class TopK(Sparse):
 class OneMask(Sparse):
     """Send the same k = max(1, ⌊alpha · d⌋) coordinates of all vectors; the others arrive as zero."""
 
+    traits = Sparse.traits
+
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the ascending positions (k,) to send of these vectors (d,)."""

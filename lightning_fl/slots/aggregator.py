@@ -67,6 +67,8 @@ class Aggregator(Part, ABC):
     It `uses` `SENT` unless it says otherwise; one that averages zeros where nothing was sent must not.
     """
 
+    _promises, _kept_by = frozenset({"is_mean", "sums_suffice"}), frozenset({"add", "finish", "combine"})
+
     keeps_uploads = True
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 

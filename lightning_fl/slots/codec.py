@@ -121,6 +121,8 @@ class Codec(Part, ABC):
     A message must contain the entries that a codec `needs`, `model` too.
     """
 
+    _promises, _kept_by = frozenset({"traits"}), frozenset({"encode", "decode"})
+
     @property
     def traits(self) -> Traits:
         """What the codec promises and asks for; a class states it, as in `traits = Traits.UNBIASED | Traits.DELTAS_ONLY`.

@@ -178,6 +178,9 @@ class Exchange(Part, ABC):
     `SENT`, so that the aggregator must divide by them.
     """
 
+    _promises = frozenset({"one_message", "sends_whole", "sums_suffice"})
+    _kept_by = frozenset({"before_training", "collect"})
+
     sums_suffice = False
     """True if the server may see sums over a round's clients in place of their messages."""
     one_message = False

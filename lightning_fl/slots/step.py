@@ -22,6 +22,8 @@ class Step(Part, ABC):
     of the uploads, and `PROPOSAL`; one that uses `model` alone starts the chain.
     """
 
+    _promises, _kept_by = frozenset({"sums_suffice"}), frozenset({"__call__"})
+
     sums_suffice = False
     """True if it reads merged entries alone, no client's own data or message."""
 

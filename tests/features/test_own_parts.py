@@ -10,7 +10,10 @@ from compared_runs import MakeTrainer, equal_states
 from toys import Perceptron, federation
 
 from lightning_fl import UserError
+from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.codecs import Dense
+from lightning_fl.exchanges import OneShot
 from lightning_fl.features import SecureAggregation
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.slots import (
@@ -173,6 +176,54 @@ def test_what_needs_no_declaration_is_not_refused(make_trainer: MakeTrainer) -> 
     }.items():
         own, shipped = fitted(make_trainer, run, **slots), fitted(make_trainer, run)
         torch.testing.assert_close(own.params, shipped.params, rtol=1e-6, atol=1e-7)
+
+
+@dataclass(frozen=True)
+class Heavier(WeightedMean):
+    """Mean of the package with other weights, which promises nothing anew."""
+
+    def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
+        super().add(accumulator, upload)
+        super().add(accumulator, upload)
+
+
+@dataclass(frozen=True)
+class Turned(OneShot):
+    """Exchange of the package that lets clients upload in another order."""
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        yield from reversed([*super().collect(results, channel)])
+
+
+@dataclass(frozen=True)
+class Shifted(Dense):
+    """Codec of the package that sends other numbers."""
+
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+        return super().encode({name: vector + 1 for name, vector in message.items()}, memory, context)
+
+
+@pytest.mark.parametrize(
+    ("run", "slot", "part"),
+    [
+        ("private", "aggregator", Heavier()),
+        ("secure", "aggregator", Heavier()),
+        ("private", "exchange", Turned()),
+        ("secure", "exchange", Turned()),
+        ("asynchronous", "exchange", Turned()),
+        ("secure", "uplink", Shifted()),
+    ],
+)
+def test_promises_are_not_inherited_by_other_methods(run: str, slot: str, part: Any, make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=REFUSED[run, slot].replace(type(PARTS[slot][0]).__name__, type(part).__name__)):
+        fitted(make_trainer, run, **{slot: part})
+
+
+def test_promises_are_inherited_with_the_methods(make_trainer: MakeTrainer) -> None:
+    class Named(WeightedMean):
+        """Mean of the package by another name."""
+
+    fitted(make_trainer, "private", aggregator=Named())
 
 
 @dataclass(frozen=True)
