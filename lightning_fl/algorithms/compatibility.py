@@ -26,9 +26,9 @@ from lightning_fl.slots import (
     Step,
     Traits,
     parts_in,
-    to_declare,
-    undeclared,
 )
+from lightning_fl.slots.codec import undeclared
+from lightning_fl.slots.part import to_declare
 
 
 @dataclass(frozen=True)

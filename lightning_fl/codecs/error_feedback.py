@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, Traits, check_inner, forwards, undeclared
+from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, Traits, check_inner, forwards
+from lightning_fl.slots.codec import undeclared
 
 RESIDUAL = "residual/"
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible, undeclared
-from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
+from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, undeclared, unpack_values
 
 SEEDS = "scalars/seed/"
 

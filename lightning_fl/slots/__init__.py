@@ -12,7 +12,7 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 from typing import TYPE_CHECKING
 
 from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
-from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, through, undeclared
+from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
 from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
@@ -28,7 +28,7 @@ from lightning_fl.slots.message import (
     is_finite,
 )
 from lightning_fl.slots.pace import Pace
-from lightning_fl.slots.part import Part, check_inner, parts_in, to_declare
+from lightning_fl.slots.part import Part, check_inner, parts_in
 from lightning_fl.slots.personal import Owned, OwnModel, OwnTraining, Personal, Phase, model_keeper, owned_by, phased
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.round_context import Draw, RoundContext
@@ -94,8 +94,6 @@ __all__ = [
     "parts_in",
     "phased",
     "through",
-    "to_declare",
-    "undeclared",
 ]
 
 if not TYPE_CHECKING:  # else a type checker would take any name for one of this package

@@ -18,8 +18,8 @@ from lightning_fl.slots import (
     check_inner,
     is_finite,
     through,
-    undeclared,
 )
+from lightning_fl.slots.codec import undeclared
 
 CHANGE, BITS = "model/change", "scalars/bits"
 

@@ -20,7 +20,8 @@ from lightning_fl.features.privacy.side_channels import (
     may_tell_of_clients,
 )
 from lightning_fl.outputs.metric import ACCURACY
-from lightning_fl.slots import MEAN_GRADIENT, Exchange, Traits, kind_of, to_declare
+from lightning_fl.slots import MEAN_GRADIENT, Exchange, Traits, kind_of
+from lightning_fl.slots.part import to_declare
 
 VECTORS = ("model", "moments")
 """Kinds of an upload's entries that are vectors of the model."""
