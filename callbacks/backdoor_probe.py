@@ -31,6 +31,11 @@ class BackdoorProbe(Callback):
         UserError: an argument is out of range; or, in the first validation, the batches or the scores have another form.
     """
 
+    in_rehearsals = True
+    """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
+    probes_models = True
+    """True if it measures each model of a validation, also those of single clients."""
+
     def __init__(self, target: int = 0, source: int | None = None, value: float | None = None) -> None:
         check_whole("target", target, 0)
         if source is not None:

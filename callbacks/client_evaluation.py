@@ -59,6 +59,11 @@ class ClientEvaluation(Callback):
         UserError: an argument is out of range; or, before training, the trainer has no clients or the clients no such samples.
     """
 
+    tells_of_clients = True
+    """True: its columns and its file are about single clients."""
+    logs_over_clients = True
+    """True if it checks names of statistics over clients itself, which others monitor, in the first round that has them."""
+
     def __init__(
         self,
         every_n_rounds: int = 10,

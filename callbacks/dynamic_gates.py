@@ -45,6 +45,9 @@ class DynamicGates(Callback):
         UserError: an argument is out of range; later, the module has no convolutions.
     """
 
+    in_rehearsals = True
+    """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
+
     def __init__(
         self,
         keep: float = 0.7071,

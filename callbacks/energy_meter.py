@@ -106,6 +106,9 @@ class EnergyMeter(Callback):
             multiply-accumulates cannot be counted.
     """
 
+    tells_of_clients = True
+    """True: a private run that drops side channels has no number of a round's samples."""
+
     def __init__(self, profile: str | dict[str, tuple[float, float, float, str]]) -> None:
         self.profile = _checked(profile)
         self.amounts: Counter[str] = Counter()

@@ -72,6 +72,9 @@ class SparseUpdates(Callback):
         UserError: an argument is out of range, the mask is unknown, or the optimiser lacks the moment of the mask, or is LBFGS.
     """
 
+    in_rehearsals = True
+    """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
+
     def __init__(
         self,
         alpha: float = 0.05,

@@ -40,6 +40,9 @@ class TargetReached(Callback):
         UserError: the mode is unknown; in training, the first validated epoch has not logged the metric.
     """
 
+    is_target = True
+    """True: it acts on its `monitor`, which must be logged, or without one on a federation's metric."""
+
     def __init__(
         self,
         target: float,

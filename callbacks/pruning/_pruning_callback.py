@@ -31,6 +31,13 @@ class PruningCallback(Callback):
         every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once.
     """
 
+    in_rehearsals = True
+    """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
+    removes_filters = False
+    """True if it makes the module's tensors smaller."""
+    sets_mask = False
+    """True if it keeps parameters at 0 by a mask."""
+
     def __init__(self, prune_epoch: int, every_n_epochs: int | None) -> None:
         self.schedule = Schedule(prune_epoch, every_n_epochs)
         self.prune_epoch, self.every_n_epochs = prune_epoch, every_n_epochs
@@ -114,6 +121,8 @@ class PruningCallback(Callback):
 
 class StructuredPruning(PruningCallback):
     """Remove filters from the module, so that its tensors get smaller."""
+
+    removes_filters = True
 
     def __init__(self, prune_epoch: int, every_n_epochs: int | None) -> None:
         super().__init__(prune_epoch, every_n_epochs)

@@ -115,6 +115,10 @@ class AdaptivePruning(StructuredPruning):
         """True if clients find the rate, or rank feature maps in place of a server without samples."""
         return self.rate is None or not has_server_samples
 
+    def size_follows_training(self, num_epochs: int) -> bool:
+        """True if within so many epochs it gives the model a size that depends on what is trained."""
+        return self.rate is None and self.prune_epoch < num_epochs
+
     # -- schedule ---------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:

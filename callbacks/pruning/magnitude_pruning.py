@@ -51,6 +51,8 @@ class MagnitudePruning(PruningCallback):
             the pruning, in which none is 0.
     """
 
+    sets_mask = True
+
     def __init__(
         self,
         rate: float | AdaptiveRate = 0.5,

@@ -17,6 +17,7 @@ from lightning_fl.algorithms.compatibility import (
     name_of,
     pace_incompatibilities,
     readers_of_single_clients,
+    sums_to_declare,
 )
 from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
@@ -44,6 +45,7 @@ from lightning_fl.slots import (
     SetupTurn,
     State,
     Step,
+    Traits,
     Validation,
     model_keeper,
     owned_by,
@@ -153,7 +155,7 @@ class Algorithm(Remembering):
     @property
     def passes_at_received(self) -> int:
         """Passes over a client's samples for gradients at the received model, besides its steps."""
-        return (Gradients.FULL_AT_RECEIVED in self.rule.reads) + isinstance(self.exchange, GradientTurn)
+        return (Gradients.FULL_AT_RECEIVED in self.rule.reads) + (MEAN_GRADIENT in self.exchange.provides)
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""
@@ -207,7 +209,7 @@ class Algorithm(Remembering):
         self.exchange.check(context, cohort_size)
         self.aggregator.check(cohort_size)
         self._check_senders(cohort_size)
-        if self.uplink.sends_few and self.aggregator.is_median:
+        if Traits.SENDS_FEW in self.uplink.traits and self.aggregator.is_median:
             rank_zero_warn(
                 f"{self.uplink} sends less than half of the numbers, and others count as 0, so the median of a number stays 0, "
                 "and the parameter as it is, unless most clients send it: use another aggregator, or a larger alpha."
@@ -248,6 +250,10 @@ class Algorithm(Remembering):
             if asks_clients(callback, has_server_samples)
         ]
         return [*readers, *(("callbacks", name) for name in asking)]
+
+    def sums_to_declare(self) -> str:
+        """Return what the authors of its parts may declare, for a server that sees only sums; empty without such parts."""
+        return sums_to_declare(self._slots)
 
     def check_pruning(self, source: str) -> None:
         """Raise `UserError` if clients may be training models of different sizes when `source` prunes the server's."""

@@ -13,8 +13,22 @@ from itertools import combinations
 from lightning.pytorch import Callback
 
 from lightning_fl import aggregators, rules, steps
-from lightning_fl.exchanges import GradientTurn, NoUploads, OneShot
-from lightning_fl.slots import PROPOSAL, SENT, UPLOADS, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
+from lightning_fl.slots import (
+    PROPOSAL,
+    SENT,
+    UPLOADS,
+    Aggregator,
+    Codec,
+    Exchange,
+    Part,
+    Personal,
+    Rule,
+    Step,
+    Traits,
+    parts_in,
+)
+from lightning_fl.slots.codec import undeclared
+from lightning_fl.slots.part import to_declare
 
 
 @dataclass(frozen=True)
@@ -49,11 +63,6 @@ class Slots:
         return self.exchange.provides - {SENT}
 
     @property
-    def sender(self) -> Exchange:
-        """Return the exchange as given, without a turn for the mean gradient around it."""
-        return self.exchange.inner if isinstance(self.exchange, GradientTurn) else self.exchange
-
-    @property
     def step_rules(self) -> list[Rule]:
         """Return the rules of the trainings on the server."""
         return [rule for step in self.steps for rule in step.rules()]
@@ -81,8 +90,9 @@ def _personal(slots: Slots) -> Iterator[str]:
     keepers = [name_of(part) for part in slots.personal if part.keeps_model]
     if len(keepers) > 1:
         yield f"{' and '.join(keepers)} each let a client predict with a model of its own: leave one out"
-    if isinstance(slots.exchange, NoUploads) and not any(part.continues for part in slots.personal):
-        yield "NoUploads leaves every change with its client, so no model would ever learn: add TrainedAlone() to personal"
+    if slots.exchange.keeps_changes and not any(part.continues for part in slots.personal):
+        keeper = name_of(slots.exchange.sender)
+        yield f"{keeper} leaves every change with its client, so no model would ever learn: add TrainedAlone() to personal"
     phased = [name_of(part) for part in slots.personal if part.has_phases]
     if len(phased) > 1:
         yield f"{' and '.join(phased)} each divide a client's training: leave one out"
@@ -150,7 +160,7 @@ def _unused(slots: Slots) -> Iterator[str]:
         yield f"{rule} sends {_listed(vain)}, which neither {aggregator} nor a step uses{_known(vain, aggregators, steps)}"
     if SENT in slots.exchange.provides and SENT not in slots.aggregator.uses:
         yield (
-            f"{name_of(slots.sender)} sends parts of the model, and {aggregator} would count what was not sent as zero"
+            f"{name_of(slots.exchange.sender)} sends parts of the model, and {aggregator} would count what was not sent as zero"
             f": use {aggregators.MaskedMean.__name__}"
         )
     if vain := slots.early - server - slots.rule.needs:
@@ -171,19 +181,18 @@ def _uploads(slots: Slots) -> Iterator[str]:
         if rule.needs_whole_upload and not slots.exchange.sends_whole:
             yield (
                 f"clients of {name_of(rule)} keep a copy of their upload, so the server must receive all of it: "
-                f"{name_of(slots.sender)} sends parts, use OneShot"
+                f"{name_of(slots.exchange.sender)} sends parts, use OneShot"
             )
     lossy = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
-    if slots.rule.needs_whole_upload and lossy and not slots.uplink.has_error_feedback:
+    if slots.rule.needs_whole_upload and lossy and Traits.ERROR_FEEDBACK not in slots.uplink.traits:
         codec = name_of(slots.uplink)
-        remedy = (
-            "one that contracts, with ErrorFeedback" if slots.uplink.error_may_grow else f"ErrorFeedback({codec}(…))"
-        )
+        fits = slots.uplink.traits.fit_error_feedback
+        remedy = f"ErrorFeedback({codec}(…))" if fits else "one that contracts, with ErrorFeedback"
         yield (
             f"clients of {name_of(slots.rule)} keep a copy of {_listed(lossy)}, of which the uplink {codec} loses a part in "
-            f"every round: use {remedy}"
+            f"every round: use {remedy}{undeclared(slots.uplink)}"
         )
-    if slots.uplink.needs_error_feedback and not slots.uplink.has_error_feedback:
+    if Traits.NEEDS_ERROR_FEEDBACK in slots.uplink.traits:  # no more in ErrorFeedback
         codec = name_of(slots.uplink)
         yield f"the uplink {codec} would lose most of every upload for good: use ErrorFeedback({codec}(…))"
     for step in slots.chain:
@@ -192,7 +201,7 @@ def _uploads(slots: Slots) -> Iterator[str]:
                 f"{name_of(step)} needs the mean of {_listed(skewed)} with equal weights, but {name_of(slots.aggregator)} "
                 f"weighs by samples: use WeightedMean(uniform=({', '.join(map(repr, skewed))},))"
             )
-    if slots.uplink.needs_every_client:
+    if Traits.NEEDS_EVERY_CLIENT in slots.uplink.traits:
         yield f"{name_of(slots.uplink)} fits the downlink only"
 
 
@@ -200,7 +209,7 @@ def _compressed(slots: Slots) -> Iterator[str]:
     """Yield the parts that do not fit an exchange that compresses the uploads itself."""
     if not slots.exchange.compresses:
         return
-    exchange, uplink, aggregator = map(name_of, (slots.sender, slots.uplink, slots.aggregator))
+    exchange, uplink, aggregator = map(name_of, (slots.exchange.sender, slots.uplink, slots.aggregator))
     if any(slots.uplink.is_lossy_for(name) for name in slots.rule.provides | {"model"}):
         yield f"{exchange} compresses the uploads, and the uplink {uplink} would compress them again: leave one of them out"
     if not slots.aggregator.is_mean:
@@ -227,10 +236,11 @@ def _downlink(slots: Slots) -> Iterator[str]:
                 f"{codec} sends only {carried[0]!r}, as the last step encoded it, so the last step must be Compress, or another "
                 "step that shares it, with the same codec, and no other step may share anything"
             )
-    if slots.downlink.deltas_only:
+    if Traits.DELTAS_ONLY in slots.downlink.traits:
         yield (
             f"{codec} is too coarse for a whole model, so it cannot send it down (use the steps Apply(), "
             f"Compress({codec}(…)) and the downlink Followed({codec}(…)) to send the server's change through it)"
+            f"{undeclared(slots.downlink)}"
         )
 
 
@@ -254,36 +264,55 @@ def _moments(slots: Slots) -> Iterator[str]:
             name.startswith("moments/") for name in slots.rule.provides
         )
         keepers += [slots.rule] if keeps else []
-        keepers += [slots.uplink] if slots.uplink.has_error_feedback else []
+        keepers += [slots.uplink] if Traits.ERROR_FEEDBACK in slots.uplink.traits else []
         for keeper in keepers:
             yield f"{name_of(mover)} moves the coordinates of the numbers that {name_of(keeper)} keeps: leave one out"
 
 
 def mask_incompatibilities(slots: Slots) -> list[str]:
     """Return all reasons why the codecs and the exchange do not fit a pruning mask, as clauses."""
-    changes = [change[1] for step in slots.chain if (change := step.change_entry())]
-    readers = [("codec", codec) for codec in (slots.uplink, *changes)] + [("exchange", slots.sender)]
-    named = dict.fromkeys((kind, repr(part)) for kind, part in readers if part.needs_shapes)
-    return [
-        f"{part} needs matrices, of which a mask leaves rows of numbers: use another {kind}" for kind, part in named
+    codecs = [slots.uplink, *(change[1] for step in slots.chain if (change := step.change_entry()))]
+    needing: list[tuple[str, Part, str]]
+    needing = [("codec", codec, undeclared(codec)) for codec in codecs if Traits.NEEDS_SHAPES in codec.traits]
+    needing += [("exchange", slots.exchange.sender, "")] if slots.exchange.sender.needs_shapes else []
+    problems = [
+        f"{part!r} needs matrices, of which a mask leaves rows of numbers: use another {kind}{hint}"
+        for kind, part, hint in needing
     ]
+    return list(dict.fromkeys(problems))
 
 
 def readers_of_single_clients(slots: Slots) -> list[tuple[str, Part]]:
     """Return the parts that need more than sums over the clients of a round (`sums_suffice`), each with its slot."""
-    parts: list[tuple[str, Exchange | Codec | Aggregator | Step]] = [
-        ("exchange", slots.sender),
-        ("uplink", slots.uplink),
-        ("aggregator", slots.aggregator),
-        *(("steps", step) for step in slots.steps),
+    parts: list[tuple[str, Part, bool]] = [
+        ("exchange", slots.exchange.sender, slots.exchange.sender.sums_suffice),
+        ("uplink", slots.uplink, Traits.SUMS_SUFFICE in slots.uplink.traits),
+        ("aggregator", slots.aggregator, slots.aggregator.sums_suffice),
+        *(("steps", step, step.sums_suffice) for step in slots.steps),
     ]
-    return [(slot, part) for slot, part in parts if not part.sums_suffice]
+    return [(slot, part) for slot, part, sums_suffice in parts if not sums_suffice]
+
+
+def sums_to_declare(slots: Slots) -> str:
+    """Return what the authors of parts that count as readers of single clients may declare."""
+    readers = [inner for _, part in readers_of_single_clients(slots) for inner in parts_in(part)]
+    hints = [
+        to_declare(part, "Traits.SUMS_SUFFICE" if isinstance(part, Codec) else "sums_suffice = True")
+        for part in readers
+        if not (Traits.SUMS_SUFFICE in part.traits if isinstance(part, Codec) else getattr(part, "sums_suffice", True))
+    ]
+    return "".join(dict.fromkeys(hints))
 
 
 def asks_clients(callback: Callback, has_server_samples: bool) -> bool:
     """True if a callback says that it asks clients, as prunings do whose rate they find."""
     asks = getattr(callback, "asks_clients", None)
     return asks is not None and asks(has_server_samples)
+
+
+def prunes(callback: Callback) -> bool:
+    """True if a callback says that it removes filters, or prunes by a mask."""
+    return getattr(callback, "removes_filters", False) or getattr(callback, "sets_mask", False)
 
 
 def pace_incompatibilities(slots: Slots) -> list[str]:
@@ -296,9 +325,10 @@ def pace_incompatibilities(slots: Slots) -> list[str]:
         )
     if needed := (slots.rule.needs | slots.shared) - {"model"}:
         problems.append(f"clients receive {_listed(needed)} besides the model, which would be that of another round")
-    if type(slots.exchange) is not OneShot:
-        problems.append(f"{exchange} takes turns with the clients of a round: use OneShot")
-    if slots.downlink.needs_every_client or slots.downlink.catches_up or slots.downlink.change_entry():
+    if not (slots.exchange.one_message and slots.exchange.sends_whole):
+        hint = to_declare(slots.exchange.sender, "one_message = sends_whole = True")
+        problems.append(f"{exchange} takes turns with the clients of a round: use OneShot{hint}")
+    if slots.downlink.traits & (Traits.NEEDS_EVERY_CLIENT | Traits.CATCHES_UP) or slots.downlink.change_entry():
         problems.append(
             f"the downlink {downlink} sends changes since the last broadcast, which few clients have: use another codec"
         )

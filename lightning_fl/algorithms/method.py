@@ -186,7 +186,7 @@ def _with_slots(method: Algorithm, slots: dict[str, Any]) -> Algorithm:
 
 def _of_base(name: str, base: Algorithm, value: Any) -> Any:
     """Return the part of a base method for a slot, or the given one if the base leaves it; raise `UserError` if it does not."""
-    part = base._slots.sender if name == "exchange" else getattr(base, name)
+    part = base.exchange.sender if name == "exchange" else getattr(base, name)
     require(
         value is None or part == signature(Algorithm).parameters[name].default,
         f"the base method {base!r} fills the slot {name} itself, got {name}={value!r} besides.",

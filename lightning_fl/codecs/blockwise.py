@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import scale_dtype
 
 Levels = Literal["linear", "nf4"]
@@ -47,7 +47,6 @@ class Blockwise(Codec):
             of them, instead of 32⌈d/block_size⌉.
     """
 
-    contracts = True
     levels: Levels = "linear"
     bits: int = 8
     block_size: int = 256
@@ -61,13 +60,9 @@ class Blockwise(Codec):
         object.__setattr__(self, "bits", int(self.bits))
 
     @property
-    def is_idempotent(self) -> bool:
-        """True unless the scales are rounded, too."""
-        return not self.nested
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
+    def traits(self) -> Traits:
+        """Contracts; idempotent unless the scales are rounded, too."""
+        return Traits.CONTRACTS | Traits.IDEMPOTENT.only_if(not self.nested)
 
     def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the codes of an encoded vector, or of its scales if they are rounded."""

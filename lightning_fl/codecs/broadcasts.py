@@ -20,6 +20,7 @@ from lightning_fl.slots import (
     Payload,
     RoundContext,
     State,
+    Traits,
     check_inner,
     compressible,
     kind_of,
@@ -37,7 +38,8 @@ class Changes(Codec):
     clients keep the last broadcast and overwrite u positions. As each broadcast builds on the last, each goes to all clients.
     """
 
-    needs_every_client = is_unbiased = contracts = is_idempotent = size_depends_on_values = True
+    traits = Traits.NEEDS_EVERY_CLIENT | Traits.EXACT
+    size_depends_on_values = True
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""
@@ -96,7 +98,6 @@ class Followed(Codec):
             model, as in STC's paper; if not given, charge all clients of the federation in each round.
     """
 
-    needs_every_client = True
     codec: Codec
     carrier: str = CHANGE
     catch_up: bool | None = None
@@ -109,9 +110,9 @@ class Followed(Codec):
         )
 
     @property
-    def catches_up(self) -> bool:
-        """True with `catch_up`."""
-        return bool(self.catch_up)
+    def traits(self) -> Traits:
+        """Broadcasts build on each other."""
+        return Traits.NEEDS_EVERY_CLIENT | Traits.CATCHES_UP.only_if(bool(self.catch_up))
 
     def check(self, context: RoundContext) -> None:
         """Check the inner codec."""
@@ -134,7 +135,7 @@ class Followed(Codec):
         elif self.carrier in message:  # from a checkpoint of 0.2, whose steps kept no bits
             inner = type(self.codec).__name__
             require(
-                self.codec.is_idempotent,
+                Traits.IDEMPOTENT in self.codec.traits,
                 f"Followed({inner}) would encode {self.carrier!r} a second time, which loses more: the step that sends it must "
                 "return its bits from `encoded`.",
             )

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 
 from lightning_fl.checks import check_choice
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 
 HalfWidth = Literal["float16", "bfloat16"]
 WARNINGS = WarningCache()
@@ -29,7 +29,6 @@ class Cast(Codec):
             are then up to twice as large.
     """
 
-    is_idempotent = True
     dtype: HalfWidth = "float16"
     stochastic: bool = False
 
@@ -37,23 +36,14 @@ class Cast(Codec):
         check_choice("dtype", self.dtype, get_args(HalfWidth))
 
     @property
-    def is_unbiased(self) -> bool:
-        """True if it rounds at random."""
-        return self.stochastic
-
-    @property
-    def contracts(self) -> bool:
-        """True if it rounds to the nearest; at random it may round the smallest numbers up to many times their size."""
-        return not self.stochastic
+    def traits(self) -> Traits:
+        """Unbiased if it rounds at random, but then it may round the smallest numbers up to many times their size."""
+        return Traits.IDEMPOTENT | (Traits.UNBIASED if self.stochastic else Traits.CONTRACTS)
 
     @property
     def largest(self) -> float:
         """Largest number of `dtype`."""
         return float(torch.finfo(getattr(torch, self.dtype)).max)
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode numbers of 16 bits under the vector's name."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fl.coding.bit_packing import pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, kind_of
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, kind_of
 
 
 @dataclass(frozen=True)
 class Dense(Codec):
     """Send each vector whole, 32 bits per number in float32, and masks (bools of the kind `mask`) at one bit each."""
 
-    is_unbiased = contracts = is_idempotent = sums_suffice = True
+    traits = Traits.EXACT | Traits.SUMS_SUFFICE
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode each vector, bits = its numbers × the width of its dtype; only masks are copied."""

@@ -18,7 +18,18 @@ from torch import Tensor
 
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, check_inner, compressible, forwards
+from lightning_fl.slots import (
+    Codec,
+    Message,
+    Packed,
+    Payload,
+    RoundContext,
+    State,
+    Traits,
+    check_inner,
+    compressible,
+    forwards,
+)
 
 IS_CODED = "mask/coded/"
 WORD = np.dtype("<u4")
@@ -27,9 +38,7 @@ WARNINGS = WarningCache()
 
 @forwards(
     "codec",
-    "applies_to catches_up change_entry check contracts deltas_only error_may_grow from_symbols has_error_feedback "
-    "in_common is_idempotent is_lossy_for is_nearly_unbiased is_unbiased largest needs needs_error_feedback "
-    "needs_every_client needs_shapes provides sends_few uses",
+    "applies_to change_entry check from_symbols in_common is_lossy_for largest needs provides uses",
 )
 @dataclass(frozen=True)
 class EntropyCoded(Codec):
@@ -43,7 +52,6 @@ class EntropyCoded(Codec):
         codec: codec that sends few different numbers, such as `QSGD`, `Blockwise` or `TopK(values=…)`.
     """
 
-    sums_suffice = False  # a code's length is that of one client's numbers
     size_depends_on_values = True
     codec: Codec
 
@@ -57,6 +65,11 @@ class EntropyCoded(Codec):
             not any(isinstance(part, EntropyCoded) for part in _parts(self.codec)),
             f"EntropyCoded around {type(self.codec).__name__} would code the same numbers twice: give one EntropyCoded.",
         )
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the codec inside, but sums: a code's length is that of one client's numbers."""
+        return self.codec.traits & ~Traits.SUMS_SUFFICE
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode as the codec inside, and code its whole numbers; `mask/coded/name` tells whether an entry is coded."""

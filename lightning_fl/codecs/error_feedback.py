@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, check_inner, forwards
+from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, Traits, check_inner, forwards
+from lightning_fl.slots.codec import undeclared
 
 RESIDUAL = "residual/"
 
 
 @forwards(
     "codec",
-    "applies_to bits_by_tensor catches_up change_entry check choice contracts decode_incremental deltas_only error_may_grow "
-    "from_symbols in_common is_lossy_for largest needs needs_every_client needs_shapes positions provides sends_few "
-    "sums_suffice symbols uses",
+    "applies_to bits_by_tensor change_entry check choice decode_incremental from_symbols in_common is_lossy_for largest needs "
+    "positions provides symbols uses",
 )
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
@@ -26,22 +26,26 @@ class ErrorFeedback(Codec):
         codec: C, any codec; entries that it encodes without loss have no e.
     """
 
-    has_error_feedback = True
-    needs_error_feedback = is_unbiased = is_nearly_unbiased = is_idempotent = False
     codec: Codec
 
     def __post_init__(self) -> None:
         check_inner(self, "codec", Codec, "TopK()")
         inner = type(self.codec).__name__
         require(
-            not self.codec.has_error_feedback,
+            Traits.ERROR_FEEDBACK not in self.codec.traits,
             f"ErrorFeedback around {inner} would add what was lost twice: give one of them alone.",
         )
         require(
-            not self.codec.error_may_grow,
+            self.codec.traits.fit_error_feedback,
             f"ErrorFeedback around {inner} would add up errors that may be larger than the messages: leave ErrorFeedback out, or "
-            "give it a codec that contracts.",
+            f"give it a codec that contracts{undeclared(self.codec)}.",
         )
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the codec inside, but what holds for a single message."""
+        of_message = Traits.UNBIASED | Traits.NEARLY_UNBIASED | Traits.IDEMPOTENT | Traits.NEEDS_ERROR_FEEDBACK
+        return self.codec.traits & ~of_message | Traits.ERROR_FEEDBACK
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode z; the new memory is e and the inner codec's memory."""

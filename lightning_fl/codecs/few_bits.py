@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.coding.bit_packing import pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 Groups = Literal["tensor", "global"]
@@ -63,10 +63,6 @@ class FewBits(Codec):
             return None
         layout, width = context.layout, 8 * payload[name].content.element_size()
         return {tensor: width for tensor, size in zip(layout.names, layout.sizes, strict=True) if size}
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode codes under the vector's name, and scales (groups,), if there are any, under `scalars/scale/name`."""
@@ -115,8 +111,6 @@ class OneBit(FewBits):
         known: entries that cross at no cost, because the other side derives them from the configuration.
     """
 
-    deltas_only = True  # signs are too coarse for a whole model
-    is_idempotent = True
     scale: Literal["l2", "l1", "unit"] = "l2"
     groups: Groups = "tensor"
     names: tuple[str, ...] = ()
@@ -127,9 +121,9 @@ class OneBit(FewBits):
         check_choice("groups", self.groups, get_args(Groups))
 
     @property
-    def contracts(self) -> bool:
-        """True for `l1`."""
-        return self.scale == "l1"
+    def traits(self) -> Traits:
+        """Signs are too coarse for a whole model; a contraction only for `l1`."""
+        return Traits.DELTAS_ONLY | Traits.IDEMPOTENT | Traits.CONTRACTS.only_if(self.scale == "l1")
 
     @property
     def width(self) -> int:
@@ -172,7 +166,7 @@ class Quantiser(FewBits):
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
     """
 
-    contracts = is_idempotent = True
+    traits = Traits.CONTRACTS | Traits.IDEMPOTENT
     levels: Literal["log", "uniform"] = "log"
     bits: int = 3
     groups: Groups = "tensor"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.coding.low_rank import check_rank, left_size, matrices, orthonormal, product, split
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import power_of_two
 
 
@@ -36,16 +36,12 @@ class LowRank(Codec):
         rank: r, at least 1; the authors use 1, 2 and 4.
     """
 
-    deltas_only = needs_error_feedback = contracts = needs_shapes = True
+    traits = Traits.DELTAS_ONLY | Traits.NEEDS_ERROR_FEEDBACK | Traits.CONTRACTS | Traits.NEEDS_SHAPES
     rank: int = 2
 
     def __post_init__(self) -> None:
         check_whole("rank, the columns of each factor,", self.rank, 1)
         object.__setattr__(self, "rank", int(self.rank))  # arithmetic with a NumPy integer may overflow
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
 
     def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of each tensor's factors, or of its numbers."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
-from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
+from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, undeclared, unpack_values
 
 SEEDS = "scalars/seed/"
 
@@ -47,53 +47,34 @@ class RandomK(Codec):
         check_choice("seed_bits", self.seed_bits, (0, 64))
         check_values(self, self.values)
         if self.values is not None:
-            fits = self.values.is_nearly_unbiased if self.scale == "unbiased" else self.values.contracts
-            kind = "unbiased" if self.scale == "unbiased" else "a contraction"
+            traits, scaled = self.values.traits, self.scale == "unbiased"
+            fits = traits.keep_means if scaled else Traits.CONTRACTS in traits
+            kind = "unbiased" if scaled else "a contraction"
             require(
                 fits,
                 f"RandomK(scale={self.scale!r}) is {kind} only if the codec of its values is, and {self.values!r} is not: give "
-                "it another one, or another scale.",
+                f"it another one, or another scale{undeclared(self.values, Traits.UNBIASED if scaled else Traits.CONTRACTS)}.",
             )
 
     @property
-    def deltas_only(self) -> bool:
-        """True unless everything is sent, through a codec that fits whole models."""
-        return self.alpha < 1 or (self.values is not None and self.values.deltas_only)
+    def traits(self) -> Traits:
+        """Unbiased if the numbers are scaled, else an idempotent contraction, both if all are sent; as the codec of the values.
+
+        Idempotent without such a codec, and of the same draw. Few numbers if less than half, and not the same by all clients.
+        """
+        values = Traits.EXACT if self.values is None else self.values.traits & ~Traits.IDEMPOTENT
+        of_values = Traits.DELTAS_ONLY | Traits.NEEDS_ERROR_FEEDBACK
+        if self.alpha == 1 or self.scale == "unbiased":
+            of_values |= Traits.UNBIASED | Traits.NEARLY_UNBIASED
+        if self.alpha == 1 or self.scale == "none":
+            of_values |= Traits.CONTRACTS | Traits.IDEMPOTENT
+        few = Traits.SENDS_FEW.only_if(self.alpha < 0.5 and not self.common)
+        return values & of_values | Traits.DELTAS_ONLY.only_if(self.alpha < 1) | few
 
     @property
     def largest(self) -> float | None:
         """Largest magnitude that the codec of the values sends."""
         return None if self.values is None else self.values.largest
-
-    @property
-    def is_unbiased(self) -> bool:
-        """True if the numbers are scaled, or all are sent; through an unbiased codec."""
-        return self._keeps_means and (self.values is None or self.values.is_unbiased)
-
-    @property
-    def is_nearly_unbiased(self) -> bool:
-        """True if the numbers are scaled, or all are sent; through a codec that is at least nearly unbiased."""
-        return self._keeps_means and (self.values is None or self.values.is_nearly_unbiased)
-
-    @property
-    def contracts(self) -> bool:
-        """True if the numbers are not scaled, or all are sent; through a codec that contracts."""
-        return self.scale == "none" or (self.alpha == 1 and (self.values is None or self.values.contracts))
-
-    @property
-    def needs_error_feedback(self) -> bool:
-        """True if the codec of the values does."""
-        return self.values is not None and self.values.needs_error_feedback
-
-    @property
-    def is_idempotent(self) -> bool:
-        """True if the numbers are not scaled, or all are sent, without a codec of the values; of the same draw."""
-        return self.contracts and self.values is None
-
-    @property
-    def sends_few(self) -> bool:
-        """True if less than half is sent, and not the same by all clients."""
-        return self.alpha < 0.5 and not self.common
 
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments, unless everything is sent as it is."""
@@ -166,10 +147,6 @@ class RandomK(Codec):
             elif VALUES not in name and f"{SEEDS}{name}" not in payload:
                 message[name] = packed.content
         return message
-
-    @property
-    def _keeps_means(self) -> bool:
-        return self.scale == "unbiased" or self.alpha == 1
 
     def _chosen(self, vector: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return the ascending positions (k,) of a vector's numbers, on their device."""

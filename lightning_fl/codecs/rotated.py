@@ -36,7 +36,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import power_of_two, scale_dtype
 
 Scale = Literal["unbiased", "min_mse"]
@@ -58,7 +58,6 @@ class Rotated(Codec):
             `pad` rotates the whole vector, filled up to a power of two. Each has a scale of 32 bits, 64 in a float64 model.
     """
 
-    deltas_only = True
     scale: Scale = field(default="unbiased", kw_only=True)
     chunks: Chunks = field(default="split", kw_only=True)
 
@@ -72,18 +71,9 @@ class Rotated(Codec):
         check_choice("chunks", self.chunks, get_args(Chunks))
 
     @property
-    def is_nearly_unbiased(self) -> bool:
-        """True for `unbiased`, unless one number is larger than all others of its chunk: see the module's table."""
-        return self.scale == "unbiased"
-
-    @property
-    def contracts(self) -> bool:
-        """True for `min_mse`: ‖x̂ − x‖² ≤ ‖x‖² − S²‖c‖²."""
-        return self.scale == "min_mse"
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
+    def traits(self) -> Traits:
+        """Nearly unbiased, see the module's table; for `min_mse` a contraction: ‖x̂ − x‖² ≤ ‖x‖² − S²‖c‖²."""
+        return Traits.DELTAS_ONLY | (Traits.NEARLY_UNBIASED if self.scale == "unbiased" else Traits.CONTRACTS)
 
     def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the codes of an encoded vector."""

@@ -18,7 +18,7 @@ from lightning_fl.checks import check_between
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.golomb import pack_gaps, rice_width, unpack_gaps
 from lightning_fl.coding.top_k import num_kept, top_k
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 SCALE, COUNT, POSITIONS = "scalars/scale/", "mask/count/", "mask/"
@@ -40,20 +40,17 @@ class STC(Codec):
         alpha: share of the numbers that are sent, in (0, 1].
     """
 
-    deltas_only = needs_error_feedback = contracts = is_idempotent = size_depends_on_values = True
+    size_depends_on_values = True
     alpha: float = 0.05
 
     def __post_init__(self) -> None:
         check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
 
     @property
-    def sends_few(self) -> bool:
-        """True if less than half is sent."""
-        return self.alpha < 0.5
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
+    def traits(self) -> Traits:
+        """An idempotent contraction, which sends few numbers if less than half."""
+        few = Traits.SENDS_FEW.only_if(self.alpha < 0.5)
+        return Traits.DELTAS_ONLY | Traits.NEEDS_ERROR_FEEDBACK | Traits.CONTRACTS | Traits.IDEMPOTENT | few
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode signs (k',) under the vector's name, μ under `scalars/scale/name`, k' and positions under `mask/…`."""

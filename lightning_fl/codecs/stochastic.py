@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.elias import decode_levels, encode_levels
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits
 from lightning_fl.vectors.magnitudes import by_largest, power_of_two, scale_dtype
 
 SCALES = "scalars/scale/"
@@ -29,8 +29,6 @@ POWERS = (1, 3, 9, 27, 81)
 
 class Stochastic(Codec):
     """Encodes each vector (d,) as whole numbers in −s … s, drawn at random, and a scale for each group of numbers."""
-
-    deltas_only = True
 
     @property
     @abstractmethod
@@ -53,10 +51,6 @@ class Stochastic(Codec):
     def unpack(self, packed: Tensor, count: int) -> Tensor:
         """Return the whole numbers (d,), d = `count`."""
         return unpack(packed, count, bit_width(2 * self.most + 1))
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
 
     def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the levels of an encoded vector, unless there are too many different ones to count them."""
@@ -125,7 +119,7 @@ class QSGD(Stochastic):
             number with s = 1, 2.6 µs with s = 128.
     """
 
-    is_unbiased = True
+    traits = Traits.DELTAS_ONLY | Traits.UNBIASED
     levels: int = 4
     bucket: int = 512
     norm: Literal["l2", "max"] = "l2"
@@ -215,14 +209,9 @@ class TernGrad(Stochastic):
         check_choice("packing", self.packing, ("base3", "two_bits"))
 
     @property
-    def is_unbiased(self) -> bool:
-        """True unless numbers are cut off."""
-        return self.clip is None
-
-    @property
-    def error_may_grow(self) -> bool:
-        """True, also if numbers are cut off: what is left of them is drawn as without."""
-        return True
+    def traits(self) -> Traits:
+        """Unbiased unless numbers are cut off; what is left of them is drawn as without, so that its error may grow."""
+        return Traits.DELTAS_ONLY | Traits.ERROR_MAY_GROW | Traits.UNBIASED.only_if(self.clip is None)
 
     @property
     def most(self) -> int:

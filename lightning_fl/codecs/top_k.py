@@ -29,7 +29,7 @@ from lightning_fl.coding.top_k import (
     top_k_of_max,
     unpack_positions,
 )
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
 
 
@@ -50,14 +50,9 @@ class Sparse(Codec):
         check_choice("index_bits", self.index_bits, INDEX_BITS)
 
     @property
-    def deltas_only(self) -> bool:
-        """True unless everything is sent."""
-        return self.alpha < 1
-
-    @property
-    def sends_few(self) -> bool:
-        """True if less than half is sent."""
-        return self.alpha < 0.5
+    def traits(self) -> Traits:
+        """For deltas only unless everything is sent; few numbers if less than half."""
+        return Traits.DELTAS_ONLY.only_if(self.alpha < 1) | Traits.SENDS_FEW.only_if(self.alpha < 0.5)
 
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments, unless everything is sent."""
@@ -98,29 +93,18 @@ class TopK(Sparse):
         check_values(self, self.values)
 
     @property
-    def deltas_only(self) -> bool:
-        """True unless everything is sent, through a codec that fits whole models."""
-        return super().deltas_only or (self.values is not None and self.values.deltas_only)
+    def traits(self) -> Traits:
+        """Of the codec of the values what holds for a vector, too; others may be the largest after it."""
+        if self.values is None:
+            return super().traits | Traits.CONTRACTS | Traits.IDEMPOTENT
+        values = self.values.traits
+        grows = Traits.ERROR_MAY_GROW.only_if(not values.fit_error_feedback)
+        return super().traits | values & (Traits.DELTAS_ONLY | Traits.CONTRACTS) | grows
 
     @property
     def largest(self) -> float | None:
         """Largest magnitude that the codec of the values sends."""
         return None if self.values is None else self.values.largest
-
-    @property
-    def contracts(self) -> bool:
-        """True if the codec of the values contracts."""
-        return self.values is None or self.values.contracts
-
-    @property
-    def error_may_grow(self) -> bool:
-        """True if that of the codec of the values may."""
-        return self.values is not None and self.values.error_may_grow
-
-    @property
-    def is_idempotent(self) -> bool:
-        """True without a codec of the values, after which others may be the largest."""
-        return self.values is None
 
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments, unless everything is sent as it is."""
@@ -198,6 +182,8 @@ class TopK(Sparse):
 class OneMask(Sparse):
     """Send the same k = max(1, ⌊alpha · d⌋) coordinates of all vectors; the others arrive as zero."""
 
+    traits = Sparse.traits
+
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the ascending positions (k,) to send of these vectors (d,)."""
@@ -238,8 +224,12 @@ class SharedTopK(OneMask):
         leader: name of the vector whose k largest numbers define the mask.
     """
 
-    is_idempotent = True
     leader: str = "model"
+
+    @property
+    def traits(self) -> Traits:
+        """Idempotent: the leader's largest numbers are the same again."""
+        return super().traits | Traits.IDEMPOTENT
 
     @property
     def needs(self) -> frozenset[str]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
-from lightning_fl.callbacks import BackdoorProbe
 from lightning_fl.clients.own_models import client_model
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.loaders import SampleLoader
@@ -118,7 +118,7 @@ class ModelValidation(FormerSetting):
             return measure(self.flat_module, self.stage, loaders, limits, alone=True, probes=self._probes)
 
     @property
-    def _probes(self) -> Sequence[BackdoorProbe]:
+    def _probes(self) -> Sequence[Callback]:
         return self.flat_module.hooks.probes if self.stage == "validation" else ()
 
     @property

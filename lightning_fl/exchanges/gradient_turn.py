@@ -36,7 +36,8 @@ J = TypeVar("J", bound=Job)
 
 @forwards(
     "inner",
-    "check compresses in_common needs needs_shapes num_senders recipients sends_whole sums_suffice uses uses_link",
+    "check compresses in_common keeps_changes needs needs_shapes num_senders recipients sender sends_whole sums_suffice uses "
+    "uses_link",
 )
 @dataclass(frozen=True)
 class GradientTurn(Exchange):
@@ -48,6 +49,7 @@ class GradientTurn(Exchange):
         inner: exchange that collects the uploads after the training.
     """
 
+    one_message = False
     inner: Exchange
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from lightning_fl.slots import Channel, Exchange, Result, Upload
 class OneShot(Exchange):
     """Send each result up whole in one turn, as soon as it is ready."""
 
-    sums_suffice = sends_whole = True
+    sums_suffice = one_message = sends_whole = True
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the uploads: only one result is in memory at a time."""

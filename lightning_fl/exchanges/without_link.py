@@ -37,7 +37,7 @@ class InPlace(WithoutLink):
 class NoUploads(WithoutLink):
     """Leave every result with its client; the server's model stays the initial one."""
 
-    sends_whole = True
+    sends_whole = keeps_changes = True
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Yield zeros in place of every change, which take no storage."""

@@ -233,7 +233,7 @@ def check_sums(trainer: Flags, protocol: SecureAggregation, population: Populati
     require(
         not readers,
         f"{limit} single ones are read in {method.name}'s {parts}: use other parts, or a method that is sum-only in "
-        "`lightning-fl list`.",
+        f"`lightning-fl list`{method.sums_to_declare()}.",
     )
     require(
         trainer.loss_guard.clients is None,

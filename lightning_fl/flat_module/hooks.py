@@ -17,7 +17,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_fl.callbacks import BackdoorProbe, ClientEvaluation, TargetReached
 from lightning_fl.checks import hook_owner, is_a, overrides
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
@@ -119,9 +118,9 @@ class Hooks:
                 callback.on_train_batch_end(self._trainer, self._module, None, None, num_batches - 1)
 
     @property
-    def probes(self) -> list[BackdoorProbe]:
+    def probes(self) -> list[Callback]:
         """Callbacks that measure each model of a validation."""
-        return [callback for callback in self._callbacks if isinstance(callback, BackdoorProbe)]
+        return [callback for callback in self._callbacks if getattr(callback, "probes_models", False)]
 
     def step_listeners(self) -> StepListeners:
         """Return the functions of all hooks within a local training."""
@@ -273,12 +272,12 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
     """
     names, callbacks = [*logged, *COUNTERS], list(callbacks)
     # It checks the names of its statistics itself, in the first round that has them.
-    over_clients = any(isinstance(callback, ClientEvaluation) for callback in callbacks)
+    over_clients = any(getattr(callback, "logs_over_clients", False) for callback in callbacks)
     for callback in callbacks:
         needs = (
             (is_a(callback, EarlyStopping) and callback.strict)
             or (is_a(callback, ModelCheckpoint) and callback.save_top_k != 0)
-            or isinstance(callback, TargetReached)
+            or getattr(callback, "is_target", False)
         )
         monitor = getattr(callback, "monitor", None)
         needs = needs and not (over_clients and is_over_clients(str(monitor)))

@@ -16,7 +16,7 @@ from lightning_fl.codecs import Dense
 from lightning_fl.link.catch_up import CatchUp
 from lightning_fl.link.ledger import Direction, Ledger
 from lightning_fl.link.messages import DownlinkMessage, OnlySum, RoundObserver, UplinkMessage
-from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Upload, is_finite, kind_of
+from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Traits, Upload, is_finite, kind_of
 from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.vectors.submodel import Submodel
 
@@ -165,12 +165,12 @@ class Link(FormerSetting):
     def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
         """Send one message to every recipient; returns the decoded message.
 
-        If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
-        bits count for all, unless those that miss it load it later (`Codec.catches_up`). If it only has the server's change, and
+        If the next broadcast builds on this one (`Traits.NEEDS_EVERY_CLIENT`), it goes to all clients of the federation, and its
+        bits count for all, unless those that miss it load it later (`Traits.CATCHES_UP`). If it only has the server's change, and
         there is none since the last broadcast, it counts for nobody.
         """
         recipients = self.charged(recipients)
-        num_copies = 0 if self.downlink.catches_up or self._followers_have_it else len(recipients)
+        num_copies = 0 if Traits.CATCHES_UP in self.downlink.traits or self._followers_have_it else len(recipients)
         memory, unpruned = self.server_memory, self.context.unpruned
         transfer = self._send(self._draw("down"), self.downlink, message, memory, unpruned, num_copies, follow=True)
         self.received, self.server_memory = transfer.decoded, transfer.memory
@@ -181,7 +181,7 @@ class Link(FormerSetting):
                 f"What {type(self.downlink).__name__} keeps of the broadcast of round {self.context.round + 1} is not finite, so "
                 "the next broadcast is encoded as the first one was."
             )
-        if self.downlink.catches_up:
+        if Traits.CATCHES_UP in self.downlink.traits:
             self._charge_missed(recipients, [payload for _, payload in transfer.parts])
         elif num_copies:
             self._count("down", recipients, transfer.bits)
@@ -192,8 +192,8 @@ class Link(FormerSetting):
 
     def charged(self, recipients: Sequence[int]) -> Sequence[int]:
         """Return the clients to which a broadcast to these recipients is charged."""
-        goes_to_all = self.downlink.needs_every_client and not self.downlink.catches_up
-        return self.context.everyone if goes_to_all else recipients
+        traits = self.downlink.traits & (Traits.NEEDS_EVERY_CLIENT | Traits.CATCHES_UP)
+        return self.context.everyone if traits == Traits.NEEDS_EVERY_CLIENT else recipients
 
     def _charge_missed(self, recipients: Sequence[int], payloads: Iterable[Payload]) -> None:
         """Count a broadcast for its recipients with the updates that they have missed; buffers are not updates."""

@@ -62,7 +62,7 @@ class DownlinkMessage:
 
     Attributes:
         client: index of the client that receives it; None for a broadcast, which every process sees.
-        num_charged: clients to which its bits are charged; 0 if clients load what they have missed (`Codec.catches_up`).
+        num_charged: clients to which its bits are charged; 0 if clients load what they have missed (`Traits.CATCHES_UP`).
         codec: codec of the downlink.
         payload: what it has made.
         context: context that it was given, of the submodel if only that was sent.

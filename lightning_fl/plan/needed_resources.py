@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_fl.callbacks import CommunicationMeter
 from lightning_fl.engine.engine import Engine
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.frozen_weights import frozen_bytes
@@ -104,12 +103,12 @@ def exceeded(plan: Plan, trainer: TrainerInterface, sent: Any, states: StatesToK
     """
     from shutil import disk_usage
 
-    for meter in (each for each in trainer.given_callbacks if isinstance(each, CommunicationMeter)):
-        most = meter.max_uplink_bytes
+    for callback in trainer.given_callbacks:
+        most = getattr(callback, "max_uplink_bytes", None)
         if most is not None and len(sent) and sent[-1] > most:
             last = int(np.argmax(sent >= most)) + 1
             yield (
-                f"CommunicationMeter will stop the run after round {last:,} of {plan.rounds:,}: max_uplink_bytes is "
+                f"{type(callback).__name__} will stop the run after round {last:,} of {plan.rounds:,}: max_uplink_bytes is "
                 f"{in_bytes(most)}."
             )
     limit = None if trainer.timer is None else trainer.timer.time_remaining()

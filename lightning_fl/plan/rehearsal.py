@@ -29,18 +29,8 @@ from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fl.callbacks import (
-    AdaptivePruning,
-    BackdoorProbe,
-    DynamicGates,
-    FilterPruning,
-    MagnitudePruning,
-    SparseUpdates,
-)
 from lightning_fl.checks import listed, overrides
-from lightning_fl.clients.stacked import Stacked
 from lightning_fl.errors import UserError, require
-from lightning_fl.features.privacy.central import CentralMechanism
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.plan.needed_resources import (
     StatesToKeep,
@@ -58,8 +48,6 @@ from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.session import Given, algorithm_of, session
 
-TAKES_PART = (AdaptivePruning, BackdoorProbe, DynamicGates, FilterPruning, MagnitudePruning, SparseUpdates)
-"""Callbacks that take part in a rehearsal; the hooks of all others are not called, because they may write files or stop it."""
 CHECKED = "lightning_fl.callbacks."
 """Package whose callbacks check in `setup` what they need, and do nothing else."""
 STOCK = (CHECKED, "lightning.", "pytorch_lightning.")
@@ -178,7 +166,7 @@ class _Rehearsal(Callback):
         engine.most_setup_steps = 1
         num_whole = 0
         if times:
-            num_whole = engine.runner.clients_at_once if isinstance(engine.runner, Stacked) else 1
+            num_whole = getattr(engine.runner, "clients_at_once", 1)
         self._runner = engine.runner = ShortTraining(engine.runner, num_whole, seed=int(times))
         self._found, self._batches = Rehearsed(), list[int]()
         self._bits, self._rounds_later, self._most_steps = (-1, -1), 0, 0
@@ -223,8 +211,9 @@ class _Rehearsal(Callback):
     def follows_training(self) -> bool:
         """True if the model will have a size that depends on what is trained."""
         return any(
-            isinstance(each, AdaptivePruning) and each.rate is None and each.prune_epoch < self._trainer.num_rounds
-            for each in self._trainer.callbacks
+            callback.size_follows_training(self._trainer.num_rounds)
+            for callback in self._trainer.callbacks
+            if hasattr(callback, "size_follows_training")
         )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -364,13 +353,18 @@ def _silenced(callback: Callback) -> Callback:
     """Return a copy of a callback whose hooks do nothing, unless it takes part in a rehearsal or checks what it needs."""
     is_checked = type(callback).__module__.startswith(CHECKED)
     silent = deepcopy(callback) if is_checked else copy(callback)
-    if not isinstance(callback, TAKES_PART):
+    if not _takes_part(callback):
         present = {name for name in dir(callback) if name.startswith("on_")} | {"setup", "teardown"}
         for hook in sorted(present - ({"setup"} if is_checked else set())):
             # Others stay as they are, so that no runner is chosen for hooks that nobody has.
             if not hasattr(Callback, hook) or overrides(hook, callback):
                 vars(silent)[hook] = _do_nothing
     return silent
+
+
+def _takes_part(callback: Callback) -> bool:
+    """True if hooks of a callback are called in a rehearsal; those of others may write files or stop it."""
+    return getattr(callback, "in_rehearsals", False)
 
 
 def _do_nothing(*arguments: Any, **named: Any) -> None:
@@ -381,14 +375,14 @@ def _leave_out(stage: Any) -> None:
     """Set a trainer that has passed all checks to a rehearsal: show all columns, and log every round."""
     stage.log_every_n_rounds, stage.min_rounds, stage.min_steps = 1, None, None
     loop = stage.fit_loop
-    if isinstance(loop.privacy, CentralMechanism):
+    if loop.privacy.hides_costs:
         shown = replace(loop.privacy, settings=replace(loop.privacy.settings, side_channels="keep"))
         features = loop.engine.features
         loop.engine.features = [shown if feature is loop.privacy else feature for feature in features]
         loop.privacy = shown
     if not all(type(callback).__module__.startswith(STOCK) for callback in stage.callbacks):
         # One of the user's may log what others monitor.
-        stage.callbacks[:] = [callback for callback in stage.callbacks if isinstance(callback, TAKES_PART)]
+        stage.callbacks[:] = [callback for callback in stage.callbacks if _takes_part(callback)]
 
 
 def _copied(model: LightningModule) -> LightningModule:

@@ -12,7 +12,7 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 from typing import TYPE_CHECKING
 
 from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
-from lightning_fl.slots.codec import Codec, Packed, Payload, through
+from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
 from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
@@ -79,6 +79,7 @@ __all__ = [
     "State",
     "Step",
     "TrainedModel",
+    "Traits",
     "Upload",
     "Uploader",
     "Validation",

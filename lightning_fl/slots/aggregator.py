@@ -67,6 +67,8 @@ class Aggregator(Part, ABC):
     It `uses` `SENT` unless it says otherwise; one that averages zeros where nothing was sent must not.
     """
 
+    _promises, _kept_by = frozenset({"is_mean", "sums_suffice"}), frozenset({"add", "finish", "combine"})
+
     keeps_uploads = True
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 
@@ -74,10 +76,16 @@ class Aggregator(Part, ABC):
     """True if it merges also a round without an accepted upload, which leaves the model as it is otherwise."""
 
     sums_suffice = False
-    """True if it reads only sums: of the clients' vectors, each times a number that its client knows, and of such numbers."""
+    """True if it reads only sums: of the clients' vectors, each times a number that its client knows, and of such numbers.
+
+    With secure sums the server has no more.
+    """
 
     is_mean = False
-    """True if it merges each entry into a mean whose weights depend on the client alone."""
+    """True if it merges each entry into its mean over the clients, weighted by their samples, or equally (`weighs_equally`).
+
+    A private run computes this mean itself, of clipped uploads with noise.
+    """
 
     is_median = False
     """True if a number becomes 0 when most uploads have 0 there."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from torch import Tensor
 from lightning_fl.coding.bit_packing import bit_width, pack
 from lightning_fl.errors import require
 from lightning_fl.slots.message import Message, State, compressible
-from lightning_fl.slots.part import Part, check_inner
+from lightning_fl.slots.part import Part, check_inner, parts_in
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.vectors.kinds import KINDS, kind_of
 
@@ -38,6 +41,78 @@ Payload = dict[str, Packed]
 """Encoded message: packed entries by name, `kind` or `kind/name`."""
 
 
+class Traits(Flag):
+    """What a codec promises and asks for.
+
+    A wrapper takes those of the codec inside and adds its own: `self.codec.traits | Traits.ERROR_FEEDBACK`.
+    """
+
+    NONE = 0
+    UNBIASED = auto()
+    """E C(x) = x over its random draws, for each x up to the `largest` number, whatever x is."""
+    NEARLY_UNBIASED = auto()
+    """E C(x) is about x for most x, which need no error feedback then, though it may be far from other x."""
+    CONTRACTS = auto()
+    """E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded.
+
+    It need not hold beyond the `largest` number, nor for numbers too small for the codec, which arrive as 0.
+    """
+    IDEMPOTENT = auto()
+    """C(C(x)) = C(x), bit for bit."""
+    LOSSLESS = auto()
+    """C(x) = x, bit for bit."""
+    SUMS_SUFFICE = auto()
+    """Uploads can be added up as they are sent, without positions or scales of each client."""
+    DELTAS_ONLY = auto()
+    """It is too coarse for a whole model, so that it fits deltas only."""
+    SENDS_FEW = auto()
+    """Each client sends less than half of its numbers, by its own choice or draw, and the others arrive as 0."""
+    NEEDS_SHAPES = auto()
+    """It reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
+    ERROR_FEEDBACK = auto()
+    """It adds what it lost to the next message, so that another error feedback would add it twice."""
+    NEEDS_ERROR_FEEDBACK = auto()
+    """What one message loses must be added to the next, as most of it would be lost for good."""
+    ERROR_MAY_GROW = auto()
+    """Error feedback would add up errors that may be larger than the messages.
+
+    So it is with every codec that is unbiased, or nearly, and does not contract; it need not declare this.
+    """
+    NEEDS_EVERY_CLIENT = auto()
+    """A broadcast must reach every client of the federation, because the next one builds on it."""
+    CATCHES_UP = auto()
+    """A client that missed broadcasts loads them when it is there again, so that those that are not pay nothing."""
+    EXACT = UNBIASED | CONTRACTS | IDEMPOTENT | LOSSLESS
+    """Those of a codec that sends the numbers as they are."""
+
+    def only_if(self, holds: bool) -> Traits:
+        """Return these traits, or none.
+
+        >>> Traits.CONTRACTS.only_if(True) | Traits.UNBIASED.only_if(False)
+        <Traits.CONTRACTS: 4>
+        """
+        return self if holds else Traits.NONE
+
+    @property
+    def keep_means(self) -> bool:
+        """True if the mean of what arrives is about the message, so that nothing needs to be added to the next one."""
+        return bool(self & (Traits.UNBIASED | Traits.NEARLY_UNBIASED))
+
+    @property
+    def fit_error_feedback(self) -> bool:
+        """True unless error feedback would add up errors that may be larger than the messages."""
+        return Traits.ERROR_MAY_GROW not in self and (Traits.CONTRACTS in self or not self.keep_means)
+
+
+UNDECLARED = Traits.DELTAS_ONLY | Traits.NEEDS_SHAPES | Traits.ERROR_MAY_GROW
+"""Traits of a codec that declares none."""
+FORMER = re.compile(
+    "sums_suffice|needs_every_client|catches_up|(has|needs)_error_feedback|error_may_grow|is_(nearly_)?unbiased|contracts|"
+    "is_idempotent|deltas_only|sends_few|needs_shapes"
+)
+"""Attributes that had the traits in version 0.3."""
+
+
 class Codec(Part, ABC):
     """Encodes and decodes messages. The other side of the link sees `decode(encode(message))`.
 
@@ -46,76 +121,30 @@ class Codec(Part, ABC):
     A message must contain the entries that a codec `needs`, `model` too.
     """
 
-    sums_suffice = False
-    """True if uploads can be added up as they are sent, without positions or scales of each client."""
+    _promises, _kept_by = frozenset({"traits"}), frozenset({"encode", "decode"})
 
     @property
-    def needs_every_client(self) -> bool:
-        """True if a broadcast must reach every client of the federation, because the next one builds on it."""
-        return False
+    def traits(self) -> Traits:
+        """What the codec promises and asks for; a class states it, as in `traits = Traits.UNBIASED | Traits.DELTAS_ONLY`.
 
-    @property
-    def catches_up(self) -> bool:
-        """True if a client that missed broadcasts loads them when it is there again, so that those that are not pay nothing."""
-        return False
-
-    @property
-    def has_error_feedback(self) -> bool:
-        """True if it adds what it lost to the next message, so that another error feedback would add it twice."""
-        return False
-
-    @property
-    def needs_error_feedback(self) -> bool:
-        """True if what one message loses must be added to the next, as most of it would be lost for good."""
-        return False
-
-    @property
-    def is_unbiased(self) -> bool:
-        """True if E C(x) = x over its random draws, for each x up to the `largest` number, whatever x is."""
-        return False
-
-    @property
-    def is_nearly_unbiased(self) -> bool:
-        """True if E C(x) is about x for most x, which need no error feedback then, though it may be far from other x."""
-        return self.is_unbiased
-
-    @property
-    def contracts(self) -> bool:
-        """True if E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded.
-
-        It need not hold beyond the `largest` number, nor for numbers too small for the codec, which arrive as 0.
+        Of a codec that states nothing the worst is assumed: that it promises nothing, and `UNDECLARED`.
         """
-        return False
-
-    @property
-    def error_may_grow(self) -> bool:
-        """True if error feedback would add up errors that may be larger than the messages, as if it is unbiased and expands."""
-        return self.is_nearly_unbiased and not self.contracts
-
-    @property
-    def is_idempotent(self) -> bool:
-        """True if C(C(x)) = C(x), bit for bit."""
-        return False
-
-    @property
-    def deltas_only(self) -> bool:
-        """True if it is too coarse for a whole model, so that it fits deltas only."""
-        return False
-
-    @property
-    def sends_few(self) -> bool:
-        """True if each client sends less than half of its numbers, by its own choice or draw, and the others arrive as 0."""
-        return False
+        return UNDECLARED
 
     @property
     def largest(self) -> float | None:
         """Largest magnitude that it sends, to which finite numbers beyond it are cut off; None for no limit."""
         return None
 
-    @property
-    def needs_shapes(self) -> bool:
-        """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
-        return False
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Raise `UserError` if a codec states a trait as version 0.3 did, as nothing reads that any more."""
+        super().__init_subclass__(**arguments)
+        former = sorted(filter(FORMER.fullmatch, vars(cls)))
+        traits = [f"Traits.{re.sub('^(is|has)_', '', name).upper()}" for name in former]
+        require(
+            not former,
+            f"{cls.__name__} sets {', '.join(former)} as in version 0.3: declare {', '.join(traits)} in `traits` where it holds.",
+        )
 
     def check(self, context: RoundContext) -> None:
         """Raise `UserError` if the codec does not fit the run; called before the first round.
@@ -133,8 +162,8 @@ class Codec(Part, ABC):
         return kind_of(name) not in ("scalars", "mask")
 
     def is_lossy_for(self, name: str) -> bool:
-        """True if decoding may change an entry of that name."""
-        return False
+        """True if decoding may change an entry of that name: the model and its moments, unless the codec is `LOSSLESS`."""
+        return compressible(name) and Traits.LOSSLESS not in self.traits
 
     def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the ascending positions (k,) of the numbers of a vector that a payload contains; None: it contains all."""
@@ -195,6 +224,17 @@ class Codec(Part, ABC):
         return self.decode(payload, context)
 
 
+def undeclared(codec: Codec, remedy: Traits = Traits.CONTRACTS) -> str:
+    """Return what to declare, in brackets, if the worst is assumed of a codec or of one inside it; else nothing."""
+    silent = [type(part) for part in parts_in(codec) if getattr(type(part), "traits", None) is Codec.traits]
+    if not silent:
+        return ""
+    return (
+        f" ({silent[0].__name__} declares no traits, so the worst is assumed: declare in its class those that hold, such as "
+        f"traits = Traits.{remedy.name})"
+    )
+
+
 def through(codec: Codec, message: Message, context: RoundContext) -> tuple[Message, Tensor]:
     """Encode and decode a message of the server, without codec memory.
 
@@ -226,14 +266,16 @@ def check_values(outer: Codec, values: Codec | None) -> None:
     if values is not None:
         check_inner(outer, "values", Codec, "EDEN()")
     name, inner = type(outer).__name__, type(values).__name__
+    traits = Traits.NONE if values is None else values.traits
     require(
-        values is None or not (values.has_error_feedback or values.needs_every_client),
+        not traits & (Traits.ERROR_FEEDBACK | Traits.NEEDS_EVERY_CLIENT),
         f"{name}'s values are other numbers each time, but {inner} builds on the message before: give it the codec inside, or "
         f"ErrorFeedback({name}(values=…)) if that codec contracts.",
     )
     require(
-        values is None or not values.needs_shapes,
-        f"{name}'s values are a row of numbers, which {inner} would send as they are: leave it out.",
+        values is None or Traits.NEEDS_SHAPES not in traits,
+        f"{name}'s values are a row of numbers, which {inner} would send as they are: leave it out"
+        f"{undeclared(values) if values is not None else ''}.",
     )
     leaders = ", ".join(sorted(values.needs)) if values is not None else ""
     require(

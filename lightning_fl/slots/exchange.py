@@ -178,16 +178,31 @@ class Exchange(Part, ABC):
     `SENT`, so that the aggregator must divide by them.
     """
 
+    _promises = frozenset({"one_message", "sends_whole", "sums_suffice"})
+    _kept_by = frozenset({"before_training", "collect"})
+
     sums_suffice = False
     """True if the server may see sums over a round's clients in place of their messages."""
+    one_message = False
+    """True if a client sends nothing but the message of its rule, once, whatever other clients send.
+
+    With `sends_whole`, a private run, and rounds that wait for nobody, rely on it.
+    """
     sends_whole = False
     """True if every accepted client has sent its whole message."""
     compresses = False
     """True if it compresses the uploads itself, by means of their mean, so that the uplink's codec must lose nothing."""
+    keeps_changes = False
+    """True if every change stays with its client, so that the server's model never learns."""
     uses_link = True
     """False if nothing crosses the link: neither its own messages, nor those about prunings and queries of callbacks."""
     needs_shapes = False
     """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
+
+    @property
+    def sender(self) -> Exchange:
+        """The exchange that collects the uploads: the one inside, of a turn around it."""
+        return self
 
     def check(self, context: RoundContext, cohort_size: int) -> None:
         """Raise `UserError` if the exchange does not fit the run; called before the first round.

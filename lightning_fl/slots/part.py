@@ -15,6 +15,19 @@ class Part:
     a part needs what no other provides, or provides what no other uses.
     """
 
+    _promises = frozenset[str]()
+    """Names of the promises of a slot's parts."""
+    _kept_by = frozenset[str]()
+    """Names of the methods that keep them: a part that defines one anew has to promise anew."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Forget the promises of a base class whose methods the part replaces."""
+        super().__init_subclass__(**arguments)
+        slot: Any = next(base for base in cls.__mro__[1:] if "_promises" in vars(base))
+        for name in slot._promises - vars(cls).keys() if slot._kept_by & vars(cls).keys() else ():
+            if getattr(cls, name) is not getattr(slot, name):
+                setattr(cls, name, vars(slot)[name])
+
     changeable = frozenset[str]()
     """Names of the hyper-parameters that a resumed run may change; the others give the states in a checkpoint their meaning."""
 
@@ -45,6 +58,21 @@ class Part:
     def provides(self) -> frozenset[str]:
         """Names of the entries that the part adds for other parts; one of them must use each."""
         return frozenset()
+
+
+def to_declare(part: Part, promise: str) -> str:
+    """Return what the author of a part may declare, in brackets; nothing for parts of this package, which say all.
+
+    >>> class Own(Part): __module__ = "own_parts"
+    >>> to_declare(Own(), "sums_suffice = True")
+    ' (or declare sums_suffice = True in Own, if it is so)'
+    """
+    kind = type(part)
+    return (
+        ""
+        if kind.__module__.startswith("lightning_fl.")
+        else f" (or declare {promise} in {kind.__name__}, if it is so)"
+    )
 
 
 def parts_in(value: Any) -> Iterator[Part]:

@@ -22,8 +22,18 @@ class Step(Part, ABC):
     of the uploads, and `PROPOSAL`; one that uses `model` alone starts the chain.
     """
 
+    _promises, _kept_by = frozenset({"sums_suffice"}), frozenset({"__call__"})
+
     sums_suffice = False
     """True if it reads merged entries alone, no client's own data or message."""
+
+    weighs_samples = False
+    """True if it weighs the server's samples against those of the round's clients."""
+
+    @property
+    def asks_clients(self) -> bool:
+        """True if clients send something for it before the first round; assumed of a `prepare` of which the step says nothing."""
+        return type(self).prepare is not Step.prepare
 
     @property
     def uses(self) -> frozenset[str]:

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fl.errors import require
-from lightning_fl.slots import PROPOSAL, Codec, Message, ServerTurn, State, Step, check_inner, is_finite, through
+from lightning_fl.slots import (
+    PROPOSAL,
+    Codec,
+    Message,
+    ServerTurn,
+    State,
+    Step,
+    Traits,
+    check_inner,
+    is_finite,
+    through,
+)
+from lightning_fl.slots.codec import undeclared
 
 CHANGE, BITS = "model/change", "scalars/bits"
 
@@ -40,23 +52,28 @@ class Compress(Step):
             f"Compress sends one vector, but {type(self.codec).__name__} needs {', '.join(sorted(missing))}.",
         )
         require(
-            not self.codec.has_error_feedback,
+            Traits.ERROR_FEEDBACK not in self.codec.traits,
             f"Compress has error feedback of its own: give it the codec inside {type(self.codec).__name__}.",
         )
-        inner = type(self.codec).__name__
+        inner, hint = type(self.codec).__name__, undeclared(self.codec)
         require(
-            not (self.feedback and self.codec.error_may_grow),
-            f"Compress({inner}, feedback=True) would add up errors that may be larger than the changes: leave feedback=True out.",
+            self.feedback is not None or not hint,
+            f"Compress({inner}) adds what it loses to the next change if that stays bounded, which is not known{hint}.",
         )
         require(
-            self.feedback is not False or not self.codec.needs_error_feedback,
+            not self.feedback or self.codec.traits.fit_error_feedback,
+            f"Compress({inner}, feedback=True) would add up errors that may be larger than the changes: leave feedback=True out"
+            f"{hint}.",
+        )
+        require(
+            self.feedback is not False or Traits.NEEDS_ERROR_FEEDBACK not in self.codec.traits,
             f"Compress({inner}) needs error feedback: leave feedback=False out.",
         )
 
     @property
     def adds_error(self) -> bool:
         """True if what one round loses is added to the next."""
-        return self.feedback if self.feedback is not None else not self.codec.error_may_grow
+        return self.feedback if self.feedback is not None else self.codec.traits.fit_error_feedback
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the name of the change, and its codec."""

@@ -23,6 +23,7 @@ class ProductMean(Step):
     needs = frozenset({UPLOADS})
     uses = needs | {"model"}
     moves_coordinates = True
+    asks_clients = False
 
     def prepare(self, turn: SetupTurn) -> None:
         """Raise `UserError` if the model trains no pair of factors."""

@@ -56,6 +56,7 @@ class Reconfiguration(Step):
 
     sets_mask = size_depends_on_values = True
     sums_suffice = True
+    asks_clients = False
     needs = uses = frozenset({IMPORTANCE, PROPOSAL})
     needs_equal_weights = frozenset({IMPORTANCE})
     rule: Rule

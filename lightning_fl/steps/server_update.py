@@ -190,7 +190,7 @@ class ServerAsClient(Step):
     `DynamicServerUpdate` starts from w_h instead. Float buffers are averaged alike.
     """
 
-    sums_suffice = True
+    sums_suffice = weighs_samples = True
     needs = uses = frozenset({PROPOSAL})
 
     def check(self, server: Server) -> None:

@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.checks import is_a
 from lightning_fl.checks.float32 import Float32
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
@@ -132,9 +131,9 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     )
     engine.features = _features(trainer, engine, time, privacy, num_clients)
     for callback in trainer.callbacks:
-        if isinstance(callback, AdaptivePruning | FilterPruning):
+        if getattr(callback, "removes_filters", False):
             require_prunable(algorithm, type(callback).__name__)
-        if isinstance(callback, MagnitudePruning):
+        if getattr(callback, "sets_mask", False):
             algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(engine.server, algorithm.steps)
     if owns and privacy.hides_costs:
@@ -274,10 +273,10 @@ def _client_devices(trainer: TrainerInterface) -> ClientDevices | None:
     Raises:
         UserError: the clock's trace is malformed or lacks a client.
     """
-    clock = trainer.clock
+    clock: Any = trainer.clock
     if trainer.algorithm.pace is not None:  # clients are parallel, whatever the clock
         clock = ClientClock(**{field.name: getattr(clock, field.name) for field in fields(clock)})
-    if not isinstance(clock, ClientClock):
+    if not clock.is_of_clients:
         return None
     return ClientDevices(clock, trainer.run, trainer.data.client_sizes, differ=not trainer.algorithm.pools_clients)
 

@@ -485,7 +485,7 @@ class TrainerFlags(Trainer, ABC):
         flags = {"over_selection": self.over_selection, "deadline": self.deadline, "availability": self.availability}
         for name, value in flags.items():
             require(
-                value is None or (name, value) == ("over_selection", 1) or isinstance(self.clock, ClientClock),
+                value is None or (name, value) == ("over_selection", 1) or self.clock.is_of_clients,
                 f"{name} needs a clock that knows each client's time: give devices, trace or a …_sigma of trainer.clock, such as "
                 "--trainer.clock.devices phones, or in Python clock=ClientClock().",
             )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite, isnan, nan
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.clients.distribution import is_over_clients
 from lightning_fl.outputs.final_table import best_of, tested_at_best_validation
@@ -94,9 +94,9 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
         results |= {"best": best[name], "best_round": best["round"] + 1}
     if chosen := tested_at_best_validation(trainer, rows):
         results["at_best_validation"] = chosen[1]
-    targets = [callback for callback in trainer.callbacks if isinstance(callback, TargetReached)]
-    meters = [callback for callback in trainer.callbacks if isinstance(callback, CommunicationMeter)]
-    budgets = [meter.max_uplink_bytes for meter in meters if meter.max_uplink_bytes is not None]
+    targets: list[Any] = [each for each in trainer.callbacks if getattr(each, "is_target", False)]
+    limits = [getattr(callback, "max_uplink_bytes", None) for callback in trainer.callbacks]
+    budgets = [limit for limit in limits if limit is not None]
     return (
         results
         | (_price(targets[0], rows) if targets else {})
@@ -104,7 +104,7 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
     )
 
 
-def _price(callback: TargetReached, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _price(callback: Any, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the cost of reaching a target."""
     if callback.reached is not None:
         spent = callback.reached.get(UPLINK, nan)

@@ -10,7 +10,7 @@ from lightning_fl.aggregators import KeepUploads, MaskedMean, NormBound, Weighte
 from lightning_fl.algorithms import IMC, Algorithm, FedAP, FedAvg, FedDP, FedKT, FedProx
 from lightning_fl.codecs import Dense, EntropyCoded, ErrorFeedback, TopK
 from lightning_fl.exchanges import GradientTurn, LayerDivergence, OneShot
-from lightning_fl.slots import Aggregator, Codec, Exchange, Step
+from lightning_fl.slots import Aggregator, Exchange, Step, Traits
 from lightning_fl.steps import Apply, Distillation, DynamicServerUpdate, Momentum, MomentumInStages
 
 NO = {
@@ -68,28 +68,30 @@ def test_only_listed_parts_say_yes():
     """A part that says nothing, as a user's, counts as one that reads single clients."""
     listed = {
         exchanges: (Exchange, {"OneShot", "WithSampleCount", "DrawnClients", "DrawnLayers"}),
-        codecs: (Codec, {"Dense"}),
         aggregators: (Aggregator, {"WeightedMean", "MaskedMean", "NormalisedMean", "StaleMean"}),
     }
     for package, (kind, names) in listed.items():
         assert kind.sums_suffice is False
         yes = {name for name in package.__all__ if getattr(getattr(package, name), "sums_suffice", None) is True}
         assert yes == names, package
+    declared = {name: getattr(codecs, name).traits for name in codecs.__all__}
+    stated = {name: traits for name, traits in declared.items() if isinstance(traits, Traits)}
+    assert {name for name, traits in stated.items() if Traits.SUMS_SUFFICE in traits} == {"Dense"}
     assert Step.sums_suffice is False
     no = {name for name in steps.__all__ if getattr(getattr(steps, name), "sums_suffice", None) is False}
     assert no == {"CentredClipping", "Distillation", "DynamicServerUpdate", "ProductMean", "TrustScores"}
 
 
 def test_wrappers_answer_for_what_is_inside():
-    assert ErrorFeedback(Dense()).sums_suffice
-    assert not ErrorFeedback(TopK(0.1)).sums_suffice
+    assert Traits.SUMS_SUFFICE in ErrorFeedback(Dense()).traits
+    assert Traits.SUMS_SUFFICE not in ErrorFeedback(TopK(0.1)).traits
     assert GradientTurn(OneShot()).sums_suffice
     assert not GradientTurn(LayerDivergence()).sums_suffice
     assert not KeepUploads(WeightedMean()).sums_suffice
     assert MomentumInStages((Apply(),), Momentum()).sums_suffice
     assert not MomentumInStages((Apply(), DynamicServerUpdate()), Momentum()).sums_suffice
     pytest.importorskip("constriction")
-    assert not EntropyCoded(Dense()).sums_suffice
+    assert Traits.SUMS_SUFFICE not in EntropyCoded(Dense()).traits
 
 
 def test_several_slots_are_all_named_and_a_wrapped_method_is_as_its_base():

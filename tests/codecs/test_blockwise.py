@@ -14,7 +14,7 @@ from lightning_fl.codecs import Blockwise, ErrorFeedback, Followed
 from lightning_fl.codecs.blockwise import NF4
 from lightning_fl.coding.bit_packing import nearest_level
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Message, RoundContext
+from lightning_fl.slots import Message, RoundContext, Traits
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -144,10 +144,9 @@ def test_encoding_twice_changes_nothing(codec: Any, dtype: torch.dtype) -> None:
     assert torch.equal(through(codec, once, dtype), once)
 
 
-def test_flags_are_those_of_the_scales() -> None:
+def test_traits_are_those_of_the_scales() -> None:
     for codec in (*PLAIN, *NESTED):
-        flags = (codec.contracts, codec.is_unbiased, codec.deltas_only, codec.needs_error_feedback, codec.is_idempotent)
-        assert flags == (True, False, False, False, not codec.nested)
+        assert codec.traits == Traits.CONTRACTS | Traits.IDEMPOTENT.only_if(not codec.nested)
     nested = Blockwise(block_size=16, nested=True)
     once = through(nested, normal(2_000))
     assert not torch.equal(through(nested, once), once), "nested scales would be idempotent, too"

@@ -15,7 +15,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import Cast, ErrorFeedback, Followed
 from lightning_fl.codecs.cast import WARNINGS
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Draw, Message, RoundContext
+from lightning_fl.slots import Draw, Message, RoundContext, Traits
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -147,10 +147,9 @@ def test_zeros_and_tiny_vectors(codec: Any) -> None:
     assert torch.equal(through(codec, torch.tensor([-1.5])), torch.tensor([-1.5]))
 
 
-def test_flags_are_those_of_the_rounding() -> None:
+def test_traits_are_those_of_the_rounding() -> None:
     for codec in CODECS:
-        flags = (codec.contracts, codec.is_unbiased, codec.is_idempotent, codec.deltas_only, codec.needs_error_feedback)
-        assert flags == (not codec.stochastic, codec.stochastic, True, False, False)
+        assert codec.traits == Traits.IDEMPOTENT | (Traits.UNBIASED if codec.stochastic else Traits.CONTRACTS)
     with pytest.raises(UserError, match="ErrorFeedback around Cast would add up errors"):
         ErrorFeedback(Cast(stochastic=True))
 

@@ -27,7 +27,7 @@ from lightning_fl.coding.top_k import (
     top_k_of_max,
     unpack_positions,
 )
-from lightning_fl.slots import Codec, Message, Payload, RoundContext, State
+from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, Traits
 from lightning_fl.vectors.layout import Layout
 
 LOSSY: dict[str, Codec] = {
@@ -447,10 +447,8 @@ def _bits(payload: Payload) -> int:
 
 
 def test_codecs_say_what_they_are_for() -> None:
-    assert TopK(0.5).deltas_only
-    assert ErrorFeedback(OneBit()).deltas_only
-    assert not TopK(1.0).deltas_only
-    assert not Quantiser().deltas_only
+    assert Traits.DELTAS_ONLY in ErrorFeedback(OneBit()).traits
+    assert Traits.DELTAS_ONLY not in Quantiser().traits
     assert (
         SharedTopK(leader="moments/first").needs
         == {"moments/first"}

@@ -29,7 +29,7 @@ from lightning_fl.codecs import (
     TopK,
 )
 from lightning_fl.link.messages import UplinkMessage
-from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State
+from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Traits
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 CODECS: list[Codec] = [
@@ -119,7 +119,10 @@ def is_random(codec: Codec) -> bool:
 @each_codec
 def test_what_a_codec_declares_of_single_messages(codec: Codec) -> None:
     """Check bits, numbers, the second time, and the error, of which random codecs declare only the mean."""
-    contracts, failures = codec.contracts and not is_random(codec), list[tuple[str, str, torch.dtype]]()
+    contracts, failures = (
+        Traits.CONTRACTS in codec.traits and not is_random(codec),
+        list[tuple[str, str, torch.dtype]](),
+    )
     for dtype in DTYPES:
         for name, x in hard_vectors(dtype).items():
             if dtype.itemsize == 2 and name.startswith("spike"):
@@ -136,7 +139,8 @@ def test_what_a_codec_declares_of_single_messages(codec: Codec) -> None:
                 "bits": all(of_content) or isinstance(codec, Followed),
                 "ideal bits": crossing.entropy_bits <= crossing.bits,
                 "largest": codec.largest is None or not bool((arrived.abs() > codec.largest).any()),
-                "idempotent": not codec.is_idempotent or torch.equal(sent(codec, arrived)[0], arrived),
+                "idempotent": Traits.IDEMPOTENT not in codec.traits or torch.equal(sent(codec, arrived)[0], arrived),
+                "lossless": Traits.LOSSLESS not in codec.traits or torch.equal(arrived, x),
                 "contracts": not contracts or square_error(arrived, x) <= most,
             }
             failures += [(of, name, dtype) for of, held in holds.items() if not held]
@@ -237,7 +241,9 @@ def test_fair_coordinates_are_taken_in_turns_or_by_the_largest() -> None:
         assert codec.decode(codec.encode(message, {}, context)[0], context)["model"].tolist() == model
 
 
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec.contracts and is_random(codec)], ids=str)
+@pytest.mark.parametrize(
+    "codec", [codec for codec in CODECS if Traits.CONTRACTS in codec.traits and is_random(codec)], ids=str
+)
 def test_mean_errors_are_smaller_than_the_vector_if_it_is_declared(codec: Codec) -> None:
     vectors = hard_vectors(torch.float32)
     for name in ("spike 2", "spike 100", "sparse", "tiny", "huge"):
@@ -245,7 +251,7 @@ def test_mean_errors_are_smaller_than_the_vector_if_it_is_declared(codec: Codec)
         assert sum(errors) / 20 < 0.9999, name
 
 
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec.is_unbiased], ids=str)
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if Traits.UNBIASED in codec.traits], ids=str)
 def test_the_mean_over_draws_is_the_vector_if_it_is_declared(codec: Codec) -> None:
     names = ["spike 2", "spike 6"] if has_range(codec) else ["spike 2", "spike 6", "tiny", "huge"]
     for name in names:

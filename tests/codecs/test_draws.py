@@ -29,7 +29,7 @@ from lightning_fl.codecs import (
     TopK,
 )
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Draw, Message, Packed, Payload, RoundContext, State, compressible
+from lightning_fl.slots import Codec, Draw, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -41,7 +41,7 @@ SEEN: list[Draw] = []
 class Noisy(Codec):
     """Codec that adds a hundredth of a normal draw to every number; it sends more bits for a second encoding."""
 
-    is_unbiased = True
+    traits = Traits.UNBIASED
     noise: float = 0.01
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
@@ -171,7 +171,7 @@ BOUNDED = [
 def test_error_feedback_is_refused_where_errors_would_grow(codec: Codec, make: Any) -> None:
     with pytest.raises(UserError, match="would add up errors that may be larger"):
         make(codec)
-    if codec.is_nearly_unbiased:
+    if codec.traits.keep_means:
         assert not Compress(codec).adds_error
 
 

@@ -13,7 +13,7 @@ from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import DrawnLayers
 from lightning_fl.rules import ControlVariates, CorrectedMomentum, WarmedUpAdam
-from lightning_fl.slots import Message, Result, RoundContext, Upload
+from lightning_fl.slots import Message, Result, RoundContext, Traits, Upload
 from lightning_fl.steps import Apply, Compress, ControlUpdate, GradientMomentum, WarmedUpMoments
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -75,13 +75,7 @@ def test_signs_take_one_bit_each(dtype: torch.dtype) -> None:
 
 def test_signs_say_what_they_are() -> None:
     codec = OneBit("unit")
-    assert (codec.contracts, codec.is_idempotent, codec.is_unbiased, codec.needs_error_feedback) == (
-        False,
-        True,
-        False,
-        False,
-    )
-    assert codec.deltas_only
+    assert codec.traits == Traits.IDEMPOTENT | Traits.DELTAS_ONLY
     ErrorFeedback(codec)
     with pytest.raises(UserError, match="scale 'units' is unknown; did you mean 'unit'"):
         OneBit("units")  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from lightning_fl.codecs import (
 )
 from lightning_fl.errors import UserError
 from lightning_fl.link.messages import UplinkMessage
-from lightning_fl.slots import Codec, Draw, Message, RoundContext
+from lightning_fl.slots import Codec, Draw, Message, RoundContext, Traits
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -118,23 +118,23 @@ def test_fifty_clients_average_out_also_with_common_coordinates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "flags"),  # is_unbiased, contracts, is_idempotent, deltas_only, is_lossy_for("model")
+    ("codec", "traits", "is_lossy"),
     [
-        (RandomK(0.1), (True, False, False, True, True)),
-        (RandomK(0.1, "none"), (False, True, True, True, True)),
-        (RandomK(1.0), (True, True, True, False, False)),
-        (RandomK(0.1, values=QSGD()), (True, False, False, True, True)),
-        (RandomK(0.1, values=EDEN(1)), (False, False, False, True, True)),
-        (RandomK(0.1, "none", values=EDEN(1, scale="min_mse")), (False, True, False, True, True)),
-        (RandomK(1.0, values=EDEN(1)), (False, False, False, True, True)),
-        (RandomK(1.0, "none", values=Cast()), (False, True, False, False, True)),
-        (RandomK(1.0, values=Dense()), (True, True, False, False, False)),
+        (RandomK(0.1), Traits.UNBIASED | Traits.DELTAS_ONLY | Traits.SENDS_FEW, True),
+        (RandomK(0.6, "none"), Traits.CONTRACTS | Traits.IDEMPOTENT | Traits.DELTAS_ONLY, True),
+        (RandomK(1.0), Traits.UNBIASED | Traits.CONTRACTS | Traits.IDEMPOTENT, False),
+        (RandomK(0.1, common=True, values=QSGD()), Traits.UNBIASED | Traits.DELTAS_ONLY, True),
+        (RandomK(0.6, values=EDEN(1)), Traits.NEARLY_UNBIASED | Traits.DELTAS_ONLY, True),
+        (RandomK(0.6, "none", values=EDEN(1, scale="min_mse")), Traits.CONTRACTS | Traits.DELTAS_ONLY, True),
+        (RandomK(1.0, values=EDEN(1)), Traits.NEARLY_UNBIASED | Traits.DELTAS_ONLY, True),
+        (RandomK(1.0, "none", values=Cast()), Traits.CONTRACTS, True),
+        (RandomK(1.0, values=Dense()), Traits.UNBIASED | Traits.CONTRACTS, False),
     ],
     ids=str,
 )
-def test_flags_are_those_of_both(codec: RandomK, flags: tuple[bool, ...]) -> None:
-    found = (codec.is_unbiased, codec.contracts, codec.is_idempotent, codec.deltas_only, codec.is_lossy_for("model"))
-    assert found == flags
+def test_traits_are_those_of_both(codec: RandomK, traits: Traits, is_lossy: bool) -> None:
+    assert codec.traits == traits
+    assert codec.is_lossy_for("model") == is_lossy
 
 
 def test_a_contraction_stays_one() -> None:

@@ -15,7 +15,7 @@ from lightning_fl.codecs import DRIVE, EDEN, ErrorFeedback, Followed, RandomK
 from lightning_fl.codecs.rotated import chunk_sizes, lloyd_max
 from lightning_fl.coding.bit_packing import unpack
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Draw, Message, RoundContext
+from lightning_fl.slots import Draw, Message, RoundContext, Traits
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -176,8 +176,7 @@ def test_one_large_number_biases_the_mean_of_the_others_as_the_table_says(codec:
     x = others + ratio * others.norm() * torch.eye(64)[7]
     mean = torch.stack([through(codec, x, setting_of(64, seed)) for seed in range(150)]).mean(0)
     assert float(mean @ others / others.square().sum()) == pytest.approx(share, abs=0.1)
-    assert not codec.is_unbiased
-    assert not RandomK(0.5, values=codec).is_unbiased
+    assert Traits.UNBIASED not in codec.traits | RandomK(0.5, values=codec).traits
 
 
 def test_errors_of_clients_cancel_out_as_each_has_a_rotation_of_its_own() -> None:
@@ -217,12 +216,10 @@ def test_error_feedback_telescopes() -> None:
     torch.testing.assert_close(sent + memory["residual/model"], total, rtol=1e-5, atol=1e-5)
 
 
-def test_flags_are_those_of_the_scale() -> None:
+def test_traits_are_those_of_the_scale() -> None:
     for codec in CODECS:
-        nearly = codec.scale == "unbiased"
-        flags = (codec.is_unbiased, codec.is_nearly_unbiased, codec.contracts, codec.is_idempotent, codec.deltas_only)
-        assert flags == (False, nearly, not nearly, False, True)
-        assert not codec.needs_error_feedback
+        of_scale = Traits.NEARLY_UNBIASED if codec.scale == "unbiased" else Traits.CONTRACTS
+        assert codec.traits == Traits.DELTAS_ONLY | of_scale
     with pytest.raises(UserError, match="ErrorFeedback around EDEN would add up errors"):
         ErrorFeedback(EDEN())
 

@@ -15,7 +15,7 @@ from toys import Perceptron, federation, vector
 from lightning_fl.algorithms import Algorithm, FedAvg, FedPAQ
 from lightning_fl.codecs import QSGD, Blockwise, Followed, RandomK, TernGrad
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Draw, Payload, RoundContext
+from lightning_fl.slots import Codec, Draw, Payload, RoundContext, Traits
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -141,7 +141,7 @@ def test_qsgd_is_that_of_the_paper(x: np.ndarray, s: int, norm: Any) -> None:
         assert float(arrived[i]) == pytest.approx(v * (int(levels[i]) - s) / s, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if codec.is_unbiased])
+@pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if Traits.UNBIASED in codec.traits])
 def test_the_mean_over_draws_is_the_number(name: str) -> None:
     check_mean_over_draws(CODECS[name])
 
@@ -235,11 +235,10 @@ def test_idempotence_and_contraction_are_as_declared() -> None:
     x, context = torch.randn(40), setting_of((40,))
     once, _ = sent(RandomK(0.2, scale="none"), x, context)
     assert torch.equal(sent(RandomK(0.2, scale="none"), once, context)[0], once)
-    assert RandomK(0.2, scale="none").contracts
-    assert not any(codec.contracts for codec in (QSGD(), TernGrad(), RandomK(0.2)))
-    assert not TernGrad(clip=2.5).is_unbiased
-    for codec in (QSGD(), TernGrad(), RandomK(0.2)):
-        assert codec.error_may_grow
+    assert Traits.CONTRACTS in RandomK(0.2, scale="none").traits
+    assert Traits.UNBIASED not in TernGrad(clip=2.5).traits
+    for codec in (QSGD(), TernGrad(), TernGrad(clip=2.5), RandomK(0.2)):
+        assert not codec.traits.fit_error_feedback
 
 
 @pytest.mark.parametrize("x", [torch.tensor([-0.3]), torch.full((4,), 0.3)])

@@ -29,7 +29,7 @@ from lightning_fl.codecs import (
 from lightning_fl.coding.top_k import top_k
 from lightning_fl.errors import UserError
 from lightning_fl.link.messages import UplinkMessage
-from lightning_fl.slots import Codec, Draw, Message, RoundContext
+from lightning_fl.slots import Codec, Draw, Message, RoundContext, Traits
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -140,19 +140,20 @@ def test_rounded_scales_are_symbols_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "flags"),  # contracts, is_idempotent, deltas_only, is_lossy_for("model")
+    ("codec", "traits", "is_lossy"),
     [
-        (TopK(0.1), (True, True, True, True)),
-        (TopK(1.0), (True, True, False, False)),
-        (TopK(0.1, values=Cast()), (True, False, True, True)),
-        (TopK(1.0, values=Cast()), (True, False, False, True)),
-        (TopK(1.0, values=OneBit("l1")), (True, False, True, True)),
-        (TopK(0.1, values=DRIVE()), (False, False, True, True)),
+        (TopK(0.6), Traits.CONTRACTS | Traits.IDEMPOTENT | Traits.DELTAS_ONLY, True),
+        (TopK(1.0), Traits.CONTRACTS | Traits.IDEMPOTENT, False),
+        (TopK(0.1, values=Cast()), Traits.CONTRACTS | Traits.DELTAS_ONLY | Traits.SENDS_FEW, True),
+        (TopK(1.0, values=Cast()), Traits.CONTRACTS, True),
+        (TopK(1.0, values=OneBit("l1")), Traits.CONTRACTS | Traits.DELTAS_ONLY, True),
+        (TopK(0.6, values=OneBit("l2")), Traits.DELTAS_ONLY, True),
+        (TopK(0.6, values=DRIVE()), Traits.DELTAS_ONLY | Traits.ERROR_MAY_GROW, True),
     ],
 )
-def test_flags_are_those_of_both(codec: TopK, flags: tuple[bool, ...]) -> None:
-    assert (codec.contracts, codec.is_idempotent, codec.deltas_only, codec.is_lossy_for("model")) == flags
-    assert not codec.is_unbiased
+def test_traits_are_those_of_both(codec: TopK, traits: Traits, is_lossy: bool) -> None:
+    assert codec.traits == traits
+    assert codec.is_lossy_for("model") == is_lossy
     assert not codec.is_lossy_for("buffers")
 
 

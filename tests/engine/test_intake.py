@@ -22,6 +22,7 @@ from lightning_fl.slots import (
     Payload,
     RoundContext,
     State,
+    Traits,
     compressible,
     is_finite,
 )
@@ -35,11 +36,8 @@ CONTEXT = RoundContext(Layout(("a",), ((2,),), (False,)), NO_LAYOUT, num_clients
 class Overflows(Codec):
     """Codec without loss that keeps something infinite of client 0's first message, or of any first one."""
 
-    contracts = True
+    traits = Traits.CONTRACTS
     of_all: bool = False
-
-    def is_lossy_for(self, name: str) -> bool:
-        return compressible(name)
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         offset = memory.get("data/offset", torch.zeros(1))
@@ -110,6 +108,8 @@ def test_changes_of_a_broadcast_that_is_not_finite_are_followed_by_a_whole_one()
 @dataclass(frozen=True)
 class Turned(Codec):
     """Codec that turns the signs, so that what is lost is twice the message."""
+
+    traits = Traits.NONE
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         return {name: Packed.whole(-x) for name, x in message.items()}, {}

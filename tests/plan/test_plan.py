@@ -144,6 +144,18 @@ def test_client_of_several_uploads_is_timed_once(make_trainer: MakeTrainer) -> N
     assert Counting.sizes.count(4) == 2, "the batches of one whole training"
 
 
+def test_a_callback_that_declares_it_takes_part(make_trainer: MakeTrainer) -> None:
+    class Pausing(L.Callback):
+        in_rehearsals = True
+        rounds = 0
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            Pausing.rounds += 1
+
+    make_trainer(max_rounds=3, callbacks=Pausing()).plan(Perceptron(), federation(), FedAvg())
+    assert Pausing.rounds > 0
+
+
 def test_nothing_is_changed_or_written(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     class Asked(L.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
+from lightning_fl.algorithms.compatibility import prunes
 from lightning_fl.errors import require
 
 
@@ -49,5 +49,5 @@ def check_pace(trainer: Flags) -> None:
     ):
         require(getattr(trainer, flag) is None, f"{name} {why}; leave out trainer.{flag}.")
     for callback in trainer.callbacks:
-        if isinstance(callback, AdaptivePruning | FilterPruning | MagnitudePruning):
+        if prunes(callback):
             trainer.algorithm.check_pruning(type(callback).__name__)

@@ -100,6 +100,8 @@ class ClientClock(SimulatedClock):
             order drawn by the seed, and again when all are dealt.
     """
 
+    is_of_clients = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.trace is not None:

@@ -43,6 +43,8 @@ class SimulatedClock:
             uplink_mebibytes_per_second and downlink_mebibytes_per_second, or FedScale's computation and communication.
     """
 
+    is_of_clients = False
+    """True if each client has a time of its own."""
     computation_seconds: float | None = None
     macs_per_second: float = 1e11
     uplink_mebibytes_per_second: float = 6.25

@@ -7,20 +7,9 @@ from typing import Any, Protocol
 
 from lightning.pytorch import Callback
 
-from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.algorithms.compatibility import asks_clients, name_of
-from lightning_fl.callbacks import (
-    AdaptivePruning,
-    ClientEvaluation,
-    EnergyMeter,
-    FilterPruning,
-    MagnitudePruning,
-    TargetReached,
-)
+from lightning_fl.algorithms.compatibility import asks_clients, name_of, prunes
 from lightning_fl.errors import nearest, require
-from lightning_fl.exchanges import GradientTurn, OneShot
-from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.privacy.client_privacy import ClientPrivacy
 from lightning_fl.features.privacy.local_privacy import LocalPrivacy
 from lightning_fl.features.privacy.mechanism import Privacy
@@ -31,10 +20,9 @@ from lightning_fl.features.privacy.side_channels import (
     may_tell_of_clients,
 )
 from lightning_fl.outputs.metric import ACCURACY
-from lightning_fl.slots import kind_of
-from lightning_fl.steps import DynamicServerUpdate, ServerAsClient
+from lightning_fl.slots import MEAN_GRADIENT, Exchange, Traits, kind_of
+from lightning_fl.slots.part import to_declare
 
-PRUNINGS = (AdaptivePruning, FilterPruning, MagnitudePruning)
 VECTORS = ("model", "moments")
 """Kinds of an upload's entries that are vectors of the model."""
 
@@ -150,16 +138,21 @@ def _asking(privacy: Privacy, trainer: Run, algorithm: Algorithm, has_server_sam
         yield f"clients of {algorithm.name} send something before the first round, without noise"
     if algorithm.pace is not None:
         yield f"{algorithm.name} does not wait for the clients of a round, so that one may send several uploads to it"
-    if isinstance(algorithm.exchange, GradientTurn):
+    sender = algorithm.exchange.sender
+    if MEAN_GRADIENT in algorithm.exchange.provides:
         yield f"clients of {type(algorithm.rule).__name__} send their gradient on all samples before the round's upload"
+    elif type(sender).before_training is not Exchange.before_training and not sender.one_message:
+        hint = to_declare(sender, "one_message = True")
+        yield f"clients of {name_of(sender)} may answer before the round's upload{hint}"
     if scalars := sorted(name for name in algorithm.rule.provides if kind_of(name) not in VECTORS):
         yield f"clients of {name_of(algorithm.rule)} send {', '.join(map(repr, scalars))}, no vector of the model"
     if algorithm.rule.needs_whole_upload:
         yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which was clipped since"
     steps = [step for outer in algorithm.steps for step in outer.steps()]
-    if any(isinstance(step, DynamicServerUpdate) for step in steps):
-        yield "DynamicServerUpdate weighs the labels of single clients, which these send before the first round"
-    for step in (step for step in steps if isinstance(step, ServerAsClient) and privacy.cap is None):
+    for step in (step for step in steps if step.asks_clients):
+        hint = to_declare(step, "asks_clients = False")
+        yield f"{name_of(step)} asks clients before the first round, who answer without noise{hint}"
+    for step in (step for step in steps if step.weighs_samples and privacy.cap is None):
         yield (
             f"{name_of(step)} weighs the server's samples against the clients': use privacy.weights samples, with a cap"
         )
@@ -200,33 +193,38 @@ def _watching_what(
 
 def _watched(callback: Callback, metric: str | None) -> Any:
     """Return the name that a callback acts on, None without one; of `TargetReached` without a monitor it is the run's metric."""
-    if isinstance(callback, TargetReached):
-        return callback.monitor or metric
-    return getattr(callback, "watched", None) or getattr(callback, "monitor", None)
+    monitor = getattr(callback, "monitor", None)
+    if getattr(callback, "is_target", False):
+        return monitor or metric
+    return getattr(callback, "watched", None) or monitor
 
 
 def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
     """Yield the slots that need more of a round than the sum of its uploads."""
-    if type(algorithm.aggregator) is not WeightedMean:
-        yield f"{name_of(algorithm.aggregator)} needs more than a sum of uploads: use WeightedMean"
-    elif privacy.weights == "samples" and algorithm.aggregator.weighting == "uniform":
+    aggregator, exchange = algorithm.aggregator, algorithm.exchange
+    sent = ("model", "buffers", *algorithm.rule.provides)
+    if not aggregator.is_mean:
+        hint = to_declare(aggregator, "is_mean = True")
+        yield f"{name_of(aggregator)} needs more than a sum of uploads: use WeightedMean{hint}"
+    elif privacy.weights == "samples" and all(map(aggregator.weighs_equally, sent)):
         yield "its aggregator counts clients alike, and privacy.weights is samples: use uniform"
-    if not algorithm.exchange.uses_link:
+    if not exchange.uses_link:
         yield f"clients of {algorithm.name} send nothing, so there is no sum to which noise could be added"
-    elif type(algorithm.exchange) not in (OneShot, GradientTurn):
-        yield f"{name_of(algorithm.exchange)} chooses what single clients send: use OneShot"
+    elif not (exchange.sender.one_message and exchange.sender.sends_whole):
+        hint = to_declare(exchange.sender, "one_message = sends_whole = True")
+        yield f"{name_of(exchange.sender)} chooses what single clients send: use OneShot{hint}"
     if algorithm.rule.omits:
         yield f"{name_of(algorithm.rule)} sends other entries in some rounds than in others"
     for step in (inner for outer in algorithm.steps for inner in outer.steps()):
-        if not (step.sums_suffice or isinstance(step, DynamicServerUpdate)):
-            yield f"{name_of(step)} looks at single clients"
+        if not (step.sums_suffice or step.asks_clients):
+            yield f"{name_of(step)} looks at single clients{to_declare(step, 'sums_suffice = True')}"
 
 
 def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterator[str]:
     """Yield what changes the size of the model, whose noise a tree takes back in a later round."""
     if privacy.mechanism != "tree":
         return
-    prunings = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, PRUNINGS)]
+    prunings = [type(callback).__name__ for callback in trainer.callbacks if prunes(callback)]
     prunings += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
     for name in prunings:
         yield f"{name} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
@@ -239,28 +237,25 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
     if trainer.by_lightning:
         yield "privacy.side_channels drop sends loggers no single steps, as runner 'lightning' does: use another runner"
     for owner in (*trainer.callbacks, *_listening(trainer.lightning_module)):
-        if may_tell_of_clients(owner):
+        if getattr(owner, "tells_of_clients", None):
+            yield f"privacy.side_channels drop has nothing of single clients, which {type(owner).__name__} reads: leave it out"
+        elif may_tell_of_clients(owner):
             yield (
                 f"privacy.side_channels drop does not know whether {type(owner).__name__} logs, writes or sends something of "
                 "single clients, which no noise covers: leave it out, or declare tells_of_clients = False in its class"
             )
     if hold_out:
         yield "privacy.side_channels drop has no val/… of samples that clients hold out: set data.val_fraction to 0"
-    if isinstance(trainer.clock, ClientClock):
+    if trainer.clock.is_of_clients:
         yield "privacy.side_channels drop has no expected time with a clock of clients: use the plain one"
     if trainer.secure_aggregation is not None:
         yield "privacy.side_channels drop has no expected bits with secure_aggregation"
-    if algorithm.downlink.catches_up:
+    if Traits.CATCHES_UP in algorithm.downlink.traits:
         yield f"privacy.side_channels drop has no expected bits with {name_of(algorithm.downlink)}, which is charged to who comes"
-    masking = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, MagnitudePruning)]
+    masking = [type(callback).__name__ for callback in trainer.callbacks if getattr(callback, "sets_mask", False)]
     masking += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
     for name in masking:
         yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
-    for callback in trainer.callbacks:
-        if isinstance(callback, ClientEvaluation):
-            yield f"privacy.side_channels drop leaves out what {type(callback).__name__} writes of each client: leave it out"
-        if isinstance(callback, EnergyMeter):
-            yield "privacy.side_channels drop leaves out the samples of a round, which EnergyMeter reads: leave it out"
 
 
 def _listening(module: Any) -> list[Any]:

@@ -56,7 +56,7 @@ REASONS = {
     "DeviceM-mime": "clients of CorrectedMomentum send their gradient on all samples",
     "SCAFFOLD": "clients of ControlVariates keep a copy of what they sent",
     "FedNova": "NormalisedMean needs more than a sum of uploads: use WeightedMean",
-    "FedDU": "DynamicServerUpdate weighs the labels of single clients",
+    "FedDU": "DynamicServerUpdate asks clients before the first round",
     "FedDF": "Distillation looks at single clients",
     "FedKT": "clients of FedKT send something before the first round",
     "FedLDF": "LayerDivergence chooses what single clients send",
@@ -234,12 +234,12 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
         (
             FedAvg(),
             {"callbacks": [ClientEvaluation()], "privacy": SILENT},
-            "what ClientEvaluation writes of each client",
+            "nothing of single clients, which ClientEvaluation reads",
         ),
         (
             FedAvg(),
             {"callbacks": [EnergyMeter("wifi")], "privacy": SILENT},
-            "drop leaves out the samples of a round, which EnergyMeter reads",
+            "nothing of single clients, which EnergyMeter reads",
         ),
         (
             FedAvg(),
@@ -247,7 +247,7 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             "whether Loud logs, writes or sends .*: leave it out, or declare tells_of_clients = False in its class",
         ),
         (FedAvg(), {"callbacks": [LambdaCallback()], "privacy": SILENT}, "whether LambdaCallback logs"),
-        (FedAvg(), {"callbacks": [Honest()], "privacy": SILENT}, "whether Honest logs"),
+        (FedAvg(), {"callbacks": [Honest()], "privacy": SILENT}, "which Honest reads"),
         (FedAvg(), {"lightning_module": Watching(), "privacy": SILENT}, "whether Watching logs"),
         (FedAvg(), {"by_lightning": True, "privacy": SILENT}, "sends loggers no single steps"),
         (FedAvg(), {"over_selection": 1.5}, "trainer.over_selection decides who takes part"),
