@@ -151,7 +151,7 @@ class CommunicationMeter(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""
         self.sent_bits = state_dict["sent_bits"]
-        self._epoch_bits = state_dict.get("epoch_bits", 0)  # checkpoints of earlier versions lack them
+        self._epoch_bits = state_dict["epoch_bits"]
 
 
 def _log_exactly(module: LightningModule, name: str, number: float) -> None:

@@ -14,7 +14,7 @@ from lightning_fl.outputs.metric import ACCURACY, falls, find_metric
 # Costs to record, if the trainer has them.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
 
-# Arguments that say when the target is reached; checkpoints of earlier versions lack them.
+# Arguments that say when the target is reached.
 ASKED = ("target", "monitor", "mode")
 
 
@@ -152,12 +152,7 @@ class TargetReached(Callback):
         """Return the state for a checkpoint."""
         return {"reached": self.reached, **{name: getattr(self, name) for name in ASKED}}
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Load the state of a checkpoint of an earlier version, in which all targets had one key."""
-        if former := checkpoint.get("callbacks", {}).get(type(self).__qualname__):
-            self.load_state_dict(former)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint, unless it is about another target."""
-        if all(state_dict.get(name, getattr(self, name)) == getattr(self, name) for name in ASKED):
+        if all(state_dict[name] == getattr(self, name) for name in ASKED):
             self.reached = state_dict["reached"]

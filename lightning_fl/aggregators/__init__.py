@@ -1,7 +1,5 @@
 """Aggregators: merge the uploads of a round."""
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.aggregators.bucketing import Bucketing
 from lightning_fl.aggregators.bulyan import Bulyan
 from lightning_fl.aggregators.coordinate_median import CoordinateMedian
@@ -15,7 +13,6 @@ from lightning_fl.aggregators.normalised_mean import NormalisedMean
 from lightning_fl.aggregators.stale_mean import StaleMean
 from lightning_fl.aggregators.trimmed_mean import TrimmedMean
 from lightning_fl.aggregators.weighted_mean import WeightedMean
-from lightning_fl.slots.former_names import former_names
 
 __all__ = [
     "Bucketing",
@@ -33,6 +30,3 @@ __all__ = [
     "TrimmedMean",
     "WeightedMean",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, Members="KeepUploads")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
@@ -25,8 +25,6 @@ from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.exchanges import GradientTurn, OneShot
-from lightning_fl.personal import HeadThenBody
-from lightning_fl.rules import HeadThenBody as EarlierHeadThenBody
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import (
     MEAN_GRADIENT,
@@ -50,7 +48,6 @@ from lightning_fl.slots import (
     model_keeper,
     owned_by,
 )
-from lightning_fl.slots.former_names import require_present_names
 from lightning_fl.steps import Apply
 
 
@@ -101,13 +98,6 @@ class Algorithm(Remembering):
         """
         self.rule: Rule = made("rule", rule)
         self.personal = made_personal(personal)
-        if isinstance(self.rule, EarlierHeadThenBody):
-            rank_zero_deprecation(
-                "HeadThenBody is no rule any more: give it in the slot personal, from lightning_fl.personal; as a rule it works "
-                "until version 0.4."
-            )
-            self.personal += (HeadThenBody(self.rule.head_epochs, self.rule.body_epochs),)
-            self.rule = LocalOptimizer()
         self.uplink: Codec = made("uplink", uplink)
         self.downlink: Codec = made("downlink", downlink)
         turns: Exchange = made("exchange", exchange)
@@ -159,16 +149,7 @@ class Algorithm(Remembering):
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""
-        owned = owned_by(self.personal, module)
-        former = [getattr(self, name, None) for name in ("personal_parameters", "personal_buffers")]  # of version 0.2
-        if not any(former):
-            return owned
-        rank_zero_deprecation(
-            f"{self.name}.personal_parameters and personal_buffers are now the slot personal: give it PersonalLayers or a part "
-            "of your own; the methods work until version 0.4."
-        )
-        parameters, buffers = ({*names(module)} if names else set() for names in former)
-        return Owned(owned.parameters | parameters, owned.buffers | buffers)
+        return owned_by(self.personal, module)
 
     def step_names(self) -> list[str]:
         """Return the key of each step's state in the run: its position in the chain and its class."""
@@ -199,8 +180,6 @@ class Algorithm(Remembering):
             cohort_size: clients of a round, K.
         """
         self._check_pace()
-        for declaring in (self, *self.rules()):
-            require_present_names(declaring)
         self.rule.check(context)
         for part in self.personal:
             part.check(context)

@@ -130,9 +130,9 @@ class Followed(Codec):
         """Encode the carrier, and add the model and its moments at no cost."""
         payload: Payload = {}
         if self.carrier in context.encoded:  # encoding it again would draw, and lose, anew
-            bits = dict(zip(KINDS, context.encoded[self.carrier].tolist(), strict=False))  # 0.2 had a kind less
+            bits = dict(zip(KINDS, context.encoded[self.carrier].tolist(), strict=True))
             payload = {f"{kind}{ENCODED}": Packed(message[self.carrier], count) for kind, count in bits.items()}
-        elif self.carrier in message:  # from a checkpoint of 0.2, whose steps kept no bits
+        elif self.carrier in message:  # from a step that keeps no bits
             inner = type(self.codec).__name__
             require(
                 Traits.IDEMPOTENT in self.codec.traits,

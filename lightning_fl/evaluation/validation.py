@@ -21,14 +21,13 @@ from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_by_client
 from lightning_fl.slots import Personal, RoundContext, State, model_keeper
-from lightning_fl.slots.former_names import FormerSetting
 
 NEWCOMER = -1
 """Stands for all clients that have not taken part, which predict with the same model."""
 
 
 @dataclass
-class ModelValidation(FormerSetting):
+class ModelValidation:
     """Implementation of `lightning_fl.slots.Validation`; the flat module holds the server's model.
 
     Attributes:

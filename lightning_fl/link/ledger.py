@@ -92,7 +92,5 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the counts from a checkpoint."""
         for name in ("round_bits", "total_bits", "setup_bits", "coming_bits"):
-            saved, bits = state.get(name, {}), _zero_bits()  # checkpoints of 0.1 lack the last two, those of 0.2 a kind
-            setattr(self, name, {direction: kinds | saved.get(direction, {}) for direction, kinds in bits.items()})
-        if "catch_up" in state:  # checkpoints of 0.2 lack it
-            self.catch_up.load_state_dict(state["catch_up"])
+            setattr(self, name, deepcopy(state[name]))
+        self.catch_up.load_state_dict(state["catch_up"])

@@ -17,7 +17,6 @@ from lightning_fl.link.catch_up import CatchUp
 from lightning_fl.link.ledger import Direction, Ledger
 from lightning_fl.link.messages import DownlinkMessage, OnlySum, RoundObserver, UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Traits, Upload, is_finite, kind_of
-from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.vectors.submodel import Submodel
 
 DIRECTIONS: tuple[Direction, Direction] = ("up", "down")
@@ -55,7 +54,7 @@ class Transfer(NamedTuple):
         return sum(packed.bits for _, payload in self.parts for packed in payload.values())
 
 
-class Link(FormerSetting):
+class Link:
     """Sends messages through the codecs and counts their bits in a ledger of its own, which `Run.book` adds to the run's.
 
     `broadcast_bits` and `broadcast_bits_by_client` are what has been sent until the end of the broadcast; `bits_by_client` has

@@ -25,10 +25,8 @@ from lightning_fl.outputs import frozen_weights
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.losses import say_lost
 
-FORMAT = 3
-"""Newest format of a run, whose frozen weights are in another file (`lightning_fl.outputs.frozen_weights`)."""
-WHOLE_FORMAT = 2
-"""Format of a run in one file, which earlier versions read, too."""
+FORMAT = 4
+"""Format of a run; a version that writes another content gives it the next number."""
 
 
 def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], keep_previous: bool = False) -> None:
@@ -82,7 +80,7 @@ def load(path: str | os.PathLike[str], weights_only: bool = True, whole: bool = 
         whole: False to leave out frozen weights that are in another file.
 
     Raises:
-        UserError: the file does not exist, is damaged, is not a checkpoint, or contains such objects.
+        UserError: the file does not exist, is damaged, is not a checkpoint, contains such objects, or a run of another format.
     """
     path = Path(path)
     require(
@@ -112,6 +110,7 @@ def load(path: str | os.PathLike[str], weights_only: bool = True, whole: bool = 
         ) from error
     is_lightning = isinstance(checkpoint, dict) and "state_dict" in checkpoint
     require(is_lightning, f"the file {path} is not a Lightning checkpoint: it has no state_dict.")
+    _require_format(checkpoint, path)
     run = checkpoint.get("federation", {}).get("run", {})
     client_states = {name: run.pop(name) for name in ("clients", "client_memory") if name in run}
     checkpoint = _copied(checkpoint)
@@ -132,6 +131,19 @@ def _require_whole(path: Path) -> None:
             damaged is None,
             f"the checkpoint {path} is damaged: its part {damaged} is not what was written{_alternatives(path)}.",
         )
+
+
+def _require_format(checkpoint: dict[str, Any], path: Path) -> None:
+    """Raise `UserError` if a checkpoint has a run that an earlier or a later version has written."""
+    found = checkpoint.get("federation", {}).get("format", FORMAT)
+    age, remedy = (
+        ("an earlier", "use the version that wrote it") if found < FORMAT else ("a later", "update lightning-fl")
+    )
+    require(
+        found == FORMAT,
+        f"the checkpoint {path} was written by {age} version of lightning-fl (format {found}; this "
+        f"one reads {FORMAT}): {remedy}.",
+    )
 
 
 def _is_zip(path: str | os.PathLike[str]) -> bool:
@@ -165,7 +177,7 @@ def federation_of(checkpoint: dict[str, Any], path: str | os.PathLike[str], algo
     """Return the run in a checkpoint.
 
     Raises:
-        UserError: the checkpoint is from an ordinary Trainer, has a later format, or is from another algorithm.
+        UserError: the checkpoint is from an ordinary Trainer, or from another algorithm.
     """
     require(
         "federation" in checkpoint,
@@ -173,11 +185,6 @@ def federation_of(checkpoint: dict[str, Any], path: str | os.PathLike[str], algo
         "or resume from checkpoints/last.ckpt of a run.",
     )
     federation: dict[str, Any] = checkpoint["federation"]
-    require(
-        federation["format"] <= FORMAT,
-        f"the checkpoint {path} has format {federation['format']}, but this version of lightning-fl reads up to {FORMAT}: "
-        "update lightning-fl.",
-    )
     require(
         federation["algorithm"] == algorithm,
         f"the checkpoint {path} was written by {federation['algorithm']}, but this run's algorithm is {algorithm}: "

@@ -42,27 +42,6 @@ FILES = (METRICS, CLIENTS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EX
 WRITTEN = (METRICS, CLIENTS, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST, PREVIOUS)
 """Files that a run writes."""
 
-RENAMED = {"data.partition.balanced": "data.partition.skip_full_clients"}
-"""Settings that configurations and checkpoints may contain under an earlier name, by that name."""
-RENAMED_CLASSES = {"Members": "KeepUploads", "lightning_fl.aggregators.Members": "lightning_fl.aggregators.KeepUploads"}
-"""Aggregators that they may contain under an earlier name, by that name."""
-
-
-def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their present names; one given under its earlier name replaces the default under the present one.
-
-    >>> with_present_names({"data.partition.skip_full_clients": True, "data.partition.balanced": False})
-    {'data.partition.skip_full_clients': False}
-    >>> with_present_names({"algorithm.aggregator": "Members"})
-    {'algorithm.aggregator': 'KeepUploads'}
-    """
-    renamed = {RENAMED[name]: value for name, value in settings.items() if name in RENAMED and value is not None}
-    present = {name: value for name, value in settings.items() if name not in RENAMED} | renamed
-    for name, value in present.items():
-        if "aggregator" in name.split(".") and isinstance(value, str):
-            present[name] = RENAMED_CLASSES.get(value, value)
-    return present
-
 
 class RunFolder:
     """Folder that a fit writes to; an earlier run's files stay in it until the fit writes its first file.
@@ -117,7 +96,7 @@ class RunFolder:
 
         Args:
             first_round: first round of the fit.
-            num_rows: number of rows that the resumed run had logged; None if its checkpoint does not tell.
+            num_rows: number of rows that the resumed run had logged; None for a run that begins.
         """
         self.first_round = first_round
         for logger in self._csv_loggers():

@@ -277,7 +277,7 @@ def common_metric(records: Sequence[Record], chosen: str | None, target: float |
     """Return the metric to compare: the given one, or the one that the runs are about.
 
     Args:
-        records: runs; those of earlier versions have no metric, which then is found among their columns.
+        records: runs; of one that names no metric it is found among its columns.
         chosen: name of the metric; None: the one that the runs are about.
         target: value whose cost is reported, or None.
         window: length of the smoothing window in values; None for one that suits the curves.

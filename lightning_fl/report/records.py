@@ -23,7 +23,6 @@ from lightning_fl.outputs.run_folder import (
     METRICS,
     UNKNOWN,
     configs_of_fits,
-    with_present_names,
 )
 from lightning_fl.outputs.yaml_files import read_written
 from lightning_fl.report.smoothing import Floats
@@ -265,7 +264,7 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             problems.append(f"its {path.name} is ignored ({str(error).rstrip('.')})")
             continue
         if isinstance(content, dict):
-            flat = with_present_names(flatten(content))
+            flat = flatten(content)
             if odd := [key for key in (*NUMBERS, *NAMES) if not _is_possible(key, flat.get(key))]:
                 problems.append(f"its {path.name} is ignored: it has {odd[0]} {shortened(repr(flat[odd[0]]))}")
                 continue

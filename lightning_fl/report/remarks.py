@@ -105,8 +105,7 @@ def _private(records: Sequence[Record]) -> list[str]:
         return []
     return [
         f"{count} runs are private: the ε of each is about this run alone, and whoever sees several of them on the same clients "
-        "learns more, at most as much as their sum allows. Runs of one seed draw noise of their own if a setting differs; those "
-        "of versions up to 0.3.0 share it, so that the difference of their models has none."
+        "learns more, at most as much as their sum allows. Runs of one seed draw noise of their own if a setting differs."
     ]
 
 

@@ -3,7 +3,6 @@
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
-from lightning_fl.rules.head_then_body import HeadThenBody as HeadThenBody  # until version 0.4
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.moreau_envelope import MoreauEnvelope

@@ -9,12 +9,9 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 `moments/control`; the ledger counts bits by kind (`KINDS`). In an upload every vector is a delta: client minus server.
 """
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
 from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
-from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
     MEAN_GRADIENT,
@@ -95,6 +92,3 @@ __all__ = [
     "phased",
     "through",
 ]
-
-if not TYPE_CHECKING:  # else a type checker would take any name for one of this package
-    __getattr__ = former_names(__name__, Setting="RoundContext", MEMBERS="UPLOADS", MEMBER_WEIGHTS="UPLOAD_WEIGHTS")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_fl.slots.exchange import Channel
-from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.slots.round_context import RoundContext
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class PruningTurn(FormerSetting):
+class PruningTurn:
     """A structured pruning that callbacks have made. The next round is charged for what the algorithm sends because of it.
 
     Attributes:

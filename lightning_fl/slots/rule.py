@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
@@ -30,7 +29,7 @@ class Gradients(Flag):
 
 
 @dataclass
-class LocalTraining(FormerSetting):
+class LocalTraining:
     """A client's local training, as a rule sees it. A stack of K clients adds a leading axis: (K, d) instead of (d,).
 
     Attributes:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_fl.slots.aggregator import kept_columns
 from lightning_fl.slots.exchange import Channel, Uploader
-from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.slots.message import Message
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.slots.server import Learner, Server
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ServerTurn(FormerSetting):
+class ServerTurn:
     """Data of one round that the server's steps read and change.
 
     Attributes:
@@ -81,7 +80,7 @@ class ServerTurn(FormerSetting):
 
 
 @dataclass
-class SetupTurn(FormerSetting):
+class SetupTurn:
     """Data of the turn before the first round. The ledger counts its transfers as set-up. A resumed run does not repeat it.
 
     Attributes:

@@ -32,7 +32,7 @@ COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUAT
 CLOCK, JITTER, AGAIN, NOISE = 12, 13, 14, 15
 ATTACK = 20
 
-# Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
+# Fields of a Run that a checkpoint holds under their own names.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
 SCALARS = ("seed", "simulated_seconds", "macs_at_start", "is_unchanged", *COUNTS)
 
@@ -373,7 +373,7 @@ class Run:
             for client, entry in saved.items():
                 states_by_client[client] = relaid(entry, torch.device("cpu"))
         for name in SCALARS:
-            setattr(self, name, state.get(name, getattr(self, name)))
+            setattr(self, name, state[name])
         self.params = self.layout.relay(state["params"], source).to(device, present, copy=True)
         self.buffers = state["buffers"].to(device, self.buffers.dtype, copy=True)
         self.counters = {name: entry.to(device, copy=True) for name, entry in state["counters"].items()}
@@ -381,9 +381,9 @@ class Run:
         self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
-        mask = state.get("mask")  # checkpoints of 0.1 lack it
+        mask = state["mask"]
         self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
-        self.clients_with_mask = set(state.get("told", ()))
+        self.clients_with_mask = set(state["told"])
         self.features = _changed(_kept(state["features"]), lambda entries: relaid(entries, device))
 
     def _layouts(self) -> tuple[tuple[str, Layout, str], ...]:

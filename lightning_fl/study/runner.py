@@ -10,7 +10,7 @@ import sys
 import time
 import zipfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs.files import reason_of, replacing
 from lightning_fl.outputs.run_folder import LAST, METRICS, PREVIOUS
 from lightning_fl.report.records import read_run
-from lightning_fl.study.study_file import PlannedRun, seconds_of
+from lightning_fl.study.study_file import PlannedRun
 
 DONE, FAILED, LOCK, OUTPUT = "done.json", "failed.json", ".study.lock", "output.txt"
 PROGRAM = "from lightning_fl.cli import main; main()"
@@ -216,17 +216,10 @@ def is_done(run: PlannedRun) -> bool:
         record = read_run(run.folder)
     except UserError:
         return False
-    limit = _content(run, DONE).get("max_seconds", _earlier_limit(record.settings))
+    limit = _content(run, DONE).get("max_seconds", 0)  # without it, any other time may let the run go on
     if limit is None or not is_real(limit) or record.num_rounds >= run.num_rounds:
         return True
     return run.max_seconds is not None and run.max_seconds <= limit
-
-
-def _earlier_limit(settings: Mapping[str, Any]) -> float | None:
-    """Return the seconds after which a run ended, from its configuration: earlier versions did not write them to done.json."""
-    flag = "trainer.max_time"
-    parts = {key.removeprefix(f"{flag}."): value for key, value in settings.items() if key.startswith(f"{flag}.")}
-    return seconds_of(parts or settings.get(flag))
 
 
 def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit | None:

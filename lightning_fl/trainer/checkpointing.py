@@ -27,14 +27,14 @@ from lightning_fl.flat_module.flat_module import FlatModule, copied_state
 from lightning_fl.internals import call
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.frozen_weights import frozen_names
-from lightning_fl.outputs.metric import ACCURACY, find_metric
+from lightning_fl.outputs.metric import ACCURACY
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates, read_states
 from lightning_fl.trainer.build_engine import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.resumed_settings import NO_SETTINGS, changes_since, earlier_settings
+from lightning_fl.trainer.resumed_settings import changes_since
 from lightning_fl.trainer.run_metric import kept_metric
 from lightning_fl.trainer.stops import Stop, remaining_stop
 
@@ -87,7 +87,7 @@ def build_checkpoint(
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
         checkpoint["federation"] = {
-            "format": checkpoint_file.WHOLE_FORMAT,
+            "format": checkpoint_file.FORMAT,
             "algorithm": trainer.algorithm.name,
             "settings": trainer.settings.values,
             # A stop in the middle of a round comes again with that round.
@@ -192,8 +192,8 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
         ) from None
 
 
-def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]) -> int | None:
-    """Resume the run of a checkpoint; return the number of rows that it had logged, None if that is unknown.
+def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]) -> int:
+    """Resume the run of a checkpoint; return the number of rows that it had logged.
 
     Raises:
         UserError: the checkpoint belongs to another model, algorithm or federation.
@@ -214,25 +214,18 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
             patience = {"patience": callback.patience} if is_a(callback, EarlyStopping) else {}
             callback.load_state_dict(states[callback.state_key])
             vars(callback).update(patience)  # which the state of EarlyStopping replaces, but a resumed run may change
-    for owner in (
-        _given(trainer.data),
-        trainer.data,
-    ):  # earlier versions saved the state of both under the latter's name
-        if (name := type(owner).__qualname__) in checkpoint:
-            trainer.data.load_state_dict(checkpoint[name])
-            break
+    if (name := type(_given(trainer.data)).__qualname__) in checkpoint:
+        trainer.data.load_state_dict(checkpoint[name])
     trainer.fit_loop.set_round(trainer.run.round)
-    trainer.fit_loop.epoch_loop._batches_that_stepped = saved.get("batches", trainer.run.round)
-    if trainer.metric is None and (metric := saved.get("metric")):
+    trainer.fit_loop.epoch_loop._batches_that_stepped = saved["batches"]
+    if trainer.metric is None and (metric := saved["metric"]):
         trainer.metric, trainer.metric_mode = metric["name"], metric["mode"]
-    elif trainer.metric is None:  # checkpoints of earlier versions do not name it
-        trainer.metric = find_metric(saved.get("metrics", {}))
     if not trainer.metric_falls:
         engine.accuracy = trainer.metric
-    trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
+    trainer.publish(saved["metrics"])
     _keep_numerics(trainer, engine, saved)
-    done, planned = trainer.run.round, earlier_settings(saved).get("trainer.max_rounds", trainer.max_rounds)
-    stopped = Stop(**saved["stop"]) if saved.get("stop") else None
+    done, planned = trainer.run.round, saved["settings"]["trainer.max_rounds"]
+    stopped = Stop(**saved["stop"]) if saved["stop"] else None
     if stopped is not None and trainer.max_rounds <= planned:
         trainer.stop = remaining_stop(trainer, stopped)
     if done >= trainer.max_rounds:
@@ -253,11 +246,9 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
             rank_zero_info(f"{stopped.in_words(done, planned)}; it goes on, because that has changed.")
         if changes:
             rank_zero_info(f"Changed since the checkpoint: {', '.join(map(str, changes))}.")
-        if "settings" not in saved:
-            rank_zero_info(NO_SETTINGS)
         if note := trainer.algorithm.rule.note_on_resume(engine.context, planned):
             rank_zero_info(note)
-    return saved.get("logged_rows")  # not in checkpoints of earlier versions
+    return int(saved["logged_rows"])
 
 
 def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, Any]) -> None:
@@ -265,10 +256,7 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
 
     On another kind of device they differ in any case, and what is fast on one is slow on the other: the run has chosen anew.
     """
-    if "execution" not in saved:  # checkpoints of 0.1
-        return
-    device = trainer.fabric.device.type
-    earlier = {"device": device, **saved["execution"]}  # earlier versions name no device
+    device, earlier = trainer.fabric.device.type, saved["execution"]
     is_the_same_device = earlier["device"] == device
     if trainer.runner == "auto" and trainer.clients_at_once is None and is_the_same_device:
         # Another callback may need each client's steps now, so that a stack is tried again.

@@ -6,16 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_fl import personal
 from lightning_fl.errors import UserError
-from lightning_fl.outputs.run_folder import with_present_names
 from lightning_fl.settings.settings import SAMPLES, Change, RunSettings
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-
-NO_SETTINGS = (
-    "The checkpoint is from an earlier version, which did not save all settings: changes of data, algorithm and trainer are not "
-    "noticed, and the learning rate stays that of the checkpoint."
-)
 
 
 def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path: str) -> list[Change]:
@@ -30,7 +23,7 @@ def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path
         UserError: the run must keep some of them.
     """
     saved = checkpoint["federation"]
-    changes = trainer.settings.changes_since(earlier_settings(saved))
+    changes = trainer.settings.changes_since(saved["settings"])
     if "PL_GLOBAL_SEED" in os.environ and trainer.run.seed != saved["run"]["seed"]:
         changes.append(Change("seed_everything", saved["run"]["seed"], trainer.run.seed))
     refused = [change for change in changes if change.key not in trainer.settings.changeable]
@@ -57,31 +50,3 @@ def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path
     # A hyper-parameter of the module often is one of its optimiser, too.
     optimizer = trainer.active_module.optimizer.schedules.changes_since(saved["learning_rates"])
     return changes + [change for change in optimizer if (change.old, change.new) not in shown]
-
-
-def earlier_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in the federation of a checkpoint; earlier versions saved only a few."""
-    if "settings" in saved:
-        return _with_personal_parts(with_present_names(saved["settings"]))
-    return {
-        "data.num_clients": saved["num_clients"],
-        "trainer.client_optimizer": saved.get("client_optimizer", "module"),
-        **({"trainer.max_rounds": saved["max_rounds"]} if "max_rounds" in saved else {}),
-    }
-
-
-def _with_personal_parts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of version 0.2, where clients kept layers by names alone and FedRep's phases were a rule, as of today."""
-    completed = dict(settings)
-    for key, names in settings.items():
-        method = key.removesuffix("personal")
-        if method == key or not key.startswith("algorithm.") or not set(names).isdisjoint(personal.__all__):
-            continue
-        del completed[key]
-        if names:
-            completed[f"{key}.0.names"] = names
-        if settings.get(f"{method}rule") == "HeadThenBody":
-            completed = {
-                name: value for name, value in completed.items() if not f"{name}.".startswith(f"{method}rule.")
-            }
-    return completed

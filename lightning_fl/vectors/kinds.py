@@ -1,7 +1,7 @@
 """Kinds of message entries, by which bits are counted; this module loads no torch, so that reports may use it."""
 
 KINDS = ("model", "moments", "mask", "scalars", "buffers", "data", "keys")
-"""Kinds of messages; checkpoints of 0.2 lack the last, keys of secure sums and their shares."""
+"""Kinds of messages; the last are keys of secure sums and their shares."""
 
 
 def kind_of(name: str) -> str:

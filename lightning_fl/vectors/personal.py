@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 PERSONAL = "personal"
@@ -29,5 +28,4 @@ def counter_entry(name: str) -> str:
 
 def initially_owned(run_state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return what a client owns before it takes part, as entries of its state, from the saved state of a run."""
-    # Checkpoints of 0.1 lack the parameters and those of 0.2.0 the buffers, which were all shared.
-    return {PERSONAL: run_state.get("personal", torch.zeros(0)), **run_state.get("personal_buffers", {})}
+    return {PERSONAL: run_state["personal"], **run_state["personal_buffers"]}

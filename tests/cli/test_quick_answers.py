@@ -3,17 +3,16 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from made_runs import write_run
 
 from lightning_fl.cli import commands, failures, main
 
-SAVED_RUN = Path(__file__).parents[1] / "trainer" / "saved_runs" / "scaffold"
 PROGRAM = """
 import atexit, sys
 atexit.register(lambda: print(*{name.partition(".")[0] for name in sys.modules}))
@@ -61,9 +60,7 @@ def test_an_answer_without_a_run_does_without_torch(
 ) -> None:
     for name, text in {"a": "trainer: {max_rounds: 1}", "broken": "trainer: [\n", "word": "hello"}.items():
         (tmp_path / f"{name}.yaml").write_text(text)
-    (tmp_path / "run").mkdir()
-    for name in ("metrics.csv", "config.yaml"):
-        shutil.copy(SAVED_RUN / name, tmp_path / "run")
+    write_run(tmp_path / "run", [0.5, 0.6], "SCAFFOLD")
     bits = json.dumps({"rounds": 2, "uplink_bits": {"model": 32}, "downlink_bits": {"model": 32}})
     (tmp_path / "run" / "communication.json").write_text(bits)
     alone = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import numpy as np
 import pytest
 import torch
@@ -128,24 +127,6 @@ def test_dirichlet_gives_a_full_client_nothing_more() -> None:
     # A client below its even share (400) can get at most one whole class (400) more.
     assert max(skipping) < 800
     assert np.std(skipping) < np.std(plain)
-
-
-@pytest.mark.parametrize("skips", [True, False])
-def test_the_earlier_name_of_skipping_gives_the_same_split(skips: bool) -> None:
-    labels = np.repeat(np.arange(10), 100)
-    expected = Dirichlet(0.5, skips)
-    with pytest.warns(DeprecationWarning, match="Dirichlet's balanced is now skip_full_clients"):
-        renamed = Dirichlet(0.5, balanced=skips)
-    assert renamed == expected
-    assert repr(renamed) == repr(expected)
-    for own, other in zip(renamed(labels, 8, rng()), expected(labels, 8, rng()), strict=True):
-        assert np.array_equal(own, other)
-    parser = jsonargparse.ArgumentParser()
-    parser.add_subclass_arguments(Partition, "partition")
-    given = {"class_path": "lightning_fl.data.Dirichlet", "init_args": {"alpha": 0.5, "balanced": skips}}
-    with pytest.warns(DeprecationWarning, match="skip_full_clients"):
-        read = parser.instantiate(parser.parse_object({"partition": given})).partition
-    assert read == expected
 
 
 def test_small_alpha_is_less_iid() -> None:

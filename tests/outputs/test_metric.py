@@ -363,7 +363,7 @@ def test_a_report_reads_the_metric_that_the_run_kept(
         assert [(float(row["final"]), float(row["best"])) for row in csv.DictReader(file)] == [(3.0, 2.0)]
 
 
-def test_a_report_on_an_older_run_finds_the_metric(
+def test_a_report_finds_the_metric_of_a_run_that_names_none(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
     make_trainer(max_rounds=3, **keeps_files).fit(own(), federation())

@@ -94,7 +94,6 @@ UNTRIED = {
     ("OneBitAdam", "steps"),
     ("FedDP", "rule"),  # its base method fills it
     ("GivenIndices", "leave_out"),  # needs lists
-    "balanced",  # the earlier name of another argument
     "lists",  # of a split, which the digest of the samples tells apart
     "path",  # of files that must exist
     "test",

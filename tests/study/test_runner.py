@@ -165,16 +165,12 @@ def test_a_file_in_place_of_a_folder_costs_one_run(tmp_path: Path) -> None:
     assert outcome.done == runs[1:]
 
 
-@pytest.mark.parametrize("in_config", [True, False], ids=["earlier version", "done.json"])
-def test_a_run_that_max_time_stopped_goes_on_when_it_is_raised(in_config: bool, tmp_path: Path) -> None:
+def test_a_run_that_max_time_stopped_goes_on_when_it_is_raised(tmp_path: Path) -> None:
     (run,) = planned(tmp_path, "a")
     limited = replace(run, max_seconds=60.0)
     run.folder.mkdir()
     (run.folder / "short").touch()
     train([limited], jobs=1, threads=1, retry=False)
-    if in_config:
-        (run.folder / "done.json").write_text("{}")
-        (run.folder / "config.yaml").write_text("trainer: {max_time: '00:00:01:00'}\n")
     for limit, num_calls in ((60.0, 1), (30.0, 1), (90.0, 2), (90.0, 2), (None, 3)):
         again = replace(run, max_seconds=limit)
         assert train([again], jobs=1, threads=1, retry=False).done == [again]

@@ -216,7 +216,8 @@ MISTAKES = {
     "other algorithm": r"written by FedAvg.*algorithm is FedProx.*--algorithm FedAvg",
     "other clients": r"data\.num_clients 6 → 3",
     "model only": r"model\.ckpt contains a model but no federation.*last\.ckpt",
-    "newer format": r"format 99.*update lightning-fl",
+    "newer format": r"last\.ckpt was written by a later version of lightning-fl .format 99.*: update lightning-fl",
+    "earlier format": r"last\.ckpt was written by an earlier version of lightning-fl .format 3.*: use the version that wrote it",
 }
 
 
@@ -241,8 +242,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_lost(
         last.write_bytes(b"" if mistake == "empty" else b"what is this?\n" * 99)
     elif mistake == "no checkpoint":
         torch.save({"weights": torch.ones(1)}, last)
-    elif mistake == "newer format":
-        content["federation"]["format"] = 99
+    elif mistake.endswith("format"):
+        content["federation"]["format"] = 99 if mistake == "newer format" else 3
         torch.save(content, last)
     module = Wider() if mistake == "other parameters" else Perceptron()
     before, files = copy.deepcopy(module.state_dict()), files_in(tmp_path)
@@ -647,18 +648,13 @@ class Counts(L.LightningDataModule):
         self.count = 100 + state_dict["count"]
 
 
-@pytest.mark.parametrize("name", ["Counts", "Federated"])
-def test_a_data_module_finds_its_state_under_its_own_name_or_an_earlier_versions(
-    name: str, make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
+def test_a_data_module_finds_its_state_under_its_own_name(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     path, data = tmp_path / "run.ckpt", Counts()
     trainer = make_trainer(max_rounds=1)
     trainer.fit(Perceptron(), Federated(data, num_clients=4))
     trainer.save_checkpoint(path)
-    saved = torch.load(path, weights_only=True)
-    state = saved.pop("Counts")
+    state = torch.load(path, weights_only=True)["Counts"]
     assert state["count"] > 0
-    torch.save(saved | {name: state}, path)
     resumed = Counts()
     make_trainer(max_rounds=1).fit(Perceptron(), Federated(resumed, num_clients=4), ckpt_path=path)
     assert resumed.count == 100 + state["count"]

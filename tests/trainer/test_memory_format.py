@@ -1,4 +1,4 @@
-"""Test runs that go on where weights are stored in another order, as in checkpoints of earlier versions from a CPU."""
+"""Test runs that go on where weights are stored in another order, as on another device."""
 
 from functools import partial
 from pathlib import Path

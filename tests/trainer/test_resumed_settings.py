@@ -29,14 +29,11 @@ from lightning_fl import (
 from lightning_fl.algorithms import APFL, Ditto, FedAP, FedProx, ServerM
 from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit, TopK
-from lightning_fl.data import Digits, Dirichlet, Federated, Shards
+from lightning_fl.data import Digits, Federated, Shards
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.outputs import checkpoint_file
 from lightning_fl.rules import Proximal
-from lightning_fl.settings.settings import RunSettings
 from lightning_fl.steps import Apply, Compress, Momentum
-from lightning_fl.trainer.resumed_settings import earlier_settings
 
 DATA: dict[str, Any] = {"num_clients": 6, "batch_size": 20, "client_fraction": 0.2, "server_fraction": 0.05}
 FOLLOWED = {
@@ -327,24 +324,6 @@ def test_callbacks_that_come_and_go_are_printed(
     assert "trainer.loss_guard.rounds None → 9.0" in line
 
 
-def test_a_checkpoint_of_an_earlier_version_says_what_it_does_not_know(
-    begun: Path, make_trainer: MakeTrainer, tmp_path: Path, said: list[str]
-) -> None:
-    shutil.copytree(begun, tmp_path / "run")
-    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    content = torch.load(last, weights_only=True)
-    content["federation"]["num_clients"] = content["federation"].pop("settings")["data.num_clients"]
-    del content["federation"]["learning_rates"]["settings"]
-    checkpoint_file.save_atomically(content, last)
-    with pytest.raises(UserError, match=r"data\.num_clients 6 → 7"):
-        fit(make_trainer, tmp_path / "run", 2, num_clients=7)
-    said.clear()
-    fit(make_trainer, tmp_path / "run", 1)
-    assert not any("earlier version" in line for line in said), "it does not matter where nothing is left to do"
-    fit(make_trainer, tmp_path / "run", 2)
-    assert any("earlier version" in line for line in said)
-
-
 PARTS = [
     found
     for room in (aggregators, algorithms, codecs, exchanges, rules, steps, data)
@@ -362,19 +341,6 @@ def test_the_number_of_rounds_may_be_numpy_s() -> None:
     assert FederatedTrainer(max_rounds=np.int64(3), accelerator="cpu").max_rounds == 3
     with pytest.raises(UserError, match=r"max_rounds .*True"):
         FederatedTrainer(max_rounds=True)
-
-
-def test_settings_of_a_checkpoint_have_their_present_names() -> None:
-    saved = {"data.partition": "Dirichlet", "data.partition.balanced": False, "trainer.max_rounds": 3}
-    assert earlier_settings({"settings": saved}) == {
-        "data.partition": "Dirichlet",
-        "data.partition.skip_full_clients": False,
-        "trainer.max_rounds": 3,
-    }
-    settings = RunSettings()
-    settings.add("data.partition", Dirichlet(skip_full_clients=True), False)
-    (change,) = settings.changes_since(earlier_settings({"settings": saved}))
-    assert str(change) == "data.partition.skip_full_clients False → True"
 
 
 @pytest.mark.parametrize(("before", "after"), [("64-true", "32-true"), ("32-true", "64-true")])

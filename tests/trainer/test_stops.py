@@ -221,15 +221,6 @@ def test_a_run_out_of_time_goes_on_with_more_of_it(
     assert fit(max_time={"hours": 9}).run.round == PLANNED
 
 
-def test_a_checkpoint_without_the_entry_goes_on(fit: Callable[..., FederatedTrainer], tmp_path: Path) -> None:
-    fit(Stops())
-    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    content = torch.load(last, weights_only=True)
-    del content["federation"]["stop"]
-    checkpoint_file.save_atomically(content, last)
-    assert fit(Stops()).run.round == PLANNED
-
-
 @pytest.mark.parametrize("stopper", [Stops(2), never_better(), None], ids=["callback", "early stopping", "module"])
 def test_nothing_stops_a_run_before_its_least_rounds(
     stopper: L.Callback | None, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture

@@ -8,10 +8,9 @@ arXiv:2006.07242).
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 
 import numpy as np
-from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 
 from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
@@ -43,7 +42,6 @@ class Dirichlet(Partition):
         max_tries: number of draws before an error is raised, at least 1.
         block: clients of a block, at least 2, whose draw is repeated until each has half an even share; then all clients get an
             even share. None: one split over all clients.
-        balanced: deprecated name of skip_full_clients.
     """
 
     takes_shuffled = True
@@ -53,14 +51,8 @@ class Dirichlet(Partition):
     min_samples: int = 10
     max_tries: int = 1000
     block: int | None = None
-    balanced: InitVar[bool | None] = None
 
-    def __post_init__(self, balanced: bool | None) -> None:
-        if balanced is not None:
-            rank_zero_deprecation(
-                "Dirichlet's balanced is now skip_full_clients, because the clients' sizes still differ."
-            )
-            object.__setattr__(self, "skip_full_clients", balanced)
+    def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
         check_whole("min_samples", self.min_samples, 1)
         check_whole("max_tries", self.max_tries, 1)

@@ -185,14 +185,11 @@ class CentralMechanism(Mechanism):
         """Raise `UserError` if a resumed run cuts its passes into other rounds."""
         if self.settings.sampling != PASSES:
             return
-        before, now, what = spent.cohort_size, self.cohort_size, "clients a round"
-        if not before:  # as in checkpoints of 0.3.0
-            now, what = self.rounds_of_pass, "rounds"
-            before = next((int(first) for kind, _, first, _ in spent.events if kind == PASSES), now)
+        before, now = spent.cohort_size, self.cohort_size
         require(
             before == now,
-            f"the checkpoint's passes over the clients take {before} {what}, and now {now}, so that a client could take part "
-            "twice: use its clients_per_round.",
+            f"the checkpoint's passes over the clients take {before} clients a round, and now {now}, so that a client could take "
+            "part twice: use its clients_per_round.",
         )
 
     def _last_round(self, run: Run, num_rounds: int, bound: float) -> int:

@@ -344,7 +344,7 @@ class Schedules:
         Raises:
             UserError: the rates differ, but follow from metrics of rounds that this run did not see.
         """
-        changes = self.settings.changes_since(state.get("settings", {}))  # not in checkpoints of earlier versions
+        changes = self.settings.changes_since(state["settings"])
         if any(map(_moves_rates, changes)):
             for config in self.configs:
                 watches, name = config.reduce_on_plateau, type(config.scheduler).__name__
@@ -385,10 +385,8 @@ class Schedules:
             for completed in range(1, num_rounds + 1):
                 self.end_round(completed)
             return
-        changed = state.get("round_options", [{}] * len(self._first))  # not in checkpoints of earlier versions
-        for round_group, first, rate, options in zip(
-            self._round, self._first, state["round_rates"], changed, strict=True
-        ):
+        saved_groups = zip(self._round, self._first, state["round_rates"], state["round_options"], strict=True)
+        for round_group, first, rate, options in saved_groups:
             round_group.update(deepcopy({**first, **options, "lr": rate}))
         # Lightning's StochasticWeightAveraging adds a scheduler in the middle of a run, and restores it itself.
         for config, saved in zip(self._of_rounds, state["schedulers"], strict=False):

@@ -428,7 +428,7 @@ def test_an_open_run_is_not_resumed_as_a_private_one(
         make_trainer(privacy=privacy, **keeps_files).fit(Perceptron(), federation(), FedAvg(), ckpt_path="last")
     path = tmp_path / "checkpoints" / "last.ckpt"
     checkpoint = checkpoint_file.load(path)
-    del checkpoint["federation"]["settings"]["trainer.privacy"]  # as in a checkpoint of an earlier version
+    del checkpoint["federation"]["settings"]["trainer.privacy"]  # the run itself says it, too
     torch.save(checkpoint, path)
     with pytest.raises(UserError, match=r"1 rounds were trained without trainer.privacy"):
         make_trainer(privacy=privacy, **keeps_files).fit(Perceptron(), federation(), FedAvg(), ckpt_path="last")
