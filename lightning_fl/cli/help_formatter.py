@@ -12,31 +12,18 @@ from jsonargparse import DefaultHelpFormatter
 
 from lightning_fl.cli.class_names import CLASS_PACKAGES, classes_under
 from lightning_fl.cli.type_descriptions import in_words, members_of, shown
+from lightning_fl.trainer.flag_facts import flags_of
+from lightning_fl.trainer.flags import TrainerFlags
 
-HEADINGS = {
-    "max_rounds": "Rounds and local training",
-    "metric": "Metric, validation, log and checkpoints",
-    "dropout_rate": "Clients that fail",
-    "over_selection": "Clients that are late, or not there, by a clock of clients",
-    "privacy": "Differential privacy of clients",
-    "secure_aggregation": "What the server sees of its clients",
-    "runner": "Training of several clients",
-    "accelerator": "Devices, as in Lightning",
-    "callbacks": "Callbacks, loggers and the folder of the run",
-    "fast_dev_run": "Short runs",
-    "accumulate_grad_batches": "Gradients",
-    "enable_progress_bar": "Output",
-    "deterministic": "Modes of PyTorch, and profiling",
-}
-"""Heading above each of these flags of the trainer and those after it."""
+GROUPS = {name: flag.group for name, flag in flags_of(TrainerFlags).items()}
+"""Heading of each flag of the trainer."""
 TITLES = {
     "algorithm": "Method",
     "model": "Model; num_classes, in_channels and image_size are taken from the data",
     "data": "Data, divided over clients and a server",
     "optimizer": "Optimiser of the clients, in place of the module's configure_optimizers",
     "lr_scheduler": "Scheduler of its learning rate, which steps after each round",
-    "trainer.clock": "Simulated network and computation behind time/simulated_seconds",
-    "trainer.loss_guard": "What to reject or undo if a loss explodes; off if not given",
+    **{f"trainer.{name}": heading for name, heading in GROUPS.items()},
 }
 """Titles of the groups of flags."""
 FIRST = ("algorithm", "model", "data", "optimizer", "lr_scheduler")
@@ -72,11 +59,13 @@ class PlainHelpFormatter(DefaultHelpFormatter):
 
     def add_arguments(self, actions: Iterable[Action]) -> None:
         """Add the flags of a section, those of the trainer in sections of their own."""
+        heading = None
         for action in actions:
             group, _, name = action.dest.rpartition(".")
-            if group == "trainer" and name in HEADINGS and not _is_internal(action):
+            if group == "trainer" and GROUPS.get(name, heading) != heading and not _is_internal(action):
+                heading = GROUPS[name]
                 self.end_section()
-                self.start_section(HEADINGS[name])
+                self.start_section(heading)
             self.add_argument(action)
 
     def add_argument(self, action: Action) -> None:

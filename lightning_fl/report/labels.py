@@ -6,18 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_fl.outputs.run_folder import UNKNOWN
+from lightning_fl.report.catalogue import incidental_flags
 from lightning_fl.report.records import Record, file_name
 
 SEEDS = ("seed_everything", "data.seed")
-# Flags for where and how a run executes, not for the experiment itself.
-OF_TRAINER = (
-    "accelerator benchmark channels_last checkpoint_every_n_rounds client_states clients_at_once default_root_dir "
-    "detect_anomaly deterministic devices devices_per_client enable_checkpointing enable_model_summary enable_progress_bar "
-    "inference_mode log_every_n_rounds log_every_n_steps logger max_time metric metric_mode num_nodes num_sanity_val_steps "
-    "profiler runner "
-    "strategy test_every_n_rounds threads"
-)
-INCIDENTAL = (*SEEDS, "ckpt_path", "data.download", *(f"trainer.{flag}" for flag in OF_TRAINER.split()))
+INCIDENTAL = (*SEEDS, "ckpt_path", "data.download")
 # Data sets that are the same wherever their files lie.
 WELL_KNOWN = ("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "SVHN")
 # Slots of a method whose parts are shown as a whole, and the parts that fill them if nobody chooses others.
@@ -36,7 +29,7 @@ def experiment_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         settings: values by dotted keys, as `flatten` returns them.
     """
-    left_out = INCIDENTAL + (("data.root",) if settings.get("data") in WELL_KNOWN else ())
+    left_out = INCIDENTAL + incidental_flags() + (("data.root",) if settings.get("data") in WELL_KNOWN else ())
 
     def counts(key: str, value: Any) -> bool:
         is_left_out = any(key == name or key.startswith(f"{name}.") for name in left_out)

@@ -7,7 +7,6 @@ differs if it does not have its default, which the shipped configurations leave 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 from lightning_fl.outputs.run_folder import UNKNOWN
+from lightning_fl.report import catalogue
 from lightning_fl.report.labels import counted, experiment_settings, setting, shown
 from lightning_fl.report.records import SOURCES, Record, flatten
 
@@ -180,7 +180,7 @@ def _others(record: Record) -> list[str]:
         part, _, name = flag.partition(".")
         if flag in left_out or flag.startswith(OPTIONS_FLAG) or value == UNKNOWN:
             continue
-        owner = "FederatedTrainer" if part == "trainer" else str(record.settings.get(part))
+        owner = catalogue.TRAINER if part == "trainer" else str(record.settings.get(part))
         defaults = _defaults().get(owner, {})
         # An unknown flag of a class or of its default part is passed over; no paper has one without a class, such as --optimizer.
         default = defaults.get(name, defaults.get(name.partition(".")[0], value) and value) if name else None
@@ -192,11 +192,9 @@ def _others(record: Record) -> list[str]:
 @cache
 def _defaults() -> dict[str, Settings]:
     """Return the default values of the flags of every class that a configuration may name, and of the trainer's, by class."""
-    lines = files("lightning_fl").joinpath("catalogue.jsonl").read_text(encoding="utf-8").splitlines()
-    parameters = {entry["name"]: entry["parameters"] for entry in map(json.loads, lines)}
     return {
         name: flatten({flag: one["default"] for flag, one in of.items() if "default" in one})
-        for name, of in parameters.items()
+        for name, of in catalogue.parameters().items()
     }
 
 

@@ -92,9 +92,9 @@ def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:
         data: data as the clients hold them.
     """
     settings = RunSettings()
-    for name in (*trainer.changeable, *trainer.unchangeable):
-        settings.add(f"trainer.{name}", flag_value(trainer, name), name in trainer.changeable)
-    settings.add("trainer.callbacks", list(trainer.given_callbacks), True)
+    for name, flag in trainer.flags.items():
+        if flag.resume is not None:
+            settings.add(f"trainer.{name}", flag_value(trainer, name), flag.resume == "may change")
     settings.add("data", data, False)
     settings.add(SAMPLES, _digest(data), False)
     for name, value in _settings_in(trainer.algorithm):
@@ -104,6 +104,8 @@ def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:
 
 def flag_value(trainer: Any, name: str) -> Any:
     """Return the value of a flag, also where Lightning's attribute of that name has another if the flag is not given."""
+    if name == "callbacks":  # a fit adds others
+        return list(trainer.given_callbacks)
     value = getattr(trainer, name)
     absent, default = ABSENT.get(name, (UNKEPT, None))
     return default if value == absent else value

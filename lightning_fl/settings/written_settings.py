@@ -46,9 +46,11 @@ def written_settings(
         algorithm: the federated method.
         seed: seed of the run.
     """
-    flags = (*trainer.changeable, *trainer.unchangeable, "log_every_n_rounds", "fast_dev_run")
+    decisive = [name for name, flag in trainer.flags.items() if flag.resume is not None or flag.decides == "results"]
     flag_values = {
-        name: trainer.limits[name] if name in trainer.limits else flag_value(trainer, name) for name in flags
+        name: trainer.limits[name] if name in trainer.limits else flag_value(trainer, name)
+        for name in (*decisive, "log_every_n_rounds")  # the last tells how many rows there should be
+        if name != "callbacks"  # which a configuration lists with their arguments, as below
     }
     settings: dict[str, Any] = {"seed_everything": seed}
     for name, value in flag_values.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
@@ -42,6 +42,26 @@ from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch
 from lightning_fl.trainer.callback_list import CallbackList, require_no_tuner
 from lightning_fl.trainer.fabric_strategy import FabricStrategy, lightning_flags, without_infos
+from lightning_fl.trainer.flag_facts import (
+    CALLBACKS,
+    CLOCK,
+    DEVICES,
+    FAILING,
+    GRADIENTS,
+    GUARD,
+    LATE,
+    METRIC,
+    MODES,
+    OUTPUT,
+    PRIVACY,
+    ROUNDS,
+    RUNNER,
+    SEEN,
+    SHORT,
+    Flag,
+    execution,
+    flags_of,
+)
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
     build_loggers,
@@ -66,109 +86,74 @@ class TrainerFlags(Trainer, ABC):
         validate_loop: EvaluationLoop
         test_loop: EvaluationLoop
 
-    changeable = (
-        "max_rounds",
-        "min_rounds",
-        "max_steps",
-        "min_steps",
-        "clients_per_round",
-        "local_epochs",
-        "local_steps",
-        "limit_train_batches",
-        "limit_val_batches",
-        "overfit_batches",
-        "reload_dataloaders_every_n_epochs",
-        "val_every_n_rounds",
-        "test_every_n_rounds",
-        "validation_clients",
-        "dropout_rate",
-        "straggler_rate",
-        "accumulate_grad_batches",
-        "gradient_clip_val",
-        "gradient_clip_algorithm",
-        "precision",
-        "clock",
-        "over_selection",
-        "deadline",
-        "availability",
-        "availability_period",
-        "if_too_few",
-        "loss_guard",
-        "secure_aggregation",
-        "adversary",
-    )
-    """Flags that decide the results, and that a resumed run may change."""
-    unchangeable = ("client_optimizer", "privacy")
-    """Flags that a resumed run must keep. Those in neither list do not decide the results."""
-
     @refusing_others(refuse_flag)
     def __init__(
         self,
         *,
-        max_rounds: int = 100,
-        min_rounds: int | None = None,
-        max_steps: int | None = None,
-        min_steps: int | None = None,
-        clients_per_round: int | float = 10,
-        local_epochs: int | None = None,
-        local_steps: int | None = None,
-        client_optimizer: Literal["module", "sgd"] = "module",
-        metric: str | None = None,
-        metric_mode: Literal["max", "min"] | None = None,
-        val_every_n_rounds: int = 1,
-        test_every_n_rounds: int | None = None,
-        validation_clients: int | None = None,
-        log_every_n_rounds: int = 1,
-        log_every_n_steps: int = 50,
-        checkpoint_every_n_rounds: int = 1,
-        dropout_rate: float = 0.0,
-        straggler_rate: float = 0.0,
-        clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
-        over_selection: float | None = None,
-        deadline: float | None = None,
-        availability: str | os.PathLike[str] | None = None,
-        availability_period: float | None = None,
-        if_too_few: Literal["wait", "fewer"] | None = None,
-        loss_guard: LossGuard = LossGuard(),  # noqa: B008
-        privacy: Privacy | None = None,
-        secure_aggregation: SecureAggregation | None = None,
-        adversary: Adversary | None = None,
-        runner: Literal["auto", "serial", "stacked", "lightning"] = "auto",
-        clients_at_once: int | None = None,
-        threads: int | None = None,
-        client_states: str | os.PathLike[str] = "memory",
-        accelerator: str | Accelerator = "auto",
-        strategy: str | Strategy = "auto",
-        devices: list[int] | str | int = 1,
-        devices_per_client: int = 1,
-        num_nodes: int = 1,
-        precision: int | str | None = None,
-        plugins: Any | None = None,
-        callbacks: list[Callback] | Callback | None = None,
-        logger: Logger | Iterable[Logger] | bool | None = None,
-        default_root_dir: str | os.PathLike[str] | None = None,
-        fast_dev_run: bool | int = False,
-        max_time: str | timedelta | dict[str, int] | None = None,
-        limit_train_batches: int | float | None = None,
-        limit_val_batches: int | float | None = None,
-        limit_test_batches: int | float | None = None,
-        limit_predict_batches: int | float | None = None,
-        overfit_batches: int | float | None = None,
-        reload_dataloaders_every_n_epochs: int | None = None,
-        num_sanity_val_steps: int = 2,
-        accumulate_grad_batches: int = 1,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
-        enable_progress_bar: bool = True,
-        enable_checkpointing: bool = True,
-        enable_model_summary: bool = True,
-        deterministic: bool | Literal["warn"] = False,
-        benchmark: bool = False,
-        channels_last: bool | None = None,
-        float32_precision: Literal["highest", "high", "medium"] | None = None,
-        inference_mode: bool = True,
-        detect_anomaly: bool = False,
-        profiler: Profiler | str | None = None,
+        max_rounds: Annotated[int, Flag(ROUNDS)] = 100,
+        min_rounds: Annotated[int | None, Flag(ROUNDS)] = None,
+        max_steps: Annotated[int | None, Flag(ROUNDS)] = None,
+        min_steps: Annotated[int | None, Flag(ROUNDS)] = None,
+        clients_per_round: Annotated[int | float, Flag(ROUNDS)] = 10,
+        local_epochs: Annotated[int | None, Flag(ROUNDS)] = None,
+        local_steps: Annotated[int | None, Flag(ROUNDS)] = None,
+        client_optimizer: Annotated[Literal["module", "sgd"], Flag(ROUNDS, "must stay")] = "module",
+        metric: Annotated[str | None, execution(METRIC)] = None,
+        metric_mode: Annotated[Literal["max", "min"] | None, execution(METRIC)] = None,
+        val_every_n_rounds: Annotated[int, Flag(METRIC)] = 1,
+        test_every_n_rounds: Annotated[int | None, Flag(METRIC, decides="execution")] = None,
+        validation_clients: Annotated[int | None, Flag(METRIC)] = None,
+        log_every_n_rounds: Annotated[int, execution(METRIC)] = 1,
+        log_every_n_steps: Annotated[int, execution(METRIC)] = 50,
+        checkpoint_every_n_rounds: Annotated[int, execution(METRIC)] = 1,
+        dropout_rate: Annotated[float, Flag(FAILING)] = 0.0,
+        straggler_rate: Annotated[float, Flag(FAILING)] = 0.0,
+        clock: Annotated[SimulatedClock, Flag(CLOCK)] = SimulatedClock(),  # noqa: B008 -- frozen
+        over_selection: Annotated[float | None, Flag(LATE)] = None,
+        deadline: Annotated[float | None, Flag(LATE)] = None,
+        availability: Annotated[str | os.PathLike[str] | None, Flag(LATE)] = None,
+        availability_period: Annotated[float | None, Flag(LATE)] = None,
+        if_too_few: Annotated[Literal["wait", "fewer"] | None, Flag(LATE)] = None,
+        loss_guard: Annotated[LossGuard, Flag(GUARD)] = LossGuard(),  # noqa: B008
+        privacy: Annotated[Privacy | None, Flag(PRIVACY, "must stay")] = None,
+        secure_aggregation: Annotated[SecureAggregation | None, Flag(SEEN)] = None,
+        adversary: Annotated[Adversary | None, Flag(SEEN)] = None,
+        runner: Annotated[Literal["auto", "serial", "stacked", "lightning"], execution(RUNNER)] = "auto",
+        clients_at_once: Annotated[int | None, execution(RUNNER)] = None,
+        threads: Annotated[int | None, execution(RUNNER)] = None,
+        client_states: Annotated[str | os.PathLike[str], execution(RUNNER)] = "memory",
+        accelerator: Annotated[str | Accelerator, execution(DEVICES)] = "auto",
+        strategy: Annotated[str | Strategy, execution(DEVICES)] = "auto",
+        devices: Annotated[list[int] | str | int, execution(DEVICES)] = 1,
+        devices_per_client: Annotated[int, execution(DEVICES)] = 1,
+        num_nodes: Annotated[int, execution(DEVICES)] = 1,
+        precision: Annotated[int | str | None, Flag(DEVICES)] = None,
+        plugins: Annotated[Any | None, Flag(DEVICES, None)] = None,
+        callbacks: Annotated[list[Callback] | Callback | None, Flag(CALLBACKS)] = None,
+        logger: Annotated[Logger | Iterable[Logger] | bool | None, execution(CALLBACKS)] = None,
+        default_root_dir: Annotated[str | os.PathLike[str] | None, execution(CALLBACKS)] = None,
+        fast_dev_run: Annotated[bool | int, Flag(SHORT, None)] = False,
+        max_time: Annotated[str | timedelta | dict[str, int] | None, execution(SHORT)] = None,
+        limit_train_batches: Annotated[int | float | None, Flag(SHORT)] = None,
+        limit_val_batches: Annotated[int | float | None, Flag(SHORT)] = None,
+        limit_test_batches: Annotated[int | float | None, Flag(SHORT, None)] = None,
+        limit_predict_batches: Annotated[int | float | None, execution(SHORT)] = None,
+        overfit_batches: Annotated[int | float | None, Flag(SHORT)] = None,
+        reload_dataloaders_every_n_epochs: Annotated[int | None, Flag(SHORT)] = None,
+        num_sanity_val_steps: Annotated[int, execution(SHORT)] = 2,
+        accumulate_grad_batches: Annotated[int, Flag(GRADIENTS)] = 1,
+        gradient_clip_val: Annotated[int | float | None, Flag(GRADIENTS)] = None,
+        gradient_clip_algorithm: Annotated[Literal["norm", "value"], Flag(GRADIENTS)] = "norm",
+        enable_progress_bar: Annotated[bool, execution(OUTPUT)] = True,
+        enable_checkpointing: Annotated[bool, execution(OUTPUT)] = True,
+        enable_model_summary: Annotated[bool, execution(OUTPUT)] = True,
+        deterministic: Annotated[bool | Literal["warn"], execution(MODES)] = False,
+        benchmark: Annotated[bool, execution(MODES)] = False,
+        channels_last: Annotated[bool | None, execution(MODES)] = None,
+        float32_precision: Annotated[Literal["highest", "high", "medium"] | None, Flag(MODES, None)] = None,
+        inference_mode: Annotated[bool, execution(MODES)] = True,
+        detect_anomaly: Annotated[bool, execution(MODES)] = False,
+        profiler: Annotated[Profiler | str | None, execution(MODES)] = None,
     ) -> None:
         """Set up the trainer.
 
@@ -337,6 +322,7 @@ class TrainerFlags(Trainer, ABC):
             self.limits = {name: int(fast_dev_run) for name in self.limits}
             self.enable_checkpointing, self.num_sanity_val_steps = False, 0
         self.timer = build_timer(max_time)
+        self.plugins = plugins
         self.fabric = build_fabric(accelerator, strategy, devices, num_nodes, precision, plugins)
         given_loggers = logger if isinstance(logger, Iterable) else [logger]
         self.default_root_dir = trial_folder(self.default_root_dir, given_loggers)
@@ -371,6 +357,11 @@ class TrainerFlags(Trainer, ABC):
         self.test_loop = EvaluationLoop(self, "test", self.inference_mode)
         self.predict_loop = PredictionLoop(self, self.inference_mode)
         self.fit_loop = self._loop_of_rounds()
+
+    @property
+    def flags(self) -> Mapping[str, Flag]:
+        """Facts about each flag, in the order of `--help`."""
+        return flags_of(TrainerFlags)
 
     @property
     def callbacks(self) -> list[Callback]:

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.cli import kept_help, main
 from lightning_fl.cli.class_names import HIDDEN, classes_under
 from lightning_fl.cli.federated_cli import FederatedCLI
-from lightning_fl.cli.help_formatter import HEADINGS
 from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.flag_facts import flags_of
 
 Help = Callable[..., str]
 
@@ -61,14 +62,14 @@ def test_the_help_of_a_command_has_flags_and_no_internals(help_of: Help, columns
 
 
 def test_headings_stand_in_the_order_of_the_flags(help_of: Help) -> None:
-    order = [*parameters_of(FederatedTrainer)]
-    assert [order.index(name) for name in HEADINGS] == sorted(order.index(name) for name in HEADINGS)
-    assert order[0] in HEADINGS
+    flags = flags_of(FederatedTrainer)
+    assert [*flags] == [*parameters_of(FederatedTrainer)], "each flag has its facts in its annotation"
+    own = [flag.group for name, flag in flags.items() if name not in ("clock", "loss_guard")]  # groups of the parser
+    headings = [*dict.fromkeys(own)]
+    assert [heading for heading, _ in groupby(own)] == headings, "flags of a group stand together"
     titles = [line for line in help_of("fit", "--help").splitlines() if re.match(r"\S.*:$", line)]
     assert titles[:4] == ["Options:", "Method:", titles[2], "Data, divided over clients and a server:"]
-    assert [title for title in titles if title[:-1] in HEADINGS.values()] == [
-        f"{title}:" for title in HEADINGS.values()
-    ]
+    assert [title[:-1] for title in titles if title[:-1] in headings] == headings
 
 
 def test_a_command_is_given_its_own_flags_alone(monkeypatch: pytest.MonkeyPatch) -> None:

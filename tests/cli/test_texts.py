@@ -51,6 +51,7 @@ from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.personal.personal_gates import ClientGates
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.flag_facts import flags_of
 
 HELP = Path(cli.__file__).with_name("help.txt")
 RUNNING = ("fit", "validate", "test", "predict")
@@ -160,6 +161,10 @@ def parameters(found: type) -> dict[str, dict[str, Any]]:
         if parameter.default is not inspect.Parameter.empty:
             is_function = isinstance(parameter.default, FunctionType)  # in a configuration, the class of what it makes
             described[name]["default"] = actions[name].default if is_function else plain(parameter.default)
+    if found is FederatedTrainer:  # reports leave out what decides no results
+        for name, flag in flags_of(found).items():
+            if flag.decides == "execution":
+                described[name]["decides"] = flag.decides
     return described
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from made_runs import groups_of, rising, write_run
 from torch import nn
@@ -185,3 +186,12 @@ def test_a_setting_that_older_configurations_lack_does_not_separate_runs_if_it_i
     content = yaml.safe_load((folders[1] / "config.yaml").read_text())
     (folders[1] / "config.yaml").write_text(yaml.safe_dump({**content, "optimizer": None, "lr_scheduler": None}))
     assert [len(group.curves) for group in groups_of(*folders)] == [2]
+
+
+def test_every_flag_that_decides_results_separates_runs_and_no_other(tmp_path: Path) -> None:
+    one = fit(tmp_path / "one")
+    assert len(groups_of(one, fit(tmp_path / "same", seed=1, limit_predict_batches=3, log_every_n_steps=7))) == 1
+    for flag, value in {"limit_test_batches": 1, "float32_precision": "high", "plugins": [TorchCheckpointIO()]}.items():
+        other = fit(tmp_path / flag, seed=1, **{flag: value})
+        assert any(f"trainer.{flag}" in key for key in read_run(other).settings)
+        assert len(groups_of(one, other)) == 2, flag
