@@ -2,7 +2,7 @@
 prints and the site's reference shows.
 
 They are read from `lightning_fl/catalogue.jsonl`, one line for each name, as importing the classes takes seconds. Reports read
-default values there. A test compares it with the classes; `python tests/cli/test_texts.py` writes it. A method's paper and
+default values there. A test compares it with the classes; `python docs/kept_texts.py` writes it. A method's paper and
 equations are read from its file.
 """
 
