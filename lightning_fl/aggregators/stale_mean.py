@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Interval
 
-from lightning_fl.checks import check_at_least, check_between, check_choice
 from lightning_fl.slots import Aggregator, Message, Upload
 from lightning_fl.vectors.pieces import add_scaled, zeros_like
 
@@ -34,17 +34,9 @@ class StaleMean(Aggregator):
     keeps_uploads = False
     sums_suffice = True
     uses = frozenset[str]()
-    decay: float | Literal["constant", "polynomial", "hinge"] = 0.5
+    decay: Annotated[float, Ge(0)] | Literal["constant", "polynomial", "hinge"] = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.decay, str):
-            check_choice("decay", self.decay, ("constant", "polynomial", "hinge"))
-        else:
-            check_at_least("decay", self.decay, 0)
-        check_choice("weighting", self.weighting, ("uniform", "samples"))
-        check_between("alpha", self.alpha, 0, 1, "(]")
+    alpha: Annotated[float, Interval(gt=0, le=1)] = 1.0
 
     def factor(self, staleness: int) -> float:
         """Return α ρ of a staleness.
