@@ -2,7 +2,7 @@
 
 from lightning_fl.checks.lightning_classes import hook_owner, is_a, is_lightnings, listed, overrides
 from lightning_fl.checks.parameters import Remembering, needs_closure, parameters_of
-from lightning_fl.checks.ranges import Called, Checked, Rounds, check_arguments, check_fields, checked
+from lightning_fl.checks.ranges import Called, Checked, Rounds, check_arguments, check_fields, check_value, checked
 from lightning_fl.checks.values import (
     LARGEST,
     LARGEST_SEED,
@@ -40,6 +40,7 @@ __all__ = [
     "check_fields",
     "check_positive",
     "check_rounds",
+    "check_value",
     "check_whole",
     "checked",
     "hook_owner",

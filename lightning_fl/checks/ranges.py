@@ -105,6 +105,11 @@ def check_arguments(function: Callable[..., Any], arguments: Iterable[Any], opti
     _check(dict(zip(names, arguments, strict=False)) | options, parameters, "{}", function.__qualname__)
 
 
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise `UserError` if a type with its ranges does not allow a value."""
+    _check({name: value}, {name: (inspect.Parameter.empty, _members(hint))}, "{}", "")
+
+
 def _after_checks(own: Callable[..., None]) -> Callable[..., None]:
     """Return a `__post_init__` that checks the fields first."""
 
@@ -148,8 +153,8 @@ def _check(given: Mapping[str, Any], parameters: Parameters, called: str, owner:
         value = given.get(name, default)
         if value is not default:
             taking = next((one for one in members if one.takes(value)), None)
-            member = taking or next(one for one in reversed(members) if one.check)
-            if member.check:
+            member = taking or next((one for one in reversed(members) if one.check), None)
+            if member and member.check:
                 member.check((member.called or called).format(name, kind=owner), value)
 
 
