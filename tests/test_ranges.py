@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from pkgutil import walk_packages
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import pytest
@@ -37,28 +37,16 @@ from lightning_fl.slots import Rule
 if TYPE_CHECKING:
     from fractions import Fraction
 
-VALUES = (
-    0,
-    1,
-    -1,
-    3,
-    5,
-    0.0,
-    0.5,
-    1.0,
-    1.5,
-    1e-300,
-    1e300,
-    10**10,
-    float("nan"),
-    float("inf"),
-    True,
-    None,
-    "1",
-    "b",
-    [],
-)
-VALUES += (np.int64(3), np.float32(0.5))
+
+class Shown(Protocol):
+    """Whatever can be shown."""
+
+    def show(self) -> None:
+        """Show it."""
+
+
+NUMBERS = [0, 1, -1, 3, 5, 0.0, 0.5, 1.0, 1.5, 1e-300, 1e300, 10**10, float("nan"), float("inf")]
+VALUES: list[Any] = [*NUMBERS, np.int64(3), np.float32(0.5), True, None, "1", "b", []]
 CHECKS: list[tuple[Any, Callable[[Any], None]]] = [
     (Annotated[int, Ge(1)], lambda x: check_whole("x", x, 1)),
     (Annotated[int, Gt(0)], lambda x: check_whole("x", x, 1)),
@@ -91,6 +79,8 @@ CHECKS: list[tuple[Any, Callable[[Any], None]]] = [
         lambda x: check_whole("count x", x, 1) if _is_whole(x) else check_between("x", x, 0, 1, "(]"),
     ),
     (Annotated[float, Gt(0)] | list, lambda x: None if isinstance(x, list) else check_positive("x", x)),
+    (Literal["a"] | str, lambda x: None if isinstance(x, str) else check_choice("x", x, ("a",))),
+    (bool | Shown, lambda x: None),
     (float | None, lambda x: None),
     (Any, lambda x: None),
 ]

@@ -13,26 +13,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from functools import lru_cache, partial, wraps
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from lightning_fl.checks.values import (
-    LARGEST,
-    MOST,
-    check_above,
-    check_at_least,
-    check_between,
-    check_choice,
-    check_positive,
-    check_rounds,
-    check_whole,
-    is_number,
-    is_whole,
-)
+from lightning_fl.checks import values
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -76,9 +64,10 @@ def check_fields(part: Any) -> None:
     Dataclasses that the command line fills by flags of their own, such as the trainer's clock, call this in `__post_init__`: the
     parser does so only if all their bases are dataclasses, too.
     """
-    parameters = _fields_of(type(part))
+    kind: Any = type(part)
+    parameters = _fields_of(kind)
     given = {name: getattr(part, name) for name in parameters}
-    _check(given, parameters, getattr(part, "_called", "{}"), type(part).__name__)
+    _check(given, parameters, getattr(part, "_called", "{}"), kind.__name__)
 
 
 def checked(function: Function) -> Function:
@@ -102,12 +91,13 @@ def checked(function: Function) -> Function:
 def check_arguments(function: Callable[..., Any], arguments: Iterable[Any], options: Mapping[str, Any]) -> None:
     """Raise `UserError` if an argument of a function is not allowed by its annotation."""
     names, parameters = _parameters_of(function)
-    _check(dict(zip(names, arguments, strict=False)) | options, parameters, "{}", function.__qualname__)
+    _check({**dict(zip(names, arguments, strict=False)), **options}, parameters, "{}", function.__qualname__)
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Raise `UserError` if a type with its ranges does not allow a value."""
-    _check({name: value}, {name: (inspect.Parameter.empty, _members(hint))}, "{}", "")
+    if members := _members(hint):
+        _check({name: value}, {name: (inspect.Parameter.empty, members)}, "{}", "")
 
 
 def _after_checks(own: Callable[..., None]) -> Callable[..., None]:
@@ -138,8 +128,11 @@ class _Member(NamedTuple):
             choices = get_args(self.kind)
             return value in choices or (isinstance(value, str) and any(isinstance(one, str) for one in choices))
         if kind in (int, float):
-            return is_whole(value) if kind is int else is_number(value)
-        return not isinstance(kind, type) or kind is Any or isinstance(value, kind)
+            return values.is_whole(value) if kind is int else values.is_number(value)
+        try:
+            return isinstance(value, kind)
+        except TypeError:  # no class, or one such as a protocol, which does not know its objects
+            return True
 
 
 Members = tuple[_Member, ...]
@@ -152,9 +145,9 @@ def _check(given: Mapping[str, Any], parameters: Parameters, called: str, owner:
     for name, (default, members) in parameters.items():
         value = given.get(name, default)
         if value is not default:
-            taking = next((one for one in members if one.takes(value)), None)
-            member = taking or next((one for one in reversed(members) if one.check), None)
-            if member and member.check:
+            takers = [one for one in members if one.takes(value)] or [one for one in reversed(members) if one.check]
+            member = min(takers, key=lambda one: one.check is not None)
+            if member.check:
                 member.check((member.called or called).format(name, kind=owner), value)
 
 
@@ -194,9 +187,8 @@ def _ranges_of(annotated: Any, known: dict[str, Any]) -> dict[str, Members]:
             hints |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), known, include_extras=True)
         except Exception as error:  # noqa: PERF203 -- one name that only a type checker knows leaves the others
             if "Annotated[" in str(annotation):
-                from lightning.pytorch.utilities.rank_zero import (
-                    rank_zero_warn,
-                )  # commands that need no run import this file
+                # Lightning takes seconds, and commands that need no run import this file.
+                from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
                 rank_zero_warn(
                     f"{name} of {annotated.__name__} may have any value, because its annotation cannot be read in its module: "
@@ -210,7 +202,10 @@ def _members(hint: Any) -> Members:
     """Return the types of a union with their checks; () if all values are allowed."""
     marked = list(_marked(hint, ()))
     choices = [choice for kind, _ in marked for choice in _choices_of(kind)]
-    members = tuple(_Member(kind, _check_of(kind, marks, choices), _words(marks)) for kind, marks in marked)
+    members = tuple(
+        _Member(kind, _check_of(kind, marks, choices), next((m.words for m in marks if isinstance(m, Called)), None))
+        for kind, marks in marked
+    )
     return members if any(member.check for member in members) else ()
 
 
@@ -219,16 +214,12 @@ def _marked(hint: Any, marks: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any,
     origin = get_origin(hint)
     if origin is Annotated:
         inner, *own = get_args(hint)
-        yield from _marked(inner, (*marks, *own))
+        yield from _marked(inner, (*own, *marks))
     elif origin in (Union, UnionType):
         for inner in get_args(hint):
             yield from _marked(inner, marks)
     else:
         yield hint, marks
-
-
-def _words(marks: tuple[Any, ...]) -> str | None:
-    return next((mark.words for mark in reversed(marks) if isinstance(mark, Called)), None)
 
 
 def _choices_of(kind: Any) -> tuple[Any, ...]:
@@ -238,30 +229,24 @@ def _choices_of(kind: Any) -> tuple[Any, ...]:
 
 
 def _check_of(kind: Any, marks: tuple[Any, ...], choices: list[Any]) -> Callable[[str, Any], None] | None:
-    """Return the check of a type with its marks, given the choices of the whole union."""
+    """Return the check of a type with its marks, given the choices of the whole union; None if it allows all its values."""
     if kind is bool or get_origin(kind) is Literal:
-        return partial(check_choice, allowed=choices)
-    if kind not in (int, float):
+        return partial(values.check_choice, allowed=choices)
+    if kind in (int, float) and any(isinstance(mark, Rounds) for mark in marks):
+        return values.check_rounds
+    single = [bound for mark in marks for bound in (mark if isinstance(mark, Interval) else (mark,))]
+    bounds = {type(one).__name__.lower(): astuple(one)[0] for one in single if isinstance(one, Ge | Gt | Le | Lt)}
+    if not bounds or kind not in (int, float):
         return None
-    if any(isinstance(mark, Rounds) for mark in marks):
-        return check_rounds
-    bounds = [bound for mark in marks for bound in (mark if isinstance(mark, Interval) else (mark,))]
-    low = next((bound for bound in bounds if isinstance(bound, (Ge, Gt))), None)
-    high = next((bound for bound in bounds if isinstance(bound, (Le, Lt))), None)
-    return _check_between(kind, low, high) if low or high else None
-
-
-def _check_between(kind: type, low: Any, high: Any) -> Callable[[str, Any], None]:
-    """Return the check of a number of type int or float with these bounds, either of which may be missing."""
+    low: Any = bounds.get("ge", bounds.get("gt"))
+    high: Any = bounds.get("le", bounds.get("lt"))
     if kind is int:
-        least = -MOST if low is None else low.ge if isinstance(low, Ge) else low.gt + 1
-        most = MOST if high is None else high.le if isinstance(high, Le) else high.lt - 1
-        return partial(check_whole, minimum=least, maximum=most)
+        least = -values.MOST if low is None else low + ("gt" in bounds)
+        most = values.MOST if high is None else high - ("lt" in bounds)
+        return partial(values.check_whole, minimum=least, maximum=most)
     if high is None:
-        if isinstance(low, Ge):
-            return partial(check_at_least, minimum=low.ge)
-        return check_positive if low.gt == 0 else partial(check_above, minimum=low.gt)
-    least = -LARGEST if low is None else low.ge if isinstance(low, Ge) else low.gt
-    most = high.le if isinstance(high, Le) else high.lt
-    ends: Any = ("(" if isinstance(low, Gt) else "[") + ("]" if isinstance(high, Le) else ")")
-    return partial(check_between, low=least, high=most, ends=ends)
+        if "ge" in bounds:
+            return partial(values.check_at_least, minimum=low)
+        return values.check_positive if low == 0 else partial(values.check_above, minimum=low)
+    ends: Any = ("(" if "gt" in bounds else "[") + (")" if "lt" in bounds else "]")
+    return partial(values.check_between, low=-values.LARGEST if low is None else low, high=high, ends=ends)

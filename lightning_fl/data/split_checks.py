@@ -28,6 +28,7 @@ FEWEST_SAMPLES = 20
 class SplitSettings(Protocol):
     """Settings of a `FederatedDataModule`."""
 
+    num_clients: int
     partition: Partition
     client_fraction: float
     server_fraction: float
