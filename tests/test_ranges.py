@@ -68,11 +68,10 @@ CHECKS: list[tuple[Any, Callable[[Any], None]]] = [
     (bool | Literal["b"], lambda x: check_choice("x", x, (False, True, "b"))),
     (Annotated[float, Ge(0)] | None, lambda x: None if x is None else check_at_least("x", x, 0)),
     (Annotated[float | None, Ge(0)], lambda x: None if x is None else check_at_least("x", x, 0)),
+    (Annotated[float, Ge(0)] | Literal["a"], lambda x: check_at_least("x", x, 0)),
     (
-        Annotated[float, Ge(0)] | Literal["a"],
-        lambda x: (
-            check_choice("x", x, ("a",)) if isinstance(x, str) or not _is_number(x) else check_at_least("x", x, 0)
-        ),
+        Annotated[float, Ge(0)] | Literal["a", "c"],
+        lambda x: check_choice("x", x, ("a", "c")) if isinstance(x, str) else check_at_least("x", x, 0),
     ),
     (
         Annotated[int, Ge(1), Called("count x")] | Annotated[float, Interval(gt=0, le=1)],
@@ -89,10 +88,6 @@ CHECKS: list[tuple[Any, Callable[[Any], None]]] = [
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def sentence(check: Callable[[], Any]) -> str:

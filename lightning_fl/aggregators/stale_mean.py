@@ -15,6 +15,7 @@ from annotated_types import Ge, Interval
 from lightning_fl.slots import Aggregator, Message, Upload
 from lightning_fl.vectors.pieces import add_scaled, zeros_like
 
+Decay = Annotated[float, Ge(0)] | Literal["constant", "polynomial", "hinge"]
 WEIGHT = "weight"
 HINGE_SLOPE, HINGE_DELAY = 10, 4
 
@@ -34,7 +35,7 @@ class StaleMean(Aggregator):
     keeps_uploads = False
     sums_suffice = True
     uses = frozenset[str]()
-    decay: Annotated[float, Ge(0)] | Literal["constant", "polynomial", "hinge"] = 0.5
+    decay: Decay = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"
     alpha: Annotated[float, Interval(gt=0, le=1)] = 1.0
 

@@ -126,7 +126,9 @@ class _Member(NamedTuple):
         kind = get_origin(self.kind) or self.kind
         if kind is Literal:
             choices = get_args(self.kind)
-            return value in choices or (isinstance(value, str) and any(isinstance(one, str) for one in choices))
+            return value in choices or (
+                isinstance(value, str) and len(choices) > 1
+            )  # what looks like a misspelt choice
         if kind in (int, float):
             return values.is_whole(value) if kind is int else values.is_number(value)
         try:
@@ -141,11 +143,12 @@ Parameters = dict[str, tuple[Any, Members]]
 
 
 def _check(given: Mapping[str, Any], parameters: Parameters, called: str, owner: str) -> None:
-    """Check values as their types in the union demand; one of none of the types as the last type that has a check."""
+    """Check values as their types in the unions demand; one of none of the types as the number in the union, if there is one."""
     for name, (default, members) in parameters.items():
         value = given.get(name, default)
         if value is not default:
-            takers = [one for one in members if one.takes(value)] or [one for one in reversed(members) if one.check]
+            checks = sorted((one for one in members if one.check), key=lambda one: one.kind in (int, float))
+            takers = [one for one in members if one.takes(value)] or checks[-1:]
             member = min(takers, key=lambda one: one.check is not None)
             if member.check:
                 member.check((member.called or called).format(name, kind=owner), value)

@@ -13,11 +13,12 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Interval
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.checks import Called, check_at_least
+from lightning_fl.checks import Called
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step, check_inner
 
+StepsOrFull = Annotated[float, Ge(0), Called("tau_eff, a number of steps or 'full',")] | Literal["full"]
 LEAST_ALPHA = 1e-3
 """Share α up to which the server does not train (the paper's code)."""
 
@@ -149,11 +150,7 @@ class StaticServerUpdate(Step):
     sums_suffice = True
     changeable = frozenset({"tau_eff"})
     needs = uses = frozenset({PROPOSAL})
-    tau_eff: float | Literal["full"] = 10
-
-    def __post_init__(self) -> None:
-        if self.tau_eff != "full":
-            check_at_least("tau_eff, a number of steps or 'full',", self.tau_eff, 0)
+    tau_eff: StepsOrFull = 10
 
     def check(self, server: Server) -> None:
         """Raise `UserError` without server data."""
