@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
-from lightning_fl.checks import check_whole, is_real
+from lightning_fl.checks import checked, is_real
 from lightning_fl.data.trigger import stamped
 from lightning_fl.errors import require
 
@@ -36,10 +37,11 @@ class BackdoorProbe(Callback):
     probes_models = True
     """True if it measures each model of a validation, also those of single clients."""
 
-    def __init__(self, target: int = 0, source: int | None = None, value: float | None = None) -> None:
-        check_whole("target", target, 0)
+    @checked
+    def __init__(
+        self, target: Annotated[int, Ge(0)] = 0, source: Annotated[int, Ge(0)] | None = None, value: float | None = None
+    ) -> None:
         if source is not None:
-            check_whole("source", source, 0)
             require(source != target, f"source and target are both {target}: give two classes.")
         self.target = target
         self.source = source

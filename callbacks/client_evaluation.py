@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import fsum, isfinite, nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.target_reached import TargetReached
-from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_a, is_whole, overrides
+from lightning_fl.checks import (
+    Called,
+    checked,
+    is_a,
+    is_whole,
+    overrides,
+)
 from lightning_fl.errors import nearest, require
 from lightning_fl.outputs import wandb_run
 from lightning_fl.outputs.clients.distribution import GAIN, TUNED, distribution, is_over_clients
@@ -64,28 +71,21 @@ class ClientEvaluation(Callback):
     logs_over_clients = True
     """True if it checks names of statistics over clients itself, which others monitor, in the first round that has them."""
 
+    @checked
     def __init__(
         self,
-        every_n_rounds: int = 10,
+        every_n_rounds: Annotated[int, Ge(1)] = 10,
         part: Literal["validation", "test"] = "validation",
-        clients: int | float | None = None,
+        clients: Annotated[int, Ge(1)]
+        | Annotated[float, Interval(gt=0, le=1), Called("clients, unless it is a count,")]
+        | None = None,
         panel: Literal["fixed", "fresh"] = "fixed",
-        finetune_epochs: int = 0,
-        finetune_lr: float | None = None,
+        finetune_epochs: Annotated[int, Ge(0)] = 0,
+        finetune_lr: Annotated[float, Gt(0)] | None = None,
         lower_is_better: bool | None = None,
         file: bool = True,
     ) -> None:
-        check_whole("every_n_rounds", every_n_rounds, 1)
-        check_choice("part", part, ("validation", "test"))
-        check_choice("panel", panel, ("fixed", "fresh"))
-        check_whole("finetune_epochs", finetune_epochs, 0)
-        check_choice("lower_is_better", lower_is_better, (None, True, False))
-        if is_whole(clients):
-            check_whole("clients", clients, 1)
-        elif clients is not None:
-            check_between("clients, unless it is a count,", clients, 0, 1, "(]")
         if finetune_lr is not None:
-            check_positive("finetune_lr", finetune_lr)
             require(finetune_epochs > 0, f"finetune_lr {finetune_lr} needs finetune_epochs, at least 1.")
         self.every_n_rounds = every_n_rounds
         self.part = part

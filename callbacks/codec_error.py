@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
-from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.checks import checked
 from lightning_fl.errors import require
 from lightning_fl.vectors.layer_groups import layer_groups
 
@@ -43,9 +44,8 @@ class CodecError(Callback):
         UserError: an argument is out of range; or, before training, the trainer has no clients.
     """
 
-    def __init__(self, every_n_rounds: int = 1, per_layer: bool = False) -> None:
-        check_whole("every_n_rounds", every_n_rounds, 1)
-        check_choice("per_layer", per_layer, (True, False))
+    @checked
+    def __init__(self, every_n_rounds: Annotated[int, Ge(1)] = 1, per_layer: bool = False) -> None:
         self.every_n_rounds = every_n_rounds
         self.per_layer = per_layer
         self._measures = self._has_begun = False

@@ -8,13 +8,14 @@ and receives as much.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Gt
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.checks import check_choice, check_positive
+from lightning_fl.checks import checked
 from lightning_fl.errors import require
 from lightning_fl.outputs.units import in_bytes
 
@@ -44,11 +45,10 @@ class CommunicationMeter(Callback):
         UserError: the limit is not positive; or, before training, sizes of uploads are asked of a trainer without clients.
     """
 
-    def __init__(self, max_uplink_bytes: float | None = None, per_layer: bool = False, entropy: bool = False) -> None:
-        check_choice("per_layer", per_layer, (True, False))
-        check_choice("entropy", entropy, (True, False))
-        if max_uplink_bytes is not None:
-            check_positive("max_uplink_bytes", max_uplink_bytes)
+    @checked
+    def __init__(
+        self, max_uplink_bytes: Annotated[float, Gt(0)] | None = None, per_layer: bool = False, entropy: bool = False
+    ) -> None:
         self.max_uplink_bytes = max_uplink_bytes
         self.sent_bits = 0
         """Bits sent by all workers of an ordinary trainer so far."""

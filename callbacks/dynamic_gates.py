@@ -8,15 +8,16 @@ the gates' outputs before their sigmoid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any
 
+from annotated_types import Ge, Interval
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.checks import LARGEST_SEED, check_at_least, check_whole
+from lightning_fl.checks import LARGEST_SEED, Called, checked
 from lightning_fl.errors import require
 from lightning_fl.gates import add_gates, describe_gates, gates_of, penalised
-from lightning_fl.gates.gate import check_options
+from lightning_fl.gates.gate import Keep, Mode
 from lightning_fl.gates.network import SKIPPED
 
 TRAINING_STEP = "training_step"
@@ -48,18 +49,16 @@ class DynamicGates(Callback):
     in_rehearsals = True
     """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
 
+    @checked
     def __init__(
         self,
-        keep: float = 0.7071,
-        penalty: float = 1e-8,
-        mode: Literal["ste", "multiply", "index"] = "ste",
+        keep: Keep = 0.7071,
+        penalty: Annotated[float, Ge(0), Called("penalty, the weight of the lasso on the gates,")] = 1e-8,
+        mode: Mode = "ste",
         detach_input: bool = True,
         skip: Sequence[str] = SKIPPED,
-        seed: int = 0,
+        seed: Annotated[int, Interval(ge=0, le=LARGEST_SEED)] = 0,
     ) -> None:
-        check_options(keep, mode)
-        check_whole("seed", seed, 0, LARGEST_SEED)
-        check_at_least("penalty, the weight of the lasso on the gates,", penalty, 0)
         self.keep = keep
         self.penalty = penalty
         self.mode = mode

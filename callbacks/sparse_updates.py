@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice, check_whole, needs_closure
+from lightning_fl.checks import Called, checked, needs_closure
 from lightning_fl.coding.top_k import num_kept, positions_bits, top_k
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Masks, masks_of, plans_of
@@ -75,16 +76,16 @@ class SparseUpdates(Callback):
     in_rehearsals = True
     """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
 
+    @checked
     def __init__(
         self,
-        alpha: float = 0.05,
+        alpha: Annotated[
+            float, Interval(gt=0, le=1), Called("alpha, the share of numbers that an update changes,")
+        ] = 0.05,
         mask: Literal["parameters", "first_moment", "second_moment"] = "parameters",
         error_feedback: bool = False,
-        every_n_steps: int = 1,
+        every_n_steps: Annotated[int, Ge(1)] = 1,
     ) -> None:
-        check_between("alpha, the share of numbers that an update changes,", alpha, 0, 1, "(]")
-        check_whole("every_n_steps", every_n_steps, 1)
-        check_choice("mask", mask, MASKS)
         self.alpha = alpha
         self.mask = mask
         self.error_feedback = error_feedback

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.checks import check_choice, is_real, reaches
+from lightning_fl.checks import checked, is_real, reaches
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY, falls, find_metric
 
@@ -43,6 +43,7 @@ class TargetReached(Callback):
     is_target = True
     """True: it acts on its `monitor`, which must be logged, or without one on a federation's metric."""
 
+    @checked
     def __init__(
         self,
         target: float,
@@ -50,7 +51,6 @@ class TargetReached(Callback):
         mode: Literal["max", "min"] | None = None,
         stop: bool = True,
     ) -> None:
-        check_choice("mode", mode, (None, "max", "min"))
         require(is_real(target), f"target must be a finite number, got {target!r}.")
         self.target = target
         self.monitor = monitor

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from sphinx.application import Sphinx
 
@@ -79,6 +79,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", make_pages)
     app.connect("source-read", link_notebook)
     app.connect("source-read", index_words)
+    app.connect("autodoc-before-process-signature", leave_out_ranges)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
     app.connect("html-page-context", fit_narrow_screens)
 
@@ -103,6 +104,17 @@ def index_words(app: Sphinx, name: str, source: list[str]) -> None:
         return f"```{{index}} {', '.join(words)}\n```"
 
     source[0] = re.sub(r"^<!-- index: (.+) -->$", entries, source[0], flags=re.MULTILINE)
+
+
+def leave_out_ranges(app: Sphinx, found: Any, bound: bool) -> None:
+    """Show a parameter's type without the marks of its range, which the docstring gives in words."""
+    try:
+        ranged, plain_types = get_type_hints(found, include_extras=True), get_type_hints(found)
+    except (NameError, TypeError):  # with names for type checkers alone, or built in
+        return
+    changed = {name: kind for name, kind in plain_types.items() if kind != ranged[name]}
+    if changed:
+        found.__annotations__.update(changed)
 
 
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:

@@ -10,17 +10,17 @@ start. The paper's h is −αs. FedDyn sends no more than FedAvg.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import FedAvg, Method
 from lightning_fl.data import Digits, Dirichlet
-from lightning_fl.errors import require
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import LocalTraining, Message, Rule, ServerTurn, State, Step
 from lightning_fl.steps import Apply
@@ -34,10 +34,7 @@ class DynamicRegulariser(Rule):
         alpha: Weight α > 0 of the regulariser.
     """
 
-    alpha: float = 0.01
-
-    def __post_init__(self) -> None:
-        require(self.alpha > 0, f"alpha is the weight of FedDyn's regulariser and must be positive, got {self.alpha}.")
+    alpha: Annotated[float, Gt(0)] = 0.01
 
     def init(self, params: Tensor) -> State:
         """Return λ_k = 0."""

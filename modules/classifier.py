@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from annotated_types import Ge, Gt, Interval
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, MultiplicativeLR
 
-from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive, check_whole
+from lightning_fl.checks import check_arguments
 from lightning_fl.errors import UserError, require
 from lightning_fl.modules.networks import network as build_network
 from lightning_fl.modules.networks import usual_input
 from lightning_fl.pruning import Prunable
-
-LR_SCHEDULES = ("constant", "cosine")
 
 
 class ImageClassifier(Prunable, LightningModule):
@@ -59,13 +58,13 @@ class ImageClassifier(Prunable, LightningModule):
     def __init__(
         self,
         network: str | nn.Module = "cnn",
-        num_classes: int = 10,
+        num_classes: Annotated[int, Ge(2)] = 10,
         in_channels: int | None = None,
         image_size: int | None = None,
-        learning_rate: float = 0.1,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        lr_decay: float = 1.0,
+        learning_rate: Annotated[float, Gt(0)] = 0.1,
+        momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
+        weight_decay: Annotated[float, Ge(0)] = 0.0,
+        lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0,
         lr_schedule: Literal["constant", "cosine"] = "constant",
         network_options: dict[str, Any] | None = None,
     ) -> None:
@@ -74,12 +73,9 @@ class ImageClassifier(Prunable, LightningModule):
             num_classes is not None,
             "the data do not define num_classes: set it (--data.num_classes at the command line)",
         )
-        check_whole("num_classes", num_classes, 2)
-        check_positive("learning_rate", learning_rate)
-        check_between("momentum", momentum, 0, 1, "[)")
-        check_at_least("weight_decay", weight_decay, 0)
-        check_between("lr_decay", lr_decay, 0, 1, "(]")
-        check_choice("lr_schedule", lr_schedule, LR_SCHEDULES)
+        check_arguments(
+            ImageClassifier.__init__, (), locals()
+        )  # not `checked`: Lightning reads a subclass's arguments here
         with warnings.catch_warnings():
             # From the command line, the hyper-parameter `network` is a configuration, which must be saved.
             warnings.filterwarnings("ignore", "Attribute 'network' is an instance of")

@@ -27,7 +27,13 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SOURCES = [path for folder in ("lightning_fl", "modules", "callbacks") for path in (ROOT / folder).rglob("*.py")]
-DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "torch_pruning": "torch-pruning", "yaml": "pyyaml"}
+DISTRIBUTIONS = {
+    "annotated_types": "annotated-types",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "torch_pruning": "torch-pruning",
+    "yaml": "pyyaml",
+}
 """Dependencies by the name of their package, if it is not the same."""
 OPTIONAL = {"IPython", "constriction", "datasets", "dp_accounting", "pandas"}
 """Packages that are only imported where the user has them."""

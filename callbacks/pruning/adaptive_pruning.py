@@ -10,19 +10,19 @@ Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruni
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fl.callbacks.pruning._pruning_callback import StructuredPruning
 from lightning_fl.callbacks.pruning._training_samples import Source, calibration_images, example_input, sources_of
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate, seed_of
-from lightning_fl.checks import check_between, check_choice, check_whole, whole_share
+from lightning_fl.checks import check_between, checked, whole_share
 from lightning_fl.errors import require
 from lightning_fl.pruning import (
-    RATE_MODES,
     Plan,
     feature_map_ranks,
     filters_to_keep,
@@ -71,6 +71,7 @@ class AdaptivePruning(StructuredPruning):
         UserError: a value is not allowed; or, when training starts, the module cannot be pruned.
     """
 
+    @checked
     def __init__(
         self,
         prune_epoch: int = 30,
@@ -84,15 +85,13 @@ class AdaptivePruning(StructuredPruning):
         lanczos_steps: int = 50,
         probes: int = 1,
         max_rate: float = 0.95,
-        rank_samples: int = 500,
+        rank_samples: Annotated[int, Ge(1)] = 500,
     ) -> None:
         super().__init__(prune_epoch, every_n_epochs)
-        check_choice("rate_mode", rate_mode, (*RATE_MODES, "fixed"))
         if rate_mode == "fixed":
             check_between("the rate that rate_mode='fixed' needs", rate, 0, 1, "[)")
         else:
             require(rate is None, f"rate={rate} is for rate_mode='fixed'; {rate_mode!r} finds the rate itself.")
-        check_whole("rank_samples", rank_samples, 1)
         mode = "slq_plateau" if rate_mode == "fixed" else rate_mode
         self.adaptive_rate = AdaptiveRate(
             mode, max_sources, curvature, epsilon, batch_size, lanczos_steps, probes, max_rate

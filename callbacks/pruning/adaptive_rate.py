@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fl.callbacks.pruning._training_samples import Source, moved, sources_of
-from lightning_fl.checks import check_positive, check_whole
+from lightning_fl.checks import checked
 from lightning_fl.errors import require
-from lightning_fl.pruning import SourceRate, TrainingLoss, check_curvature, plans_of, trainable
+from lightning_fl.pruning import SourceRate, TrainingLoss, plans_of, trainable
 from lightning_fl.pruning.curvature import layer_rates
 
 
@@ -53,23 +54,19 @@ class AdaptiveRate:
             and whose rate counts as 0.
     """
 
+    @checked
     def __init__(
         self,
         mode: Literal["slq_plateau", "gap", "gap_of_all"] = "slq_plateau",
-        max_sources: int | None = None,
+        max_sources: Annotated[int, Ge(1)] | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",
-        epsilon: float = 1e-4,
-        batch_size: int = 100,
+        epsilon: Annotated[float, Gt(0)] = 1e-4,
+        batch_size: Annotated[int, Ge(1)] = 100,
         lanczos_steps: int = 50,
         probes: int = 1,
         max_rate: float = 0.95,
         server_only: bool = False,
     ) -> None:
-        if max_sources is not None:
-            check_whole("max_sources", max_sources, 1)
-        check_positive("epsilon", epsilon)
-        check_whole("batch_size", batch_size, 1)
-        check_curvature(curvature)
         self.source_rate = SourceRate(mode, lanczos_steps, probes, max_rate)
         self.max_sources = max_sources
         self.curvature: Literal["hessian", "ggn"] = curvature

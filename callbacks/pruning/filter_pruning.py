@@ -8,16 +8,17 @@ al., CVPR 2020), the mean rank of a filter's feature map, or the norm of its wei
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.pruning._pruning_callback import StructuredPruning
 from lightning_fl.callbacks.pruning._training_samples import calibration_images, example_input
-from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.checks import check_between, checked
 from lightning_fl.pruning import (
     feature_map_ranks,
     filter_magnitudes,
@@ -61,21 +62,19 @@ class FilterPruning(StructuredPruning):
         widths: original number of filters of each layer that can lose some; empty before the first pruning.
     """
 
+    @checked
     def __init__(
         self,
         rate: float | dict[str, float] = 0.4,
         prune_epoch: int = 30,
         every_n_epochs: int | None = None,
         importance: Literal["feature_rank", "magnitude"] = "feature_rank",
-        num_batches: int = 5,
-        batch_size: int = 128,
+        num_batches: Annotated[int, Ge(1)] = 5,
+        batch_size: Annotated[int, Ge(1)] = 128,
     ) -> None:
         super().__init__(prune_epoch, every_n_epochs)
         for layer, share in rate.items() if isinstance(rate, Mapping) else [("every layer", rate)]:
             check_between(f"rate, the share of filters that {layer} loses,", share, 0, 1, "[)")
-        check_choice("importance", importance, ("feature_rank", "magnitude"))
-        check_whole("num_batches", num_batches, 1)
-        check_whole("batch_size", batch_size, 1)
         self.rate = rate
         self.importance = importance
         self.num_batches = num_batches

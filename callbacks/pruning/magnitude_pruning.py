@@ -9,15 +9,16 @@ Unlike `torch.nn.utils.prune` and Lightning's `ModelPruning`, it does not change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Interval
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
-from lightning_fl.checks import check_between, check_choice, is_a
+from lightning_fl.checks import Called, checked, is_a
 from lightning_fl.errors import require
 from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 
@@ -53,18 +54,17 @@ class MagnitudePruning(PruningCallback):
 
     sets_mask = True
 
+    @checked
     def __init__(
         self,
-        rate: float | AdaptiveRate = 0.5,
+        rate: Annotated[float, Interval(ge=0, lt=1), Called("rate, the share of the weights to prune,")]
+        | AdaptiveRate = 0.5,
         prune_epoch: int = 30,
         every_n_epochs: int | None = None,
         scope: Literal["global", "layer"] = "global",
         exclude: Sequence[str] = ("shortcut", "downsample"),
     ) -> None:
         super().__init__(prune_epoch, every_n_epochs)
-        if not isinstance(rate, AdaptiveRate):
-            check_between("rate, the share of the weights to prune,", rate, 0, 1, "[)")
-        check_choice("scope", scope, ("global", "layer"))
         self.rate = rate
         self.scope = scope
         self.exclude = tuple(exclude)

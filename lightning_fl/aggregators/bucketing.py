@@ -7,12 +7,12 @@ via Bucketing, ICLR 2022, arXiv:2006.09365).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 
 from lightning_fl.aggregators._robust import Robust, Rows, rows_of
-from lightning_fl.checks import check_whole
 from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, check_inner, forwards
 
 
@@ -32,11 +32,10 @@ class Bucketing(Aggregator):
     keeps_uploads = True
     is_mean = sums_suffice = False
     inner: Aggregator
-    s: int = 2
+    s: Annotated[int, Ge(1)] = 2
 
     def __post_init__(self) -> None:
         check_inner(self, "inner", Aggregator, "CoordinateMedian()")
-        check_whole("s", self.s, 1)
 
     @property
     def uses(self) -> frozenset[str]:

@@ -8,12 +8,12 @@ in Byzantium, ICML 2018, arXiv:1802.07927).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge
 from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows
-from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.slots import Message
 from lightning_fl.vectors.order_statistics import krum_scores, nearest_shares, nearest_to_middle, squared_distances
 
@@ -29,12 +29,8 @@ class Bulyan(Robust):
         by: Krum's distances between the models, or between `all` that clients send, side by side.
     """
 
-    f: int = 1
+    f: Annotated[int, Ge(0)] = 1
     by: Literal["model", "all"] = "model"
-
-    def __post_init__(self) -> None:
-        check_whole("f", self.f, 0)
-        check_choice("by", self.by, ("model", "all"))
 
     @property
     def least_uploads(self) -> int:

@@ -8,13 +8,13 @@ The first v is the coordinate-wise median: from the mean, a few passes do not ge
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows
-from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.slots import Message
 from lightning_fl.vectors.order_statistics import middle
 
@@ -30,16 +30,10 @@ class GeometricMedian(Robust):
         by: distances between the models, or between `all` that clients send; the weights β_k hold for every vector.
     """
 
-    iterations: int = 4
-    smoothing: float = 1e-6
+    iterations: Annotated[int, Ge(1)] = 4
+    smoothing: Annotated[float, Gt(0)] = 1e-6
     weighting: Literal["uniform", "samples"] = "uniform"
     by: Literal["model", "all"] = "model"
-
-    def __post_init__(self) -> None:
-        check_whole("iterations", self.iterations, 1)
-        check_positive("smoothing", self.smoothing)
-        check_choice("weighting", self.weighting, ("uniform", "samples"))
-        check_choice("by", self.by, ("model", "all"))
 
     def weighs_equally(self, name: str) -> bool:
         """True if the client's number of samples does not count."""

@@ -7,13 +7,13 @@ s_k = Σ ‖Δ_k − Δ_j‖² over the K − f − 2 nearest j ≠ k;   Krum: t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows
-from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Message
 from lightning_fl.vectors.order_statistics import krum_scores, squared_distances
@@ -31,15 +31,9 @@ class MultiKrum(Robust):
         by: distances between the models, or between `all` that clients send, side by side.
     """
 
-    f: int = 1
-    m: int | None = None
+    f: Annotated[int, Ge(0)] = 1
+    m: Annotated[int, Ge(1)] | None = None
     by: Literal["model", "all"] = "model"
-
-    def __post_init__(self) -> None:
-        check_whole("f", self.f, 0)
-        if self.m is not None:
-            check_whole("m", self.m, 1)
-        check_choice("by", self.by, ("model", "all"))
 
     @property
     def least_uploads(self) -> int:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload
 
 WEIGHT, VOTERS = "weight", "voters"
@@ -34,9 +33,6 @@ class MajorityVote(Aggregator):
     keeps_uploads = False
     needs = uses = frozenset({"model"})
     weighting: Literal["samples", "uniform"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check_choice("weighting", self.weighting, ("samples", "uniform"))
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add the client's votes, the weights of its votes that are not 0, and its weighted other vectors."""

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt
 
 from lightning_fl.aggregators._robust import main_name
-from lightning_fl.checks import check_choice, check_positive
 from lightning_fl.slots import Aggregator, Merging, Message, Upload
 
 COUNT, KEPT = "count", "kept"
@@ -32,12 +32,8 @@ class NormBound(Aggregator):
     keeps_uploads = False
     sums_suffice = False  # an attacker would not shorten its upload itself
     uses = frozenset[str]()
-    bound: float = 1.0
+    bound: Annotated[float, Gt(0)] = 1.0
     by: Literal["model", "all"] = "model"
-
-    def __post_init__(self) -> None:
-        check_positive("bound", self.bound)
-        check_choice("by", self.by, ("model", "all"))
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add the shortened upload to the sum."""

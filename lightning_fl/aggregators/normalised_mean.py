@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload, kind_of
 from lightning_fl.vectors.pieces import empty_like, pieces
 
@@ -28,9 +27,6 @@ class NormalisedMean(Aggregator):
     keeps_uploads = False
     sums_suffice = True  # a client divides by its a_k, and sends n_k a_k or n_k τ_k, itself
     effective: Literal["normaliser", "steps"] = "normaliser"
-
-    def __post_init__(self) -> None:
-        check_choice("effective", self.effective, ("normaliser", "steps"))
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add n_k Δ_k/a_k to the sum, n_k to the weight, and n_k a_k or n_k τ_k to the length."""

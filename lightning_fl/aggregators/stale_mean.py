@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Interval
 
-from lightning_fl.checks import check_at_least, check_between, check_choice
 from lightning_fl.slots import Aggregator, Message, Upload
 from lightning_fl.vectors.pieces import add_scaled, zeros_like
 
+Decay = Annotated[float, Ge(0)] | Literal["constant", "polynomial", "hinge"]
 WEIGHT = "weight"
 HINGE_SLOPE, HINGE_DELAY = 10, 4
 
@@ -34,17 +35,9 @@ class StaleMean(Aggregator):
     keeps_uploads = False
     sums_suffice = True
     uses = frozenset[str]()
-    decay: float | Literal["constant", "polynomial", "hinge"] = 0.5
+    decay: Decay = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.decay, str):
-            check_choice("decay", self.decay, ("constant", "polynomial", "hinge"))
-        else:
-            check_at_least("decay", self.decay, 0)
-        check_choice("weighting", self.weighting, ("uniform", "samples"))
-        check_between("alpha", self.alpha, 0, 1, "(]")
+    alpha: Annotated[float, Interval(gt=0, le=1)] = 1.0
 
     def factor(self, staleness: int) -> float:
         """Return α ρ of a staleness.

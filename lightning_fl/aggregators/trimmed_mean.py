@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows
-from lightning_fl.checks import check_between, check_whole, is_whole
+from lightning_fl.checks import Called, is_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import SENT, Message
 from lightning_fl.vectors.order_statistics import trimmed, trimmed_shares
@@ -29,13 +31,10 @@ class TrimmedMean(Robust):
     """
 
     uses = frozenset({SENT})
-    trim: int | float = 0.1
-
-    def __post_init__(self) -> None:
-        if is_whole(self.trim):
-            check_whole("trim as a count", self.trim, 0)
-        else:
-            check_between("trim as a share", self.trim, 0, 0.5, "[)")
+    trim: (
+        Annotated[int, Ge(0), Called("trim as a count")]
+        | Annotated[float, Interval(ge=0, lt=0.5), Called("trim as a share")]
+    ) = 0.1
 
     @property
     def least_uploads(self) -> int:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload
 from lightning_fl.vectors.pieces import add_scaled, zeros_like
 
@@ -27,9 +26,6 @@ class WeightedMean(Aggregator):
     uses = frozenset[str]()
     weighting: Literal["samples", "uniform"] = "samples"
     uniform: tuple[str, ...] = ("moments/control",)
-
-    def __post_init__(self) -> None:
-        check_choice("weighting", self.weighting, ("samples", "uniform"))
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add n_k Δ_k to the sum and n_k to the weight."""

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.method import Method
-from lightning_fl.checks import check_choice
 from lightning_fl.codecs import Changes, Dense
 from lightning_fl.rules import SharedAdam
 from lightning_fl.slots import Codec
@@ -35,7 +34,6 @@ class AveragedMoments(AdamOnClients):
 
     def __init__(self, rule: SharedAdam, uplink: Codec, downlink: Downlink, weighting: Weighting, **slots: Any) -> None:
         """Fill the slots with FedAdam's parts, and with the codecs of uploads and broadcast."""
-        check_choice("downlink", downlink, ("dense", "union"))
         super().__init__(
             (Apply(), Moments()),
             rule=rule,

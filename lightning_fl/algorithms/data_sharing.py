@@ -8,12 +8,13 @@ the rest is FedAvg
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Interval
 
 from lightning_fl.algorithms.method import Method
-from lightning_fl.checks import check_between, check_whole, whole_share
+from lightning_fl.checks import Called, whole_share
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.slots import SetupTurn
@@ -22,15 +23,20 @@ from lightning_fl.slots import SetupTurn
 class DataSharing(Method):
     """FedAvg whose clients also train on samples of the server."""
 
-    def __init__(self, cap: float = 0.05, warmup_epochs: int = 0, **slots: Any) -> None:
+    def __init__(
+        self,
+        cap: Annotated[
+            float, Interval(gt=0, le=1), Called("cap, the limit of the samples that a client receives,")
+        ] = 0.05,
+        warmup_epochs: Annotated[int, Ge(0)] = 0,
+        **slots: Any,
+    ) -> None:
         """Keep FedAvg's parts.
 
         Args:
             cap: Limit of what a client receives, as a share of all clients' samples, in (0, 1].
             warmup_epochs: Epochs of training on the server's samples before the first round, at least 0.
         """
-        check_between("cap, the limit of the samples that a client receives,", cap, 0, 1, "(]")
-        check_whole("warmup_epochs", warmup_epochs, 0)
         super().__init__(**slots)
         self.cap = cap
         self.warmup_epochs = warmup_epochs

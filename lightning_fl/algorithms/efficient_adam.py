@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms._adam import AdamOnClients
-from lightning_fl.checks import check_choice
 from lightning_fl.codecs import Dense, ErrorFeedback, Followed, OneBit, Quantiser
 from lightning_fl.rules import LocalAdam
 from lightning_fl.slots import Codec
@@ -45,7 +44,6 @@ class EfficientAdam(AdamOnClients):
             bits: Bits per number, from 2 to 32; 32 is without quantisation.
             groups: Numbers that share a scale s: each `tensor` of the model, or `global`.
         """
-        check_choice("quantiser", quantiser, ("log", "uniform", "sign"))
         codec: Codec
         if quantiser == "sign":
             codec = OneBit("l1", groups)

@@ -20,7 +20,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lightning_fl.algorithms._adam import AveragedMoments, Downlink, Weighting
-from lightning_fl.checks import check_choice
 from lightning_fl.codecs import Dense, FairTopK, SharedTopK, TopK
 from lightning_fl.coding.top_k import IndexBits
 from lightning_fl.rules import SharedAdam
@@ -86,7 +85,6 @@ class FedAdamSSM(AveragedMoments):
         Args:
             mask: Vector whose largest changes give the coordinates: SSM, SSM_M or SSM_V of the paper.
         """
-        check_choice("mask", mask, LEADERS)
         uplink = SharedTopK(alpha, LEADERS[mask], index_bits=index_bits)
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon), uplink=uplink, downlink=downlink, weighting=weighting, **slots

@@ -10,9 +10,10 @@ The server mixes the models: what it adds is α_s (w_u + Δ_k − w). FedBuff wi
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from lightning_fl.aggregators import StaleMean
+from lightning_fl.aggregators.stale_mean import Decay
 from lightning_fl.algorithms._asynchronous import Asynchronous
 from lightning_fl.rules import Proximal
 from lightning_fl.slots import Pace
@@ -25,7 +26,7 @@ class FedAsync(Asynchronous):
     def __init__(
         self,
         alpha: float = 0.6,
-        decay: float | Literal["constant", "polynomial", "hinge"] = "constant",
+        decay: Decay = "constant",
         mu: float = 0.005,
         max_staleness: int | None = None,
         **slots: Any,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lightning_fl.aggregators import StaleMean
+from lightning_fl.aggregators.stale_mean import Decay
 from lightning_fl.algorithms._asynchronous import Asynchronous
 from lightning_fl.slots import Pace
 from lightning_fl.steps import Apply
@@ -25,7 +26,7 @@ class FedBuff(Asynchronous):
     def __init__(
         self,
         buffer_size: int = 10,
-        decay: float | Literal["constant", "polynomial", "hinge"] = 0.5,
+        decay: Decay = 0.5,
         learning_rate: float = 1.0,
         weighting: Literal["uniform", "samples"] = "uniform",
         max_staleness: int | None = None,

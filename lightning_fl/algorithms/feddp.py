@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.method import Wrapper
-from lightning_fl.checks import check_at_least, check_choice, check_whole
+from lightning_fl.checks import Called
 from lightning_fl.errors import require
 from lightning_fl.personal import PersonalGates
 from lightning_fl.rules import ControlVariates, Thresholded
@@ -49,9 +51,9 @@ class FedDP(Wrapper):
         gate_mode: Literal["ste", "multiply", "index"] = "ste",
         detach_gate_input: bool = True,
         seed: int = 0,
-        validation_clients: int | None = None,
+        validation_clients: Annotated[int, Ge(1)] | None = None,
         variant: Literal["gates", "threshold"] = "gates",
-        pruning_threshold: float = 1e-3,
+        pruning_threshold: Annotated[float, Ge(0), Called("pruning_threshold, a magnitude,")] = 1e-3,
         masked_correction: bool | None = None,
         **slots: Any,
     ) -> None:
@@ -72,12 +74,8 @@ class FedDP(Wrapper):
             masked_correction: Correct SCAFFOLD's gradient also where a step's samples switch a channel off, as the paper's
                 algorithm prints and if not given; False corrects only where the gradient is not 0.
         """
-        check_choice("variant", variant, ("gates", "threshold"))
-        if validation_clients is not None:
-            check_whole("validation_clients", validation_clients, 1)
         gates = PersonalGates(keep, penalty, gate_mode, detach_gate_input, seed)
         base = _scaffold() if base is None else copy(base)
-        check_at_least("pruning_threshold, a magnitude,", pruning_threshold, 0)
         if masked_correction is False:
             name = base.name if isinstance(base, Algorithm) else repr(base)
             require(

@@ -26,6 +26,7 @@ from lightning_fl.algorithms.method import Method
 from lightning_fl.rules import RestartedMomentum
 from lightning_fl.slots import Step
 from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum, MomentumInStages, StaticServerUpdate
+from lightning_fl.steps.server_update import StepsOrFull
 
 
 class FedDU(DynamicallyUpdated):
@@ -50,7 +51,7 @@ class FedDU(DynamicallyUpdated):
 class FedDUS(Method):
     """FedDU with an update of constant size."""
 
-    def __init__(self, tau_eff: float | Literal["full"] = 10, **slots: Any) -> None:
+    def __init__(self, tau_eff: StepsOrFull = 10, **slots: Any) -> None:
         """Fill the step slot.
 
         Args:

@@ -21,15 +21,16 @@ Bits: 8·C·H·W·n_0 down for images in bytes and s·q·d up (with float buffer
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms.method import Method
-from lightning_fl.checks import check_choice, check_positive, check_whole
+from lightning_fl.checks import Called
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError, require
@@ -49,11 +50,11 @@ class FedKT(Method):
         self,
         mode: Literal["one_shot", "init_fedavg"] = "init_fedavg",
         preset: Literal["paper", "light"] = "paper",
-        s: int | None = None,
-        t: int | None = None,
-        epochs: int | None = None,
-        learning_rate: float = 1e-3,
-        batch_size: int = 64,
+        s: Annotated[int, Ge(1), Called("s of FedKT")] | None = None,
+        t: Annotated[int, Ge(1), Called("t of FedKT")] | None = None,
+        epochs: Annotated[int, Ge(1), Called("epochs of FedKT")] | None = None,
+        learning_rate: Annotated[float, Gt(0), Called("learning_rate of FedKT")] = 1e-3,
+        batch_size: Annotated[int, Ge(1), Called("batch_size of FedKT")] = 64,
         consistent: bool = True,
         **slots: Any,
     ) -> None:
@@ -69,16 +70,11 @@ class FedKT(Method):
             batch_size: Batch size of these trainings, at least 1.
             consistent: Count a client's votes only where its students agree.
         """
-        check_choice("mode", mode, ("one_shot", "init_fedavg"))
-        check_choice("preset", preset, PRESETS)
         counts = (s, t, epochs)
         s, t, epochs = (
             preset_value if value is None else value
             for value, preset_value in zip(counts, PRESETS[preset], strict=True)
         )
-        for name, value in {"s": s, "t": t, "epochs": epochs, "batch_size": batch_size}.items():
-            check_whole(f"{name} of FedKT", value, 1)
-        check_positive("learning_rate of FedKT", learning_rate)
         filled = [name for name, part in slots.items() if part is not None]
         require(
             mode == "init_fedavg" or not filled,

@@ -11,13 +11,14 @@ the rest is FedAvg, after round T with the smaller network, d' numbers each way
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge
 from lightning.pytorch import Callback
 
 from lightning_fl.algorithms.method import Method
 from lightning_fl.callbacks import FilterPruning
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import Called
 from lightning_fl.errors import require
 from lightning_fl.slots import RoundContext, Server
 
@@ -26,7 +27,12 @@ class HRank(Method):
     """FedAvg with one pruning of the filters whose feature maps have the lowest ranks, the same share in every layer."""
 
     def __init__(
-        self, rate: float = 0.4, prune_round: int = 30, num_batches: int = 5, batch_size: int = 100, **slots: Any
+        self,
+        rate: float = 0.4,
+        prune_round: Annotated[int, Ge(0), Called("prune_round, the round before which to prune,")] = 30,
+        num_batches: int = 5,
+        batch_size: int = 100,
+        **slots: Any,
     ) -> None:
         """Keep FedAvg's parts, and check the pruning.
 
@@ -36,7 +42,6 @@ class HRank(Method):
             num_batches: Batches of the server's samples to rank filters on, at least 1; HRank's authors take 5 of 128.
             batch_size: Samples per batch, at least 1; FedDUMAP's authors take 5 of 100.
         """
-        check_whole("prune_round, the round before which to prune,", prune_round, 0)
         self.prune_round = prune_round
         self._pruning = partial(FilterPruning, rate, prune_round, None, "feature_rank", num_batches, batch_size)
         self._pruning()  # raises if a value is not allowed

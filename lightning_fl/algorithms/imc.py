@@ -23,7 +23,6 @@ from lightning.pytorch import Callback
 from lightning_fl.algorithms.method import Method
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
-from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 
 
@@ -52,7 +51,6 @@ class IMC(Method):
             max_sources: Largest number of sources to ask with rate_source all, drawn at random; every one if not given.
         """
         super().__init__(**slots)
-        check_choice("rate_source", rate_source, ("server", "all"))
         from_all = rate_source == "all"
         require(not from_all or rate is None, f"rate_source='all' finds the rate itself: leave rate={rate} out.")
         require(

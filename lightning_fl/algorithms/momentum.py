@@ -27,7 +27,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lightning_fl.algorithms.method import Method
-from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 from lightning_fl.rules import CorrectedMomentum, FrozenMomentum, RestartedMomentum
 from lightning_fl.slots import Step
@@ -56,7 +55,6 @@ class ServerM(Method):
             variant: Plain momentum, or yogi, which divides it by a running size of the changes. Its steps are about
                 server_learning_rate in every coordinate, so give for instance 0.01, without momentum_init and dampening.
         """
-        check_choice("variant", variant, ("momentum", "yogi"))
         if variant == "yogi":
             require(
                 momentum_init == "zero" and dampening,
@@ -81,7 +79,6 @@ class DeviceM(Method):
             variant: Momentum restarted in every round; mime_lite, the server's momentum of full gradients, fixed during local
                 training; or mime, which also corrects each client's gradients by their difference from the mean.
         """
-        check_choice("variant", variant, ("restarted", "mime_lite", "mime"))
         rules = {"restarted": RestartedMomentum, "mime_lite": FrozenMomentum, "mime": CorrectedMomentum}
         server_steps = () if variant == "restarted" else (GradientMomentum(beta=local_beta),)
         super().__init__((Apply(), *server_steps), rule=rules[variant](beta=local_beta), **slots)

@@ -2,12 +2,14 @@
 
 from lightning_fl.checks.lightning_classes import hook_owner, is_a, is_lightnings, listed, overrides
 from lightning_fl.checks.parameters import Remembering, needs_closure, parameters_of
+from lightning_fl.checks.ranges import Called, Checked, Rounds, check_arguments, check_fields, check_value, checked
 from lightning_fl.checks.values import (
     LARGEST,
     LARGEST_SEED,
     MOST,
     SMALLEST,
     as_number,
+    check_above,
     check_at_least,
     check_between,
     check_choice,
@@ -25,14 +27,22 @@ __all__ = [
     "LARGEST_SEED",
     "MOST",
     "SMALLEST",
+    "Called",
+    "Checked",
     "Remembering",
+    "Rounds",
     "as_number",
+    "check_above",
+    "check_arguments",
     "check_at_least",
     "check_between",
     "check_choice",
+    "check_fields",
     "check_positive",
     "check_rounds",
+    "check_value",
     "check_whole",
+    "checked",
     "hook_owner",
     "is_a",
     "is_lightnings",

@@ -13,6 +13,8 @@ from inspect import Parameter
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+from lightning_fl.checks.ranges import check_arguments
+
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 """Kinds of parameters that may be given by name."""
 
@@ -25,6 +27,8 @@ def needs_closure(optimizer: Any) -> bool:
 
 class Remembering:
     """Base class whose objects keep the arguments of their constructor, because reports say how a run was set up.
+
+    Every constructor first checks its arguments by their annotations, as a function that is `checked` does.
 
     Attributes:
         given_arguments: value of each parameter by name, its default if none was given.
@@ -43,7 +47,7 @@ class Remembering:
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that first keeps its arguments, unless that of a subclass has kept its own."""
+    """Return a constructor that first keeps its arguments, unless that of a subclass has kept its own, and checks them."""
 
     @wraps(init)
     def remember(self: Any, *arguments: Any, **options: Any) -> None:
@@ -53,6 +57,7 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
             named_arguments = dict(zip(parameters, arguments, strict=False)) | options
             self._refuse(named_arguments)
             vars(self)["given_arguments"] = defaults | named_arguments
+        check_arguments(init, (self, *arguments), options)
         init(self, *arguments, **options)
 
     return remember

@@ -33,7 +33,7 @@ def is_real(value: Any) -> bool:
     >>> [is_real(value) for value in (1.5, 1e300, float("nan"), 10**400)]
     [True, False, False, False]
     """
-    return _is_number(value) and bool(abs(value) <= LARGEST)
+    return is_number(value) and bool(abs(value) <= LARGEST)
 
 
 def as_number(value: Any) -> Any:
@@ -50,7 +50,8 @@ def as_number(value: Any) -> Any:
         return value
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """True if `value` is a real number, also an infinite one or nan (and not a bool)."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -87,8 +88,15 @@ def check_between(name: str, value: Any, low: float, high: float, ends: Literal[
 
 def check_at_least(name: str, value: Any, minimum: float) -> None:
     """Raise `UserError` unless `value` is a number of at least `minimum` that is finite in float32."""
-    allowed = f"from {minimum} to {LARGEST}" if _is_number(value) and value > LARGEST else f"at least {minimum}"
+    allowed = f"from {minimum} to {LARGEST}" if is_number(value) and value > LARGEST else f"at least {minimum}"
     require(is_real(value) and value >= minimum, f"{name} must be {allowed}, got {value!r}.")
+
+
+def check_above(name: str, value: Any, minimum: float) -> None:
+    """Raise `UserError` unless `value` is a number above `minimum` that is finite in float32."""
+    too_large = is_number(value) and value > LARGEST
+    allowed = f"above {minimum} and at most {LARGEST}" if too_large else f"a number above {minimum}"
+    require(is_real(value) and value > minimum, f"{name} must be {allowed}, got {value!r}.")
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -98,7 +106,7 @@ def check_positive(name: str, value: Any) -> None:
     Traceback (most recent call last):
     lightning_fl.errors.UserError: epsilon must be positive, from 1.2e-38 to 3.4e+38, got 1e+300.
     """
-    allowed = f"positive, from {SMALLEST} to {LARGEST}" if _is_number(value) and value > 0 else "positive"
+    allowed = f"positive, from {SMALLEST} to {LARGEST}" if is_number(value) and value > 0 else "positive"
     require(is_real(value) and value >= SMALLEST, f"{name} must be {allowed}, got {value!r}.")
 
 

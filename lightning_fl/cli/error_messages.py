@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from lightning_fl.checks import parameters_of
+from lightning_fl.checks import check_value, parameters_of
 from lightning_fl.cli.class_names import BESIDE, CLASS_PACKAGES, class_misfit, classes_under
 from lightning_fl.cli.type_descriptions import choices_of, in_words, shown
-from lightning_fl.errors import nearest
+from lightning_fl.errors import collecting, nearest
 from lightning_fl.trainer import FederatedTrainer
 from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 
@@ -194,6 +194,12 @@ def _value_misfit(parser: ArgumentParser, key: str, value: Any) -> str | None:
     hint = next((getattr(a, "_typehint", None) or a.type for a in parser._actions if a.dest == key), None)
     if hint is None:
         return None
+    if "Annotated[" in str(hint):  # the parser reads the range of a class without `from __future__ import annotations`
+        sentences: list[str] = []
+        with collecting(sentences):
+            check_value(shown_key, value, hint)
+        if sentences:
+            return sentences[0]
     _, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], None))
     if base is not None and base.__name__ in in_words(hint):
         misfit = class_misfit(value, key, shown_key)

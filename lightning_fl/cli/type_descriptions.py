@@ -6,16 +6,26 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or any other type as the only member."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    """Return the members of a union, or any other type as the only member; without the ranges that annotations have.
+
+    >>> members_of(Annotated[int, "at least 1"] | None)
+    (<class 'int'>, <class 'NoneType'>)
+    """
+    if get_origin(hint) is Annotated:
+        return members_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(inner for member in get_args(hint) for inner in members_of(member))
+    return (hint,)
 
 
 def choices_of(hint: Any) -> list[str]:
     """Return the values of a bool or a Literal as text; empty for any other type."""
+    if get_origin(hint) is Annotated:
+        return choices_of(get_args(hint)[0])
     if hint is bool:
         return ["true", "false"]
     return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []

@@ -7,12 +7,13 @@ Finetuning of Quantized LLMs", NeurIPS 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
@@ -48,14 +49,11 @@ class Blockwise(Codec):
     """
 
     levels: Levels = "linear"
-    bits: int = 8
-    block_size: int = 256
+    bits: Annotated[int, Interval(ge=2, le=8), Called("bits of a number in a block")] = 8
+    block_size: Annotated[int, Ge(1)] = 256
     nested: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("levels", self.levels, get_args(Levels))
-        check_whole("bits of a number in a block", self.bits, 2, 8)
-        check_whole("block_size", self.block_size, 1)
         require(self.levels != "nf4" or self.bits == 4, f"levels 'nf4' take bits=4, got {self.bits}.")
         object.__setattr__(self, "bits", int(self.bits))
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 
-from lightning_fl.checks import check_choice
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 
 HalfWidth = Literal["float16", "bfloat16"]
@@ -31,9 +30,6 @@ class Cast(Codec):
 
     dtype: HalfWidth = "float16"
     stochastic: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("dtype", self.dtype, get_args(HalfWidth))
 
     @property
     def traits(self) -> Traits:

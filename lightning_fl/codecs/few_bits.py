@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import pack, unpack
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
@@ -116,10 +117,6 @@ class OneBit(FewBits):
     names: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        check_choice("scale", self.scale, ("l1", "l2", "unit"))
-        check_choice("groups", self.groups, get_args(Groups))
-
     @property
     def traits(self) -> Traits:
         """Signs are too coarse for a whole model; a contraction only for `l1`."""
@@ -168,14 +165,11 @@ class Quantiser(FewBits):
 
     traits = Traits.CONTRACTS | Traits.IDEMPOTENT
     levels: Literal["log", "uniform"] = "log"
-    bits: int = 3
+    bits: Annotated[int, Interval(ge=2, le=32), Called("bits of a quantised number")] = 3
     groups: Groups = "tensor"
 
     def __post_init__(self) -> None:
-        check_choice("levels", self.levels, ("log", "uniform"))
-        check_whole("bits of a quantised number", self.bits, 2, 32)
         object.__setattr__(self, "bits", int(self.bits))  # arithmetic with a NumPy integer may overflow
-        check_choice("groups", self.groups, get_args(Groups))
 
     @property
     def width(self) -> int:

@@ -10,11 +10,13 @@ K uploads has a rank of up to K r.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import Called
 from lightning_fl.coding.low_rank import check_rank, left_size, matrices, orthonormal, product, split
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import power_of_two
@@ -37,10 +39,9 @@ class LowRank(Codec):
     """
 
     traits = Traits.DELTAS_ONLY | Traits.NEEDS_ERROR_FEEDBACK | Traits.CONTRACTS | Traits.NEEDS_SHAPES
-    rank: int = 2
+    rank: Annotated[int, Ge(1), Called("rank, the columns of each factor,")] = 2
 
     def __post_init__(self) -> None:
-        check_whole("rank, the columns of each factor,", self.rank, 1)
         object.__setattr__(self, "rank", int(self.rank))  # arithmetic with a NumPy integer may overflow
 
     def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:

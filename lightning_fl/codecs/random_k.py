@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice
+from lightning_fl.checks import Called
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
@@ -35,16 +36,13 @@ class RandomK(Codec):
             nearly so, or with `scale` none contract.
     """
 
-    alpha: float = 0.05
+    alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.05
     scale: Literal["unbiased", "none"] = "unbiased"
     common: bool = False
-    seed_bits: int = 64
+    seed_bits: Literal[0, 64] = 64
     values: Codec | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
-        check_choice("scale", self.scale, ("unbiased", "none"))
-        check_choice("seed_bits", self.seed_bits, (0, 64))
         check_values(self, self.values)
         if self.values is not None:
             traits, scaled = self.values.traits, self.scale == "unbiased"

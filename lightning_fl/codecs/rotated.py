@@ -29,12 +29,13 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import power_of_two, scale_dtype
@@ -65,10 +66,6 @@ class Rotated(Codec):
     @abstractmethod
     def centroids(self) -> Tensor:
         """Ascending code book (2^b,) on the CPU, float64."""
-
-    def __post_init__(self) -> None:
-        check_choice("scale", self.scale, get_args(Scale))
-        check_choice("chunks", self.chunks, get_args(Chunks))
 
     @property
     def traits(self) -> Traits:
@@ -170,11 +167,9 @@ class EDEN(Rotated):
         bits: b, bits per number, from 1 to 8.
     """
 
-    bits: int = 2
+    bits: Annotated[int, Interval(ge=1, le=8), Called("bits of a rotated number")] = 2
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("bits of a rotated number", self.bits, 1, 8)
         object.__setattr__(self, "bits", int(self.bits))
 
     @property

@@ -10,11 +10,13 @@ server.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between
+from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.golomb import pack_gaps, rice_width, unpack_gaps
 from lightning_fl.coding.top_k import num_kept, top_k
@@ -41,10 +43,7 @@ class STC(Codec):
     """
 
     size_depends_on_values = True
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
+    alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.05
 
     @property
     def traits(self) -> Traits:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_choice, check_positive, check_whole
+from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.elias import decode_levels, encode_levels
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits
@@ -120,16 +121,12 @@ class QSGD(Stochastic):
     """
 
     traits = Traits.DELTAS_ONLY | Traits.UNBIASED
-    levels: int = 4
-    bucket: int = 512
+    levels: Annotated[int, Interval(ge=1, le=MOST_LEVELS), Called("levels of QSGD")] = 4
+    bucket: Annotated[int, Ge(1), Called("bucket of QSGD")] = 512
     norm: Literal["l2", "max"] = "l2"
     coding: Literal["fixed", "elias"] = "fixed"
 
     def __post_init__(self) -> None:
-        check_whole("levels of QSGD", self.levels, 1, MOST_LEVELS)
-        check_whole("bucket of QSGD", self.bucket, 1)
-        check_choice("norm", self.norm, ("l2", "max"))
-        check_choice("coding", self.coding, ("fixed", "elias"))
         object.__setattr__(self, "levels", int(self.levels))  # arithmetic with a NumPy integer may overflow
 
     @property
@@ -200,13 +197,8 @@ class TernGrad(Stochastic):
         packing: `base3` puts five numbers into a byte, `two_bits` four.
     """
 
-    clip: float | None = None
+    clip: Annotated[float, Gt(0), Called("clip of TernGrad")] | None = None
     packing: Literal["base3", "two_bits"] = "base3"
-
-    def __post_init__(self) -> None:
-        if self.clip is not None:
-            check_positive("clip of TernGrad", self.clip)
-        check_choice("packing", self.packing, ("base3", "two_bits"))
 
     @property
     def traits(self) -> Traits:

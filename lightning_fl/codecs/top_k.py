@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice
+from lightning_fl.checks import Called
 from lightning_fl.coding.top_k import (
-    INDEX_BITS,
     IndexBits,
     num_kept,
     pack_positions,
@@ -42,12 +42,8 @@ class Sparse(Codec):
         index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
     """
 
-    alpha: float = 0.05
+    alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.05
     index_bits: IndexBits = field(default="ceil", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
-        check_choice("index_bits", self.index_bits, INDEX_BITS)
 
     @property
     def traits(self) -> Traits:
@@ -89,7 +85,6 @@ class TopK(Sparse):
     values: Codec | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_values(self, self.values)
 
     @property
@@ -253,10 +248,6 @@ class FairTopK(OneMask):
     """
 
     union: Literal["interleaved", "max"] = "interleaved"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("union", self.union, ("interleaved", "max"))
 
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the positions of the largest numbers of all vectors, by `union`."""

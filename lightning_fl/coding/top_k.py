@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 from math import ceil, log2
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 
 IndexBits = Literal["ceil", "exact"]
-INDEX_BITS: tuple[str, ...] = get_args(IndexBits)
 SAMPLE = 50_000  # numbers from which a threshold is estimated
 
 

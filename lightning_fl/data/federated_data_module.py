@@ -12,13 +12,14 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 
-from lightning_fl.checks import Remembering, whole_share
+from lightning_fl.checks import LARGEST_SEED, Remembering, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
@@ -85,19 +86,19 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def __init__(
         self,
-        num_clients: int | None = 100,
-        batch_size: int = 10,
+        num_clients: Annotated[int, Ge(1)] | None = 100,
+        batch_size: Annotated[int, Ge(1)] = 10,
         partition: Partition = IID(),  # noqa: B008  (immutable)
-        client_fraction: float = 1.0,
-        server_fraction: float = 0.0,
-        server_classes: int | None = None,
-        server_degree: float | None = None,
+        client_fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0,
+        server_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
+        server_classes: Annotated[int, Ge(1)] | None = None,
+        server_degree: Annotated[float, Interval(ge=0, le=1)] | None = None,
         groups: Any = None,
-        server_groups: float | None = None,
+        server_groups: Annotated[float, Interval(ge=0, lt=1)] | None = None,
         shift: Shift | None = None,
-        val_fraction: float = 0.0,
-        eval_batch_size: int = 500,
-        seed: int = 0,
+        val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
+        eval_batch_size: Annotated[int, Ge(1)] = 500,
+        seed: Annotated[int, Interval(ge=0, le=LARGEST_SEED)] = 0,
     ) -> None:
         super().__init__()
         self._num_clients = num_clients

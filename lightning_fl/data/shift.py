@@ -12,14 +12,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.checks import check_at_least, check_choice, check_whole, is_real
+from lightning_fl.checks import Checked, check_choice, is_real
 from lightning_fl.data.samples.dataset_samples import DatasetSamples, ReadInBatches
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
 from lightning_fl.errors import require
@@ -44,7 +45,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Shift(ABC):
+class Shift(Checked, ABC):
     """A change of a client's images. The same sample is always changed in the same way."""
 
     keeps_bytes = False
@@ -104,10 +105,7 @@ class Noise(Shift):
         sigma: standard deviation of the last client's noise, at least 0, in the units of the inputs; images go from 0 to 1.
     """
 
-    sigma: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_at_least("sigma", self.sigma, 0)
+    sigma: Annotated[float, Ge(0)] = 0.1
 
     def __call__(self, images: Tensor, client: Client, indices: np.ndarray) -> Tensor:
         """Add noise: see `Shift`. Inputs of any shape are allowed."""
@@ -134,14 +132,13 @@ class Corruption(Shift):
     """
 
     kinds: tuple[str, ...] = ("noise", "blur", "contrast", "brightness")
-    severity: int = 3
+    severity: Annotated[int, Interval(ge=1, le=5)] = 3
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
         require(len(self.kinds) > 0, f"kinds is empty: give some of {', '.join(LEVELS)}.")
         for kind in self.kinds:
             check_choice("kinds", kind, LEVELS)
-        check_whole("severity", self.severity, 1, 5)
 
     def __call__(self, images: Tensor, client: Client, indices: np.ndarray) -> Tensor:
         """Corrupt images: see `Shift`."""

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.checks import LARGEST_SEED, check_between, check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
@@ -30,7 +29,6 @@ class SplitSettings(Protocol):
     """Settings of a `FederatedDataModule`."""
 
     num_clients: int
-    batch_size: int
     partition: Partition
     client_fraction: float
     server_fraction: float
@@ -39,9 +37,6 @@ class SplitSettings(Protocol):
     groups: Any
     server_groups: float | None
     shift: Shift | None
-    val_fraction: float
-    eval_batch_size: int
-    seed: int
 
 
 class ReadInBatches(Protocol):
@@ -53,18 +48,11 @@ class ReadInBatches(Protocol):
 
 
 def check_settings(data: SplitSettings) -> None:
-    """Raise `UserError` unless each setting is allowed, and they fit together."""
-    if data.num_clients is not None:
-        check_whole("num_clients", data.num_clients, 1)
-    check_whole("batch_size", data.batch_size, 1)
+    """Raise `UserError` unless the settings fit together, and partition, shift and groups are what they should be."""
     require(
         isinstance(data.partition, Partition),
         f"partition={data.partition!r} is not a Partition: use an instance such as IID(), Shards() or Dirichlet().",
     )
-    check_between("client_fraction", data.client_fraction, 0, 1, "(]")
-    check_between("server_fraction", data.server_fraction, 0, 1, "[)")
-    if data.server_groups is not None:
-        check_between("server_groups", data.server_groups, 0, 1, "[)")
     _check_groups(data)
     require(
         data.shift is None or isinstance(data.shift, Shift),
@@ -80,13 +68,6 @@ def check_settings(data: SplitSettings) -> None:
         data.server_classes is None or data.server_degree is None,
         f"server_classes={data.server_classes} and server_degree={data.server_degree} exclude each other: set only one.",
     )
-    if data.server_classes is not None:
-        check_whole("server_classes", data.server_classes, 1)
-    if data.server_degree is not None:
-        check_between("server_degree", data.server_degree, 0, 1)
-    check_between("val_fraction", data.val_fraction, 0, 1, "[)")
-    check_whole("eval_batch_size", data.eval_batch_size, 1)
-    check_whole("seed", data.seed, 0, LARGEST_SEED)
 
 
 def _check_groups(data: SplitSettings) -> None:

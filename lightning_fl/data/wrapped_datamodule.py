@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch.utils.data import DataLoader
 
-from lightning_fl.checks import check_choice, check_whole, is_a, overrides
+from lightning_fl.checks import is_a, overrides
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition
@@ -86,7 +87,7 @@ class Federated(FederatedDataModule):
         num_clients: int | None = 100,
         partition: Partition = IID(),  # noqa: B008  (immutable)
         batch_size: int | None = None,
-        num_classes: int | None = None,
+        num_classes: Annotated[int, Ge(1)] | None = None,
         drop_last: bool | None = None,
         class_of: Any = None,
         eval_transform: Callable[[Any], Any] | None = None,
@@ -99,9 +100,6 @@ class Federated(FederatedDataModule):
         self.datamodule = datamodule
         super().__init__(num_clients=num_clients, partition=partition, batch_size=known_size, **kwargs)
         self.prepare_data_per_node = getattr(datamodule, "prepare_data_per_node", True)
-        if num_classes is not None:
-            check_whole("num_classes", num_classes, 1)
-        check_choice("drop_last", drop_last, (True, False, None))
         require(
             client_loaders is not None or callable(getattr(datamodule, "train_dataloader", None)),
             f"{type(datamodule).__name__} cannot be divided over clients: it has no train_dataloader().",

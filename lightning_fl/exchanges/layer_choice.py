@@ -10,12 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import Called
 from lightning_fl.errors import require
 from lightning_fl.slots import SENT, Channel, Exchange, Message, Result, RoundContext, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
@@ -41,11 +43,8 @@ class LayerChoice(Exchange):
     announces = True
     """True if turn 2 costs bits; a choice between everything and nothing is a header of the protocol and costs none."""
 
-    n: int = 4
+    n: Annotated[int, Ge(1), Called("n, the number of clients that send each layer,")] = 4
     print_groups: bool = False
-
-    def __post_init__(self) -> None:
-        check_whole("n, the number of clients that send each layer,", self.n, 1)
 
     def check(self, context: RoundContext, cohort_size: int) -> None:
         """Raise `UserError` if n > K or the groups do not contain every parameter once; print the layers if asked."""
@@ -104,7 +103,6 @@ class GroupChoice(LayerChoice):
     groups: Groups = "layer"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_groups(self.groups)
 
     def layers(self, context: RoundContext) -> tuple[Group, ...]:

@@ -8,7 +8,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fl.checks import check_choice
 from lightning_fl.exchanges.layer_choice import GroupChoice
 from lightning_fl.slots import Channel, Result, RoundContext
 from lightning_fl.vectors.layer_groups import Group, norms
@@ -27,11 +26,6 @@ class LayerDivergence(GroupChoice):
 
     broadcast: Literal["selected", "all"] = "selected"
     choose: Literal["most", "least"] = "most"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("broadcast", self.broadcast, ("selected", "all"))
-        check_choice("choose", self.choose, ("most", "least"))
 
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the cohort, or all clients."""

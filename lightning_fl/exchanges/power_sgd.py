@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import Called
 from lightning_fl.coding.low_rank import all_orthonormal, check_rank, matrices, product, project, sketch
 from lightning_fl.slots import (
     Channel,
@@ -58,10 +60,9 @@ class TwoTurns(Exchange):
 
     needs = frozenset({"model"})
     compresses = needs_shapes = True
-    rank: int = 2
+    rank: Annotated[int, Ge(1), Called("rank, the columns of each factor,")] = 2
 
     def __post_init__(self) -> None:
-        check_whole("rank, the columns of each factor,", self.rank, 1)
         object.__setattr__(self, "rank", int(self.rank))  # arithmetic with a NumPy integer may overflow
 
     def check(self, context: RoundContext, cohort_size: int) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice
+from lightning_fl.checks import Called
 from lightning_fl.exchanges.layer_choice import upload_of
 from lightning_fl.slots import SENT, Channel, Exchange, Result, RoundContext, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
@@ -37,16 +38,14 @@ class PrunedUnits(Exchange):
     needs = frozenset({"model"})
     provides = frozenset({SENT})
     size_depends_on_values = True
-    keep: float = 0.2
+    keep: Annotated[float, Interval(gt=0, le=1), Called("keep, the share of the parameters that is sent,")] = 0.2
     score: Literal["delta", "magnitude"] = "delta"
     per_layer: bool = False
     groups: Groups = "layer"
     print_groups: bool = False
 
     def __post_init__(self) -> None:
-        check_between("keep, the share of the parameters that is sent,", self.keep, 0, 1, "(]")
         check_groups(self.groups)
-        check_choice("score", self.score, ("delta", "magnitude"))
 
     def check(self, context: RoundContext, cohort_size: int) -> None:
         """Raise `UserError` if the groups do not contain every parameter once; print the layers if asked."""

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
+from typing import Annotated
 
+from annotated_types import Gt
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.checks import is_real
+from lightning_fl.checks import check_fields
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round, TakeStep
 from lightning_fl.errors import require
@@ -44,16 +46,13 @@ class LossGuard:
             None: never. Reports `guard/loss`, the loss after the round, and `guard/undone`.
     """
 
-    clients: float | None = None
-    server_steps: float | None = None
-    rounds: float | None = None
+    _called = "loss_guard.{}, the factor by which an exploding loss grows,"
+    clients: Annotated[float, Gt(1)] | None = None
+    server_steps: Annotated[float, Gt(1)] | None = None
+    rounds: Annotated[float, Gt(1)] | None = None
 
     def __post_init__(self) -> None:
-        for name, factor in vars(self).items():
-            require(
-                factor is None or (is_real(factor) and factor > 1),
-                f"loss_guard.{name} is the factor by which an exploding loss grows and must be finite and above 1, got {factor}.",
-            )
+        check_fields(self)
 
     @property
     def knows_initial_loss(self) -> bool:

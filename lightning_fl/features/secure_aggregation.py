@@ -17,14 +17,15 @@ sums of whole numbers have no rounding error: what a sum without masks gives is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from annotated_types import Ge, Interval
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import check_fields
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort, Population
@@ -49,14 +50,13 @@ class SecureAggregation:
         value_bits: bits of a number before the sum, b, in [1, 64]; what rounding to them would change is not simulated.
     """
 
-    key_bits: int = 256
-    share_bits: int = 256
-    value_bits: int = 16
+    _called = "secure_aggregation.{}"
+    key_bits: Annotated[int, Ge(1)] = 256
+    share_bits: Annotated[int, Ge(1)] = 256
+    value_bits: Annotated[int, Interval(ge=1, le=64)] = 16
 
     def __post_init__(self) -> None:
-        check_whole("secure_aggregation.key_bits", self.key_bits, 1)
-        check_whole("secure_aggregation.share_bits", self.share_bits, 1)
-        check_whole("secure_aggregation.value_bits", self.value_bits, 1, 64)
+        check_fields(self)
 
     def width(self, num_clients: int) -> int:
         """Return the bits of a masked number, w, in which a sum over n clients has room.

@@ -12,16 +12,18 @@ no gradient of the task reaches the gate, so that only the lasso trains it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from annotated_types import Interval
 from torch import Tensor, nn
 
-from lightning_fl.checks import check_between, check_choice
+from lightning_fl.checks import Called
 from lightning_fl.errors import UserError
 
-MODES = ("ste", "multiply", "index")
+Keep = Annotated[float, Interval(gt=0, le=1), Called("keep, the share of channels that a gate keeps,")]
+Mode = Annotated[Literal["ste", "multiply", "index"], Called("gate mode")]
 
 
 def num_kept(keep: float, channels: int) -> int:
@@ -31,12 +33,6 @@ def num_kept(keep: float, channels: int) -> int:
     [45, 1, 16]
     """
     return max(1, round(keep * channels))
-
-
-def check_options(keep: float, mode: str) -> None:
-    """Raise `UserError` unless keep lies in (0, 1] and the mode is known."""
-    check_between("keep, the share of channels that a gate keeps,", keep, 0, 1, "(]")
-    check_choice("gate mode", mode, MODES)
 
 
 class Gate(nn.Module):
@@ -59,7 +55,7 @@ class Gate(nn.Module):
         out_channels: int,
         kept: int,
         pixel_axes: int = 2,
-        mode: Literal["ste", "multiply", "index"] = "ste",
+        mode: Mode = "ste",
         detach_input: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from lightning_fl.checks import overrides
+from lightning_fl.checks import checked, overrides
 from lightning_fl.errors import UserError, require
-from lightning_fl.gates.gate import Gate, check_options, num_kept
+from lightning_fl.gates.gate import Gate, Keep, Mode, num_kept
 
 SKIPPED = ("shortcut", "downsample")
 
 
+@checked
 def add_gates(
     network: nn.Module,
-    keep: float = 0.7071,
-    mode: Literal["ste", "multiply", "index"] = "ste",
+    keep: Keep = 0.7071,
+    mode: Mode = "ste",
     detach_input: bool = True,
     skip: Sequence[str] = SKIPPED,
     seed: int = 0,
@@ -54,7 +55,6 @@ def add_gates(
     >>> (network(torch.randn(2, 3, 5, 5)).amax((2, 3)) > 0).sum(1).tolist()
     [4, 4]
     """
-    check_options(keep, mode)
     name = type(network).__name__
     require(not gates_of(network), f"{name} has gates already: remove them with remove_gates first.")
     convolutions = [layer for layer in layers(network) if not _is_skipped(layer[0], skip)]

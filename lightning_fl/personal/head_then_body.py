@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 
-from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Personal, Phase, RoundContext
 
@@ -25,13 +26,8 @@ class HeadThenBody(Personal):
 
     changeable = frozenset({"head_epochs", "body_epochs"})
     has_phases = True
-    head_epochs: int | None = None
-    body_epochs: int = 1
-
-    def __post_init__(self) -> None:
-        if self.head_epochs is not None:
-            check_whole("head_epochs", self.head_epochs, 0)
-        check_whole("body_epochs", self.body_epochs, 1)
+    head_epochs: Annotated[int, Ge(0)] | None = None
+    body_epochs: Annotated[int, Ge(1)] = 1
 
     def check(self, context: RoundContext) -> None:
         """Raise `UserError` unless the local training has as many passes as both phases."""

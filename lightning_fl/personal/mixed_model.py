@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between
+from lightning_fl.checks import Called
 from lightning_fl.slots import Gradients, OwnModel, OwnTraining, Personal, State
 
 SHARE = "share/scalars"
@@ -30,11 +32,8 @@ class MixedModel(Personal):
     reads = Gradients.MINIBATCH
     own_step = True
     steps_beside = True
-    alpha: float = 0.5
+    alpha: Annotated[float, Interval(ge=0, le=1), Called("alpha, the first share of a client's own model,")] = 0.5
     adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        check_between("alpha, the first share of a client's own model,", self.alpha, 0, 1, "[]")
 
     def init(self, received: Tensor) -> State:
         """Return the first share."""

@@ -8,7 +8,6 @@ from typing import Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
-from lightning_fl.checks import check_choice
 from lightning_fl.slots import Owned, Personal
 
 BATCH_NORMS: tuple[type[nn.Module], ...] = (nn.modules.batchnorm._BatchNorm,)
@@ -29,9 +28,6 @@ class PersonalNorms(Personal):
     """
 
     norms: Literal["batch", "all"] = "batch"
-
-    def __post_init__(self) -> None:
-        check_choice("norms", self.norms, ("batch", "all"))
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the parameters that are trained and the buffers of the norms; warn if there are none."""

@@ -5,8 +5,8 @@ They are independent of federated learning.
 
 from lightning_fl.pruning.apply_plan import plans_of, prune
 from lightning_fl.pruning.curvature.products import trainable
-from lightning_fl.pruning.curvature.source_rate import RATE_MODES, SourceRate
-from lightning_fl.pruning.curvature.training_loss import TrainingLoss, check_curvature
+from lightning_fl.pruning.curvature.source_rate import SourceRate
+from lightning_fl.pruning.curvature.training_loss import TrainingLoss
 from lightning_fl.pruning.graph import plan_for, prunable_layers
 from lightning_fl.pruning.importance import feature_map_ranks, filter_magnitudes, filters_to_keep, lowest
 from lightning_fl.pruning.loading import Prunable, load_pruned, shrink, shrink_when_loading
@@ -15,7 +15,6 @@ from lightning_fl.pruning.plan import Plan
 from lightning_fl.pruning.schedule import Schedule
 
 __all__ = [
-    "RATE_MODES",
     "Masks",
     "Plan",
     "Prunable",
@@ -23,7 +22,6 @@ __all__ = [
     "SourceRate",
     "TrainingLoss",
     "apply_masks",
-    "check_curvature",
     "feature_map_ranks",
     "filter_magnitudes",
     "filters_to_keep",

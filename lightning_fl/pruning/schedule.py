@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from lightning_fl.checks import check_whole
+from annotated_types import Ge
+
+from lightning_fl.checks import Called, Checked
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Checked):
     """Prune once, or at regular intervals.
 
     Attributes:
@@ -19,13 +22,8 @@ class Schedule:
     [2, 5, 8]
     """
 
-    first: int = 30
-    every: int | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("prune_epoch, the epoch before which the network is pruned,", self.first, 0)
-        if self.every is not None:
-            check_whole("every_n_epochs, unless it is None to prune once,", self.every, 1)
+    first: Annotated[int, Ge(0), Called("prune_epoch, the epoch before which the network is pruned,")] = 30
+    every: Annotated[int, Ge(1), Called("every_n_epochs, unless it is None to prune once,")] | None = None
 
     def due(self, epoch: int) -> bool:
         """True if the network is pruned before the training of `epoch`."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Gt, Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_positive, check_rounds
+from lightning_fl.checks import Called, Rounds
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 from lightning_fl.vectors.pieces import difference, empty_like, pieces, zeros_like
 
@@ -36,14 +37,10 @@ class Adam(Rule, ABC):
 
     changeable = frozenset({"beta1", "beta2", "epsilon"})
     own_step = True
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        for name in ("beta1", "beta2"):
-            check_between(f"Adam's {name}", getattr(self, name), 0, 1, "[)")
-        check_positive("Adam's epsilon", self.epsilon)
+    _called = "Adam's {}"
+    beta1: Annotated[float, Interval(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Interval(ge=0, lt=1)] = 0.999
+    epsilon: Annotated[float, Gt(0)] = 1e-6
 
     @abstractmethod
     def start(self, local: LocalTraining) -> None:
@@ -122,12 +119,10 @@ class WarmedUpAdam(Adam):
     needs = frozenset({FIRST, SECOND})
     provides = frozenset({FIRST, SECOND, MOMENTUM, RATE})
     omits = provides | {"model"}  # the two phases have no entry in common
-    warmup: int | float = 0.2
+    warmup: Annotated[int | float, Rounds(), Called("warmup, without which there is no second moment to scale by,")] = (
+        0.2
+    )
     momentum_mask: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rounds("warmup, without which there is no second moment to scale by,", self.warmup)
 
     @property
     def in_common(self) -> Mapping[str, Any]:

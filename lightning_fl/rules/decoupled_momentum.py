@@ -5,11 +5,12 @@ Optimization, ICML 2022, its instance with SGD and momentum).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Interval
 
-from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.checks import Called
 from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
 
 
@@ -32,14 +33,9 @@ class DecoupledMomentum(Rule):
     changeable = frozenset({"beta", "full_batch_last"})
     own_step = True
     needs = provides = frozenset({"moments/momentum"})
-    beta: float = 0.9
+    beta: Annotated[float, Interval(ge=0, lt=1), Called("the momentum beta")] = 0.9
     variant: Literal["evolving", "frozen"] = "evolving"
-    full_batch_last: int = 0
-
-    def __post_init__(self) -> None:
-        check_between("the momentum beta", self.beta, 0, 1, "[)")
-        check_choice("variant", self.variant, ("evolving", "frozen"))
-        check_whole("full_batch_last, a number of rounds,", self.full_batch_last, 0)
+    full_batch_last: Annotated[int, Ge(0), Called("full_batch_last, a number of rounds,")] = 0
 
     def takes_full_batches(self, context: RoundContext) -> bool:
         """True in the last r rounds."""

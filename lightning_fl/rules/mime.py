@@ -5,8 +5,11 @@ Learning, 2021).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from lightning_fl.checks import check_between
+from annotated_types import Interval
+
+from lightning_fl.checks import Called
 from lightning_fl.slots import MEAN_GRADIENT, Gradients, LocalTraining, Message, Rule
 
 
@@ -21,10 +24,7 @@ class _FixedMomentum(Rule):
     changeable = frozenset({"beta"})
     own_step = True
     needs = frozenset({"moments/momentum"})
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_between("the client momentum", self.beta, 0, 1, "[)")
+    beta: Annotated[float, Interval(ge=0, lt=1), Called("the client momentum")] = 0.9
 
     def step(self, local: LocalTraining) -> None:
         """Take a step: y ← y − η(βm + (1 − β)g)."""

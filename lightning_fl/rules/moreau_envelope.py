@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from lightning_fl.checks import check_positive, check_whole
+from annotated_types import Ge, Gt
+
+from lightning_fl.checks import Called
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
 
@@ -24,16 +27,11 @@ class MoreauEnvelope(Rule):
 
     changeable = frozenset({"strength", "inner_steps", "inner_learning_rate"})
     own_step = True
-    strength: float = 15.0
-    inner_steps: int = 5
-    inner_learning_rate: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_positive(
-            "strength, the weight of the pull towards the client's copy of the server's model,", self.strength
-        )
-        check_whole("inner_steps", self.inner_steps, 1)
-        check_positive("inner_learning_rate", self.inner_learning_rate)
+    strength: Annotated[
+        float, Gt(0), Called("strength, the weight of the pull towards the client's copy of the server's model,")
+    ] = 15.0
+    inner_steps: Annotated[int, Ge(1)] = 5
+    inner_learning_rate: Annotated[float, Gt(0)] = 0.01
 
     @property
     def repeats(self) -> int:

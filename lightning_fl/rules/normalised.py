@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import nan
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from lightning_fl.checks import check_at_least
+from lightning_fl.checks import Called
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
 from lightning_fl.vectors.pieces import add_difference
@@ -37,10 +39,7 @@ class Normalised(Rule):
 
     changeable = frozenset({"mu"})
     provides = frozenset({NORMALISER})
-    mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_at_least("mu, the weight of the proximal term,", self.mu, 0)
+    mu: Annotated[float, Ge(0), Called("mu, the weight of the proximal term,")] = 0.0
 
     def check(self, context: RoundContext) -> None:
         """Raise `UserError` if a_k is not known for the module's momentum."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from lightning_fl.checks import check_at_least
+from annotated_types import Ge
+
+from lightning_fl.checks import Called
 from lightning_fl.slots import LocalTraining, Rule
 from lightning_fl.vectors.pieces import add_difference
 
@@ -18,10 +21,7 @@ class Proximal(Rule):
     """
 
     changeable = frozenset({"mu"})
-    mu: float = 0.001
-
-    def __post_init__(self) -> None:
-        check_at_least("mu, the weight of FedProx's proximal term,", self.mu, 0)
+    mu: Annotated[float, Ge(0), Called("mu, the weight of FedProx's proximal term,")] = 0.001
 
     def correct(self, local: LocalTraining) -> None:
         """Add the proximal term: g ← g + μ(y − w)."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from lightning_fl.checks import check_at_least, check_choice
+from annotated_types import Ge
+
+from lightning_fl.checks import Called
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, RoundContext, Rule
 from lightning_fl.vectors.pieces import add_difference
@@ -24,12 +26,8 @@ class Pulled(Rule):
     """
 
     changeable = frozenset({"strength", "solver"})
-    strength: float = 1.0
+    strength: Annotated[float, Ge(0), Called("strength, the weight of the pull towards the server's model,")] = 1.0
     solver: Literal["explicit", "implicit"] = "explicit"
-
-    def __post_init__(self) -> None:
-        check_at_least("strength, the weight of the pull towards the server's model,", self.strength, 0)
-        check_choice("solver", self.solver, ("explicit", "implicit"))
 
     def check(self, context: RoundContext) -> None:
         """Raise `UserError` if explicit steps diverge."""

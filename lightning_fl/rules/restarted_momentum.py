@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 
-from lightning_fl.checks import check_between
+from lightning_fl.checks import Called
 from lightning_fl.slots import LocalTraining, Rule
 
 
@@ -22,10 +24,7 @@ class RestartedMomentum(Rule):
 
     changeable = frozenset({"beta"})
     own_step = True
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_between("the client momentum", self.beta, 0, 1, "[)")
+    beta: Annotated[float, Interval(ge=0, lt=1), Called("the client momentum")] = 0.9
 
     def start(self, local: LocalTraining) -> None:
         """Set v = 0."""

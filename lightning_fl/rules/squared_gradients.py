@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import Called
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 
 IMPORTANCE = "scalars/importance"
@@ -27,12 +29,8 @@ class SquaredGradients(Rule):
 
     provides = frozenset({IMPORTANCE})
     unmasked_state = frozenset({"importance"})
-    interval: int | None = 50
+    interval: Annotated[int, Ge(1), Called("the interval of rounds")] | None = 50
     each_step: bool = False
-
-    def __post_init__(self) -> None:
-        if self.interval is not None:
-            check_whole("the interval of rounds", self.interval, 1)
 
     @property
     def omits(self) -> frozenset[str]:

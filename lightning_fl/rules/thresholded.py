@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 
-from lightning_fl.checks import check_at_least
+from lightning_fl.checks import Called
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, RoundContext, Rule, check_inner, forwards
 
@@ -29,11 +31,10 @@ class Thresholded(Rule):
 
     changeable = frozenset({"threshold"})
     inner: Rule
-    threshold: float = 1e-3
+    threshold: Annotated[float, Ge(0), Called("threshold, a magnitude,")] = 1e-3
 
     def __post_init__(self) -> None:
         check_inner(self, "inner", Rule, "LocalOptimizer()")
-        check_at_least("threshold, a magnitude,", self.threshold, 0)
 
     def check(self, context: RoundContext) -> None:
         """Check the inner rule, and raise `UserError` if the network has no convolution."""

@@ -1,8 +1,8 @@
 """The six slots of an algorithm: rule, codec, exchange, aggregator, step, and what clients keep (personal).
 
-A part is a frozen dataclass of hyper-parameters. It holds no tensor, module or loader: state is passed to its methods and lives
-in `Run` alone. The methods of the base classes do nothing, or as little as the slot allows, so a subclass defines only the
-methods that differ.
+A part is a frozen dataclass of hyper-parameters, whose annotations say what they may be (`lightning_fl.checks.ranges`). It holds
+no tensor, module or loader: state is passed to its methods and lives in `Run` alone. The methods of the base classes do nothing,
+or as little as the slot allows, so a subclass defines only the methods that differ.
 
 Tensors are flat: the d trainable parameters are one vector (d,), see `lightning_fl.vectors.layout`. The d_b values of all float
 buffers are one vector (d_b,). A message is a dict of such vectors. Their names are `kind` or `kind/name`, for example `model` or

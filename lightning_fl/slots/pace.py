@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from lightning_fl.checks import check_choice, check_whole
+from annotated_types import Ge
+
+from lightning_fl.checks import Checked
 
 
 @dataclass(frozen=True)
-class Pace:
+class Pace(Checked):
     """Update the server's model after `buffer_size` uploads, of whichever clients, while others go on training.
 
     `clients_per_round` clients train at any time. A client whose upload has come is idle; another one, or the same, takes its
@@ -22,15 +24,9 @@ class Pace:
         counts_from: an upload's change is that from the model that the client has `received`, or from the server's `present` one.
     """
 
-    buffer_size: int
-    max_staleness: int | None = None
+    buffer_size: Annotated[int, Ge(1)]
+    max_staleness: Annotated[int, Ge(0)] | None = None
     counts_from: Literal["received", "present"] = "received"
-
-    def __post_init__(self) -> None:
-        check_whole("buffer_size", self.buffer_size, 1)
-        if self.max_staleness is not None:
-            check_whole("max_staleness", self.max_staleness, 0)
-        check_choice("counts_from", self.counts_from, ("received", "present"))
 
     def takes(self, staleness: int) -> bool:
         """True if an upload is not too stale."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lightning_fl.checks import Checked
 from lightning_fl.errors import require
 
 
-class Part:
+class Part(Checked):
     """Base class of the six slots' base classes.
 
     A part declares names of message entries besides `model` and `buffers`, which every message has. An algorithm is refused if

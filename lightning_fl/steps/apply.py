@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Gt
 from torch import Tensor
 
-from lightning_fl.checks import check_positive
+from lightning_fl.checks import Called
 from lightning_fl.slots import ServerTurn, State, Step
 from lightning_fl.vectors.pieces import by_pieces
 
@@ -22,10 +24,7 @@ class Apply(Step):
     sums_suffice = True
     changeable = frozenset({"learning_rate"})
     uses = frozenset({"model"})
-    learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("the server learning rate", self.learning_rate)
+    learning_rate: Annotated[float, Gt(0), Called("the server learning rate")] = 1.0
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Start the chain: propose FedAvg's model, or a longer or shorter step towards it."""

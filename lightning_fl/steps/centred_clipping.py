@@ -7,11 +7,12 @@ arXiv:2012.10333).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from lightning_fl.checks import check_positive
 from lightning_fl.slots import UPLOADS, ServerTurn, State, Step
 
 CENTRE, BUFFERS = "centre", "buffers"
@@ -32,10 +33,7 @@ class CentredClipping(Step):
 
     needs = frozenset({UPLOADS})
     uses = frozenset({UPLOADS, "model"})
-    radius: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_positive("radius", self.radius)
+    radius: Annotated[float, Gt(0)] = 10.0
 
     def init(self, params: Tensor) -> State:
         """Return v = 0."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, whole_share
+from lightning_fl.checks import Called, whole_share
 from lightning_fl.errors import require
 from lightning_fl.slots import PROPOSAL, UPLOADS, Server, ServerSamples, ServerTurn, State, Step
 
@@ -42,25 +43,17 @@ class Distillation(Step):
         {"max_steps", "batch_size", "learning_rate", "temperature", "clip_norm", "val_every_n_steps", "patience"}
     )
     needs = uses = frozenset({UPLOADS, PROPOSAL})
-    max_steps: int = 200
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    temperature: float = 1.0
-    average: Literal["logits", "probs"] = "logits"
-    clip_norm: float = 5.0
-    val_fraction: float = 0.1
-    val_every_n_steps: int = 100
-    patience: int = 1000
+    _called = "{} of the distillation"
+    max_steps: Annotated[int, Ge(0)] = 200
+    batch_size: Annotated[int, Ge(1)] = 128
+    learning_rate: Annotated[float, Gt(0)] = 1e-3
+    temperature: Annotated[float, Gt(0)] = 1.0
+    average: Annotated[Literal["logits", "probs"], Called("average")] = "logits"
+    clip_norm: Annotated[float, Gt(0)] = 5.0
+    val_fraction: Annotated[float, Interval(ge=0, lt=1), Called("val_fraction")] = 0.1
+    val_every_n_steps: Annotated[int, Ge(1)] = 100
+    patience: Annotated[int, Ge(1)] = 1000
     freeze_batch_norm: bool = False
-
-    def __post_init__(self) -> None:
-        check_whole("max_steps of the distillation", self.max_steps, 0)
-        for name in ("batch_size", "val_every_n_steps", "patience"):
-            check_whole(f"{name} of the distillation", getattr(self, name), 1)
-        for name in ("learning_rate", "temperature", "clip_norm"):
-            check_positive(f"{name} of the distillation", getattr(self, name))
-        check_between("val_fraction", self.val_fraction, 0, 1, "[)")
-        check_choice("average", self.average, ("logits", "probs"))
 
     def check(self, server: Server) -> None:
         """Raise `UserError` without server data, or if the module lacks logits, or an accuracy to validate with."""

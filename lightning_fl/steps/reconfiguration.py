@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
-from lightning_fl.checks import check_at_least, check_between, check_positive, check_whole, whole_share
+from lightning_fl.checks import Called, whole_share
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
@@ -60,29 +62,20 @@ class Reconfiguration(Step):
     needs = uses = frozenset({IMPORTANCE, PROPOSAL})
     needs_equal_weights = frozenset({IMPORTANCE})
     rule: Rule
-    shrink: float = 0.3
-    half_life: float = 10_000
-    max_density: float | None = None
-    seconds_per_mac: float = 3e-11
-    bandwidth: float = 5e7
-    fixed_share: float = 0.1
-    initial_passes: int = 1000
-    initial_batches: int = 10
-    initial_interval: int = 50
-    start_accuracy: float = 1.5
-    tolerance: float = 0.1
+    shrink: Annotated[float, Interval(ge=0, lt=1), Called("shrink, the share of a layer to remove,")] = 0.3
+    half_life: Annotated[float, Gt(0)] = 10_000
+    max_density: Annotated[float, Interval(gt=0, le=1)] | None = None
+    seconds_per_mac: Annotated[float, Ge(0)] = 3e-11
+    bandwidth: Annotated[float, Gt(0)] = 5e7
+    fixed_share: Annotated[float, Ge(0)] = 0.1
+    initial_passes: Annotated[int, Ge(0)] = 1000
+    initial_batches: Annotated[int, Ge(1)] = 10
+    initial_interval: Annotated[int, Ge(1)] = 50
+    start_accuracy: Annotated[float, Ge(0)] = 1.5
+    tolerance: Annotated[float, Ge(0)] = 0.1
 
     def __post_init__(self) -> None:
         check_inner(self, "rule", Rule, "SquaredGradients(interval=1, each_step=True)")
-        check_between("shrink, the share of a layer to remove,", self.shrink, 0, 1, "[)")
-        if self.max_density is not None:
-            check_between("max_density", self.max_density, 0, 1, "(]")
-        for name in ("half_life", "bandwidth"):
-            check_positive(name, getattr(self, name))
-        for name in ("seconds_per_mac", "fixed_share", "start_accuracy", "tolerance"):
-            check_at_least(name, getattr(self, name), 0)
-        for name, minimum in {"initial_passes": 0, "initial_batches": 1, "initial_interval": 1}.items():
-            check_whole(name, getattr(self, name), minimum)
         require(
             not self.initial_passes or IMPORTANCE in self.rule.provides - self.rule.omits,
             f"Reconfiguration prunes before the first round by what its rule sends after every pass, but "

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt, Interval
 from torch import Tensor
 
-from lightning_fl.checks import LARGEST, check_between, check_choice, check_positive
+from lightning_fl.checks import LARGEST, Called
 from lightning_fl.errors import require
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
 from lightning_fl.vectors.pieces import by_pieces, difference
@@ -39,15 +40,10 @@ class Momentum(Step):
     changeable = frozenset({"beta", "learning_rate"})
     needs = uses = frozenset({PROPOSAL})
     changes_model = False
-    beta: float = 0.9
-    learning_rate: float = 1.0
-    init_with: Literal["zero", "first"] = "zero"
+    beta: Annotated[float, Interval(ge=0, lt=1), Called("the server momentum beta")] = 0.9
+    learning_rate: Annotated[float, Gt(0), Called("the server learning rate")] = 1.0
+    init_with: Annotated[Literal["zero", "first"], Called("the momentum's start")] = "zero"
     dampening: bool = True
-
-    def __post_init__(self) -> None:
-        check_between("the server momentum beta", self.beta, 0, 1, "[)")
-        check_positive("the server learning rate", self.learning_rate)
-        check_choice("the momentum's start", self.init_with, ("zero", "first"))
 
     def init(self, params: Tensor) -> State:
         """Return m = 0; with `first`, m is set in the first round."""
@@ -78,14 +74,11 @@ class Adaptive(Step):
 
     needs = uses = frozenset({PROPOSAL})
     changes_model = False
-    beta: float
-    learning_rate: float
-    epsilon: float
+    beta: Annotated[float, Interval(ge=0, lt=1), Called("the server momentum beta")]
+    learning_rate: Annotated[float, Gt(0), Called("the server learning rate")]
+    epsilon: Annotated[float, Gt(0), Called("{kind}'s epsilon")]
 
     def __post_init__(self) -> None:
-        check_between("the server momentum beta", self.beta, 0, 1, "[)")
-        check_positive("the server learning rate", self.learning_rate)
-        check_positive(f"{type(self).__name__}'s epsilon", self.epsilon)
         require(
             self.epsilon**2 <= LARGEST,
             f"{type(self).__name__}'s epsilon begins the second moment with its square, which must be finite in float32: "
@@ -153,13 +146,9 @@ class AdamLike(Adaptive):
     sums_suffice = True
     changeable = frozenset({"beta", "second_beta", "learning_rate", "epsilon"})
     beta: float = 0.9
-    second_beta: float = 0.99
+    second_beta: Annotated[float, Interval(ge=0, lt=1), Called("{kind}'s second_beta")] = 0.99
     learning_rate: float = 1.0
     epsilon: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_between(f"{type(self).__name__}'s second_beta", self.second_beta, 0, 1, "[)")
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Interval
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
+from lightning_fl.checks import Called
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step, check_inner
 
+StepsOrFull = Annotated[float, Ge(0), Called("tau_eff, a number of steps or 'full',")] | Literal["full"]
 LEAST_ALPHA = 1e-3
 """Share α up to which the server does not train (the paper's code)."""
 
@@ -44,20 +46,14 @@ class DynamicServerUpdate(Step):
     """
 
     changeable = frozenset({"C", "decay", "epsilon", "alpha_max"})
-    C: float = 1.0
-    decay: float = 0.99
+    C: Annotated[float, Ge(0), Called("C, the scale of the server's update,")] = 1.0
+    decay: Annotated[float, Interval(gt=0, le=1), Called("the decay of the server's update")] = 0.99
     f: Literal["one_minus", "inverse"] = "one_minus"
-    epsilon: float = 0.01
-    alpha_max: float | None = None
+    epsilon: Annotated[float, Gt(0)] = 0.01
+    alpha_max: Annotated[float, Ge(0)] | None = None
     rule: Rule | None = None
 
     def __post_init__(self) -> None:
-        check_at_least("C, the scale of the server's update,", self.C, 0)
-        check_between("the decay of the server's update", self.decay, 0, 1, "(]")
-        check_choice("f", self.f, ("one_minus", "inverse"))
-        check_positive("epsilon", self.epsilon)
-        if self.alpha_max is not None:
-            check_at_least("alpha_max", self.alpha_max, 0)
         if self.rule is not None:
             check_inner(self, "rule", Rule, "RestartedMomentum()")
 
@@ -154,11 +150,7 @@ class StaticServerUpdate(Step):
     sums_suffice = True
     changeable = frozenset({"tau_eff"})
     needs = uses = frozenset({PROPOSAL})
-    tau_eff: float | Literal["full"] = 10
-
-    def __post_init__(self) -> None:
-        if self.tau_eff != "full":
-            check_at_least("tau_eff, a number of steps or 'full',", self.tau_eff, 0)
+    tau_eff: StepsOrFull = 10
 
     def check(self, server: Server) -> None:
         """Raise `UserError` without server data."""

@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between
+from lightning_fl.checks import Called
 from lightning_fl.slots import MEAN_GRADIENT, Message, ServerTurn, State, Step
 from lightning_fl.vectors.pieces import by_pieces, pieces, sum_of
 
@@ -75,10 +77,7 @@ class GradientMomentum(SharedState):
     changeable = frozenset({"beta"})
     needs = frozenset({MEAN_GRADIENT})
     provides = frozenset({"moments/momentum"})
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_between("the momentum beta", self.beta, 0, 1, "[)")
+    beta: Annotated[float, Interval(ge=0, lt=1), Called("the momentum beta")] = 0.9
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Update m with the mean gradient."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from lightning_fl.checks import check_positive, check_rounds
+from lightning_fl.checks import Called, Rounds
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, check_inner, through
 
 MOMENTUM, BITS = "moments/momentum", "scalars/bits"
@@ -35,14 +36,14 @@ class WarmedUpMoments(Step):
     needs = frozenset({"moments/first", "moments/second", MOMENTUM, "scalars/learning_rate"})
     uses = needs | {"model"}
     codec: Codec
-    epsilon: float = 1e-6
-    warmup: int | float = 0.2
+    epsilon: Annotated[float, Gt(0)] = 1e-6
+    warmup: Annotated[int | float, Rounds(), Called("warmup, without which there is no second moment to scale by,")] = (
+        0.2
+    )
     momentum_mask: bool = True
 
     def __post_init__(self) -> None:
         check_inner(self, "codec", Codec, "OneBit()")
-        check_positive("epsilon", self.epsilon)
-        check_rounds("warmup, without which there is no second moment to scale by,", self.warmup)
 
     @property
     def in_common(self) -> Mapping[str, Any]:

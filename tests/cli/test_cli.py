@@ -1168,7 +1168,8 @@ def numeric_fields() -> list[tuple[type, str]]:
     """Return the numeric hyper-parameters of all exported parts."""
     rooms = (rules, codecs, exchanges, aggregators, steps)
     parts = [getattr(room, name) for room in rooms for name in room.__all__]
-    return [(part, f.name) for part in parts for f in fields(part) if f.type in ("int", "float", "float | None")]
+    kinds = (int, float, float | None)
+    return [(part, name) for part in parts for name, p in parameters_of(part).items() if p.annotation in kinds]
 
 
 def test_a_number_of_a_part_must_be_a_number() -> None:

@@ -207,3 +207,30 @@ def test_an_own_module_with_the_name_of_an_installed_package_is_named(name: str,
     assert outcome.code == 2
     assert "yaml.py in the current folder has the name of the installed package" in outcome.err
     assert outcome.err.rstrip().endswith("which Python finds first: rename it.")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--algorithm.mu=-1"], "mu of Ranged must be at least 0, got -1."),
+        (["--algorithm.mu=much"], "mu of Ranged must be at least 0, got 'much'."),
+        (["--algorithm.k=0"], "k of Ranged must be a whole number of at least 1, got 0."),
+        (["--algorithm.way=c"], "way of Ranged 'c' is unknown; allowed: a, b."),
+    ],
+)
+def test_ranges_of_a_users_method_are_named(
+    words: list[str], sentence: str, lightning_fl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test a module without `from __future__ import annotations`, whose ranges the parser itself reads."""
+    Path("ranged.py").write_text(
+        "from typing import Annotated, Literal\n"
+        "from annotated_types import Ge\n"
+        "from lightning_fl.algorithms import Method\n"
+        "class Ranged(Method):\n"
+        "    def __init__(self, mu: Annotated[float, Ge(0)] = 0.1, k: Annotated[int, Ge(1)] | None = None,\n"
+        "                 way: Annotated[Literal['a', 'b'], 'some way'] = 'a', **slots):\n"
+        "        super().__init__(**slots)\n"
+    )
+    monkeypatch.delitem(sys.modules, "ranged", raising=False)
+    assert lightning_fl("fit", "--config", "quickstart", "--algorithm", "ranged.Ranged", *words).sentence == sentence
+    assert "--algorithm.mu FLOAT" in lightning_fl("fit", "--algorithm.help", "ranged.Ranged").out

@@ -308,8 +308,8 @@ def test_two_processes_judge_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda fit: LossGuard(clients=1.0), r"loss_guard.clients .* must be finite and above 1, got 1.0"),
-        (lambda fit: LossGuard(rounds=-3), r"loss_guard.rounds .* must be finite and above 1, got -3"),
+        (lambda fit: LossGuard(clients=1.0), r"loss_guard.clients, the factor .*, must be a number above 1, got 1.0"),
+        (lambda fit: LossGuard(rounds=-3), r"loss_guard.rounds, the factor .*, must be a number above 1, got -3"),
         (
             lambda fit: fit(LossGuard(rounds=3), federation(), FedAvg()),
             r"loss_guard.rounds needs the loss on .*server_fraction",

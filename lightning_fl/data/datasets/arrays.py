@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from zipfile import is_zipfile
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.split_checks import are_quantities, describe_largest, most_differ, needing_classes, warn_of_gaps
 from lightning_fl.data.users import Groups
@@ -48,12 +48,10 @@ class Arrays(ImageDataModule):
         path: str | None = None,
         train: Any = None,
         test: Any = None,
-        num_classes: int | None = None,
+        num_classes: Annotated[int, Ge(1)] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if num_classes is not None:
-            check_whole("num_classes", num_classes, 1)
         require(
             (train is None) == (test is None) and (path is None) != (train is None),
             "Arrays takes either path, or train and test together.",

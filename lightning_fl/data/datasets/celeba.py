@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.datasets.image_folder import decode_images
 from lightning_fl.data.federated_data_module import HELD_OUT
@@ -55,17 +55,14 @@ class CelebA(ImageDataModule):
         self,
         root: str,
         attribute: str = "Smiling",
-        image_size: int = 84,
-        min_images: int = 5,
-        test_fraction: float = 0.1,
+        image_size: Annotated[int, Ge(1)] = 84,
+        min_images: Annotated[int, Ge(2)] = 5,
+        test_fraction: Annotated[float, Interval(gt=0, lt=1)] = 0.1,
         num_clients: int | None = None,
         partition: Partition = ByGroup(),  # noqa: B008  (immutable)
         **kwargs: Any,
     ) -> None:
         super().__init__(num_clients=num_clients, partition=partition, **kwargs)
-        check_whole("image_size", image_size, 1)
-        check_whole("min_images", min_images, 2)
-        check_between("test_fraction", test_fraction, 0, 1, "()")
         self.root, self.attribute = root, attribute
         self.min_images, self.test_fraction = min_images, test_fraction
         self._image_size = image_size

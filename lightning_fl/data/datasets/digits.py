@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  (PyTorch's own name for it)
+from annotated_types import Ge
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.federated_data_module import HELD_OUT
 
@@ -35,9 +35,8 @@ class Digits(ImageDataModule):
     num_classes = 10
     in_channels = 1
 
-    def __init__(self, image_size: int = 8, **kwargs: Any) -> None:
+    def __init__(self, image_size: Annotated[int, Ge(8)] = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_whole("image_size", image_size, 8)
         self._image_size = image_size
 
     @property

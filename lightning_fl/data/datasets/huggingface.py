@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.columns import Targets, column_values, number_classes, padded_tokens
 from lightning_fl.data.datasets.image_folder import check_depth
 from lightning_fl.data.federated_data_module import FederatedDataModule
@@ -76,7 +76,7 @@ class HuggingFace(FederatedDataModule):
         transform: Callable[[Any], Any] | None = None,
         test_transform: Callable[[Any], Any] | None = None,
         tokenizer: Tokenizer | None = None,
-        length: int = 128,
+        length: Annotated[int, Ge(1)] = 128,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -84,7 +84,6 @@ class HuggingFace(FederatedDataModule):
             find_spec("datasets") is not None,
             "HuggingFace needs the package datasets, which is not installed: pip install 'lightning-fl[hf]'.",
         )
-        check_whole("length", length, 1)
         self.path, self.name, self.split, self.test_split = path, name, split, test_split
         self.input, self.target = input, target
         self.transform, self.test_transform = transform, test_transform

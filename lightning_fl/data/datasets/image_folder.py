@@ -6,14 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.errors import UserError, require
 
@@ -34,10 +34,8 @@ class ImageFolder(ImageDataModule):
 
     changeable = ImageDataModule.changeable | {"root"}
 
-    def __init__(self, root: str, image_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, root: str, image_size: Annotated[int, Ge(1)] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if image_size is not None:
-            check_whole("image_size", image_size, 1)
         self.root = root
         self._image_size = image_size
 

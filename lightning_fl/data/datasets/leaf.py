@@ -10,12 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from lightning_fl.checks import check_choice
 from lightning_fl.data.datasets.leaf_files import User, read_users
 from lightning_fl.data.datasets.leaf_texts import comments, read_numbers, read_words, tweets
 from lightning_fl.data.federated_data_module import FederatedDataModule
@@ -80,14 +79,13 @@ class Leaf(FederatedDataModule):
         self,
         train: str,
         test: str,
-        kind: str = "femnist",
+        kind: Literal["femnist", "shakespeare", "synthetic", "sent140", "reddit"] = "femnist",
         num_clients: int | None = None,
         partition: Partition = ByGroup(),  # noqa: B008  (immutable)
         vocabulary: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_clients=num_clients, partition=partition, **kwargs)
-        check_choice("kind", kind, NUM_CLASSES)
         require(
             kind not in VOCABULARIES or vocabulary is not None,
             f"kind {kind!r} needs a vocabulary: give {VOCABULARIES.get(kind)}.",

@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge
 
-from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, Pool, even_sizes
 from lightning_fl.errors import require
-
-ASSIGNMENTS = ("one", "merge")
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,12 @@ class ByGroup(Partition):
             out to `num_clients` clients, whose numbers of groups differ by at most one.
     """
 
-    min_samples: int = 1
-    assign: str = "one"
+    min_samples: Annotated[int, Ge(1)] = 1
+    assign: Literal["one", "merge"] = "one"
 
     needs_labels = False
     needs_groups = True
     takes_shuffled = True
-
-    def __post_init__(self) -> None:
-        check_whole("min_samples", self.min_samples, 1)
-        check_choice("assign", self.assign, ASSIGNMENTS)
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Refuse samples without groups: see `divide`."""

@@ -8,10 +8,11 @@ Classification, 2019 (arXiv:1909.06335).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Gt
 
-from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough
 from lightning_fl.data.partitions.sizes import IID, Sizes
@@ -35,11 +36,8 @@ class Classes(Partition):
 
     takes_shuffled = True
 
-    classes_per_client: int = 2
+    classes_per_client: Annotated[int, Ge(1)] = 2
     leave_out: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("classes_per_client", self.classes_per_client, 1)
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""
@@ -84,11 +82,10 @@ class ClassPriors(Partition):
 
     takes_shuffled = True
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Gt(0)] = 0.5
     sizes: Sizes = IID()  # noqa: RUF009  (immutable)
 
     def __post_init__(self) -> None:
-        check_positive("alpha", self.alpha)
         require(
             isinstance(self.sizes, Sizes),
             f"sizes={self.sizes!r} must be IID(), LogNormalSizes() or QuantitySkew(), which choose the clients' sizes.",

@@ -9,10 +9,11 @@ arXiv:2006.07242).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Gt
 
-from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_minimum
 from lightning_fl.errors import UserError, require
@@ -46,18 +47,14 @@ class Dirichlet(Partition):
 
     takes_shuffled = True
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Gt(0)] = 0.5
     skip_full_clients: bool = True
-    min_samples: int = 10
-    max_tries: int = 1000
-    block: int | None = None
+    min_samples: Annotated[int, Ge(1)] = 10
+    max_tries: Annotated[int, Ge(1)] = 1000
+    block: Annotated[int, Ge(2)] | None = None
 
     def __post_init__(self) -> None:
-        check_positive("alpha", self.alpha)
-        check_whole("min_samples", self.min_samples, 1)
-        check_whole("max_tries", self.max_tries, 1)
         if self.block is not None:
-            check_whole("block", self.block, 2)
             require(
                 self.skip_full_clients,
                 f"block={self.block} skips clients that are full, as FedDF does: leave out skip_full_clients=False.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import Checked, check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.users import Groups
 from lightning_fl.errors import require
@@ -31,7 +31,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Partition(ABC):
+class Partition(Checked, ABC):
     """A way to divide samples over clients, given their labels, or by their groups (`divide`).
 
     The samples come in the order of the data set: if the server has none of them, an index is the place in the training set.

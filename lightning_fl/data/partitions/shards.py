@@ -8,10 +8,11 @@ ACM TIST 2024 (doi:10.1145/3690648).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
-from lightning_fl.checks import check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough
 from lightning_fl.errors import require
@@ -31,10 +32,7 @@ class Shards(Partition):
 
     takes_shuffled = True
 
-    shards_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        check_whole("shards_per_client", self.shards_per_client, 1)
+    shards_per_client: Annotated[int, Ge(1)] = 2
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""

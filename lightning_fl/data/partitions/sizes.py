@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Gt
 
-from lightning_fl.checks import check_at_least, check_positive, check_whole
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough, require_minimum
 from lightning_fl.errors import UserError
@@ -59,15 +60,9 @@ class QuantitySkew(Sizes):
         max_tries: number of draws before an error is raised, at least 1; 1000 if not given.
     """
 
-    alpha: float = 0.5
-    min_samples: int = 10
-    max_tries: int | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("alpha", self.alpha)
-        check_whole("min_samples", self.min_samples, 1)
-        if self.max_tries is not None:
-            check_whole("max_tries", self.max_tries, 1)
+    alpha: Annotated[float, Gt(0)] = 0.5
+    min_samples: Annotated[int, Ge(1)] = 10
+    max_tries: Annotated[int, Ge(1)] | None = None
 
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to shares drawn from a Dirichlet distribution: see `Sizes`."""
@@ -90,15 +85,9 @@ class LogNormalSizes(Sizes):
         max_tries: number of draws before an error is raised, at least 1; 1000 if not given.
     """
 
-    sigma: float = 0.5
-    min_samples: int = 1
-    max_tries: int | None = None
-
-    def __post_init__(self) -> None:
-        check_at_least("sigma", self.sigma, 0)
-        check_whole("min_samples", self.min_samples, 1)
-        if self.max_tries is not None:
-            check_whole("max_tries", self.max_tries, 1)
+    sigma: Annotated[float, Ge(0)] = 0.5
+    min_samples: Annotated[int, Ge(1)] = 1
+    max_tries: Annotated[int, Ge(1)] | None = None
 
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return sizes in proportion to log-normal numbers: see `Sizes`."""

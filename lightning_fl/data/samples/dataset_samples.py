@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
@@ -24,7 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import checked
 from lightning_fl.data.samples.labels import NUMBERS, TEXT, label_values, numbered
 from lightning_fl.data.samples.tensor_samples import Samples, Selection, TensorSamples
 from lightning_fl.errors import require
@@ -50,16 +51,16 @@ class DatasetSamples(Samples):
     resident = False
     """Batches come from the host's memory."""
 
+    @checked
     def __init__(
         self,
         dataset: Dataset,
         collate_fn: Callable[[list], Any] | None = None,
-        num_workers: int = 0,
+        num_workers: Annotated[int, Ge(0)] = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         **worker_options: Any,
     ) -> None:
         require_map_style(dataset)
-        check_whole("num_workers", num_workers, 0)
         self.dataset = self.source = dataset
         self.labels = dataset_labels(dataset)
         self._options: dict[str, Any] = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
-from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.checks import check_between, check_fields, check_whole
 from lightning_fl.errors import require
 from lightning_fl.features.attacks.attack import Attack
 
@@ -26,10 +28,11 @@ class Adversary:
 
     attack: Attack
     attackers: float | list[int] = 0.2
-    start: int = 0
+    start: Annotated[int, Ge(0)] = 0
     per_round: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require(
             isinstance(self.attack, Attack),
             f"attack must be an attack, such as SignFlip(), got {self.attack!r}.",
@@ -46,8 +49,6 @@ class Adversary:
             )
         else:
             check_between("attackers, unless it is a list of clients,", self.attackers, 0, 1, "[)")
-        check_whole("start", self.start, 0)
-        check_choice("per_round", self.per_round, (True, False))
 
     def clients(self, num_clients: int, random: np.random.Generator) -> frozenset[int]:
         """Return the clients that attack: of a larger share all of a smaller one, and some more.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from lightning_fl.checks import Checked
 from lightning_fl.slots import Draw, Message, kind_of
 
 FORGED = ("model", "moments", "buffers")
@@ -59,7 +60,7 @@ class AttackContext:
     honest: Honest | None = None
 
 
-class Attack(ABC):
+class Attack(Checked, ABC):
     """An attack, or a fault, of clients; a subclass is a frozen dataclass.
 
     Attackers train as the others do, on their own samples as `poisoned` returns them, and send what `forged` makes of the result.
@@ -81,7 +82,7 @@ class Attack(ABC):
         """True if it needs rounds that wait for their clients."""
         return self.remembers or self.knows != "nothing"
 
-    def check(self, num_uploads: int, num_attackers: int) -> None:  # noqa: B027 -- most mean something with any numbers
+    def check(self, num_uploads: int, num_attackers: int) -> None:
         """Warn, or raise `UserError`, if the attack means nothing with so many uploads of a round and attackers among them."""
 
     def poisoned(self, batch: Any, num_classes: int) -> Any:

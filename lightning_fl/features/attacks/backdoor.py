@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Annotated, Any
 
-from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_real
+from annotated_types import Ge, Gt, Interval
+
+from lightning_fl.checks import is_real
 from lightning_fl.data.trigger import stamped
 from lightning_fl.errors import require
 from lightning_fl.features.attacks.attack import Attack, AttackContext
@@ -35,17 +37,13 @@ class Backdoor(Attack):
     """
 
     poisons = True
-    share: float = 0.5
-    target: int = 0
-    scale: float = 1.0
+    share: Annotated[float, Interval(gt=0, le=1)] = 0.5
+    target: Annotated[int, Ge(0)] = 0
+    scale: Annotated[float, Gt(0)] = 1.0
     replace: bool = False
     value: float | None = None
 
     def __post_init__(self) -> None:
-        check_between("share", self.share, 0, 1, "(]")
-        check_whole("target", self.target, 0)
-        check_positive("scale", self.scale)
-        check_choice("replace", self.replace, (True, False))
         require(
             self.value is None or is_real(self.value),
             f"value, of the trigger's pixels, must be a number, got {self.value!r}.",

@@ -8,12 +8,12 @@ Byzantine-Robust Federated Learning, USENIX Security 2020, arXiv:1911.11815).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from lightning_fl.checks import is_real
-from lightning_fl.errors import require
 from lightning_fl.features.attacks.attack import Attack, AttackContext, Honest
 from lightning_fl.slots import Message
 from lightning_fl.vectors.order_statistics import krum_scores, squared_distances
@@ -31,10 +31,7 @@ class FangTrim(Attack):
     """
 
     knows = "uploads"
-    b: float = 2.0
-
-    def __post_init__(self) -> None:
-        require(is_real(self.b) and self.b > 1, f"b must be a number above 1, got {self.b!r}.")
+    b: Annotated[float, Gt(1)] = 2.0
 
     def forged(self, message: Message, context: AttackContext) -> Message:
         """Return uniform draws between the honest extreme and its multiple; each attacker draws its own."""

@@ -8,12 +8,13 @@ arXiv:1911.12560). `NotFinite`: NaN, as a client's diverged training or faulty m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from lightning_fl.checks import check_at_least, check_choice, check_positive, is_real
+from lightning_fl.checks import is_real
 from lightning_fl.errors import require
 from lightning_fl.features.attacks.attack import Attack, AttackContext
 from lightning_fl.slots import Message
@@ -27,10 +28,7 @@ class SignFlip(Attack):
         scale: λ > 0.
     """
 
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("scale", self.scale)
+    scale: Annotated[float, Gt(0)] = 1.0
 
     def forged(self, message: Message, context: AttackContext) -> Message:
         """Return −λx."""
@@ -47,11 +45,10 @@ class GaussianUpload(Attack):
     """
 
     mean: float = 0.1
-    std: float = 0.1
+    std: Annotated[float, Ge(0)] = 0.1
 
     def __post_init__(self) -> None:
         require(is_real(self.mean), f"mean must be a finite number, got {self.mean!r}.")
-        check_at_least("std", self.std, 0)
 
     def forged(self, message: Message, context: AttackContext) -> Message:
         """Return N(mean, std²)."""
@@ -69,11 +66,7 @@ class FreeRider(Attack):
     """
 
     sends: Literal["zeros", "last_change"] = "zeros"
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_choice("sends", self.sends, ("zeros", "last_change"))
-        check_at_least("noise", self.noise, 0)
+    noise: Annotated[float, Ge(0)] = 0.0
 
     @property
     def remembers(self) -> bool:

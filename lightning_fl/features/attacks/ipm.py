@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from lightning_fl.checks import check_positive
+from annotated_types import Gt
+
 from lightning_fl.features.attacks.attack import Attack, AttackContext
 from lightning_fl.slots import Message
 
@@ -21,10 +23,7 @@ class IPM(Attack):
     """
 
     knows = "moments"
-    scale: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("scale", self.scale)
+    scale: Annotated[float, Gt(0)] = 0.1
 
     def forged(self, message: Message, context: AttackContext) -> Message:
         """Return −εμ."""

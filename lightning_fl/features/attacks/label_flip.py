@@ -6,11 +6,11 @@ y ← C − 1 − y,  or  y ← target where y = source
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 
-from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.features.attacks.attack import Attack, AttackContext
 from lightning_fl.features.attacks.batches import labelled, with_parts
@@ -27,8 +27,8 @@ class LabelFlip(Attack):
     """
 
     poisons = True
-    source: int | None = None
-    target: int | None = None
+    source: Annotated[int, Ge(0)] | None = None
+    target: Annotated[int, Ge(0)] | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -36,8 +36,6 @@ class LabelFlip(Attack):
             f"LabelFlip takes source and target, or neither, got source {self.source} and target {self.target}.",
         )
         if self.source is not None:
-            check_whole("source", self.source, 0)
-            check_whole("target", self.target, 0)
             require(self.source != self.target, f"source and target are both {self.source}: give two classes.")
 
     def poisoned(self, batch: Any, num_classes: int) -> Any:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
+from annotated_types import Ge, Gt, Interval
+
+from lightning_fl.checks import check_fields
 
 MEBIBYTE = 2**20
 SIGMAS = ("computation_sigma", "uplink_sigma", "downlink_sigma", "jitter_sigma")
@@ -45,26 +47,20 @@ class SimulatedClock:
 
     is_of_clients = False
     """True if each client has a time of its own."""
-    computation_seconds: float | None = None
-    macs_per_second: float = 1e11
-    uplink_mebibytes_per_second: float = 6.25
-    downlink_mebibytes_per_second: float = 12.5
+    _called = "the clock's {}"
+    computation_seconds: Annotated[float, Ge(0)] | None = None
+    macs_per_second: Annotated[float, Gt(0)] = 1e11
+    uplink_mebibytes_per_second: Annotated[float, Gt(0)] = 6.25
+    downlink_mebibytes_per_second: Annotated[float, Gt(0)] = 12.5
     devices: Literal["phones", "silos"] | None = None
-    computation_sigma: float | None = None
-    uplink_sigma: float | None = None
-    downlink_sigma: float | None = None
-    jitter_sigma: float | None = None
+    computation_sigma: Annotated[float, Interval(ge=0, le=10)] | None = None
+    uplink_sigma: Annotated[float, Interval(ge=0, le=10)] | None = None
+    downlink_sigma: Annotated[float, Interval(ge=0, le=10)] | None = None
+    jitter_sigma: Annotated[float, Interval(ge=0, le=10)] | None = None
     trace: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("macs_per_second", "uplink_mebibytes_per_second", "downlink_mebibytes_per_second"):
-            check_positive(f"the clock's {name}", getattr(self, name))
-        if self.computation_seconds is not None:
-            check_at_least("the clock's computation_seconds", self.computation_seconds, 0)
-        check_choice("the clock's devices", self.devices, (None, "phones", "silos"))
-        for name in SIGMAS:
-            if getattr(self, name) is not None:
-                check_between(f"the clock's {name}", getattr(self, name), 0, 10)
+        check_fields(self)
 
     def seconds(self, uplink_bits: int, downlink_bits: int, macs: float, work: float = 1.0) -> float:
         """Return the seconds of one round.

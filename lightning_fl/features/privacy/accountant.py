@@ -24,7 +24,7 @@ from typing import Any, Literal
 from lightning_fl.errors import UserError, require
 from lightning_fl.features.privacy.spent_privacy import Event
 
-POISSON, EVERY, FIXED, PASSES = SAMPLINGS = ("poisson", "every", "fixed", "passes")
+POISSON, EVERY, FIXED, PASSES = ("poisson", "every", "fixed", "passes")
 Accountant = Literal["rdp", "pld"]
 LEAST_NOISE = 0.05
 """Least noise multiplier that is found for a target; less noise costs an ε of hundreds."""

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp
+from typing import Annotated
 
-from lightning_fl.checks import check_at_least, check_between, check_positive
+from annotated_types import Ge, Gt, Interval
+
+from lightning_fl.checks import check_fields
 from lightning_fl.errors import require
 
 WITHIN = "privacy/within"
@@ -33,17 +36,14 @@ class AdaptiveClip:
             clients_per_round if not given, without noise 0.
     """
 
-    initial: float = 0.1
-    quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_noise: float | None = None
+    _called = "privacy.clip.{}"
+    initial: Annotated[float, Gt(0)] = 0.1
+    quantile: Annotated[float, Interval(ge=0, le=1)] = 0.5
+    learning_rate: Annotated[float, Gt(0)] = 0.2
+    count_noise: Annotated[float, Ge(0)] | None = None
 
     def __post_init__(self) -> None:
-        check_positive("privacy.clip.initial", self.initial)
-        check_between("privacy.clip.quantile", self.quantile, 0, 1)
-        check_positive("privacy.clip.learning_rate", self.learning_rate)
-        if self.count_noise is not None:
-            check_at_least("privacy.clip.count_noise", self.count_noise, 0)
+        check_fields(self)
 
     def next(self, clip: float, within: float) -> float:
         """Return C_{t+1}, given C_t and b̃.

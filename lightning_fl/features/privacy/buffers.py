@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.checks import check_choice
 from lightning_fl.engine.roles import Roles
 from lightning_fl.slots import Message, Result, ServerTurn
 from lightning_fl.state.outcome import Proposal
@@ -19,11 +18,6 @@ from lightning_fl.vectors.layout import Layout
 Buffers = Literal["refuse", "clip", "keep"]
 LEAST_VARIANCE = 1e-5
 """Least running variance after noise, that of BatchNorm's ε."""
-
-
-def check_buffers(buffers: str) -> None:
-    """Raise `UserError` unless it is one of the three ways."""
-    check_choice("privacy.buffers", buffers, ("refuse", "clip", "keep"))
 
 
 def without_buffers(result: Result) -> Result:

@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal
 
-from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
+from annotated_types import Ge, Gt, Interval
+
+from lightning_fl.checks import check_positive
 from lightning_fl.errors import require
-from lightning_fl.features.privacy.accountant import EVERY, PASSES, POISSON, SAMPLINGS, Accountant
+from lightning_fl.features.privacy.accountant import EVERY, PASSES, POISSON, Accountant
 from lightning_fl.features.privacy.adaptive_clip import AdaptiveClip
-from lightning_fl.features.privacy.buffers import Buffers, check_buffers
+from lightning_fl.features.privacy.buffers import Buffers
 from lightning_fl.features.privacy.mechanism import Privacy, check_scales, check_weights
 
 
@@ -52,14 +54,14 @@ class ClientPrivacy(Privacy):
 
     changeable = frozenset({"epsilon", "delta", "max_epsilon", "accountant"})
     clip: float | AdaptiveClip = 1.0
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    max_epsilon: float | None = None
+    noise_multiplier: Annotated[float, Ge(0)] | None = None
+    epsilon: Annotated[float, Gt(0)] | None = None
+    delta: Annotated[float, Interval(gt=0, lt=1)] | None = None
+    max_epsilon: Annotated[float, Gt(0)] | None = None
     sampling: Literal["poisson", "every", "fixed", "passes"] = "poisson"
     mechanism: Literal["gaussian", "tree"] = "gaussian"
     weights: Literal["uniform", "samples"] = "uniform"
-    cap: float | None = None
+    cap: Annotated[float, Ge(1)] | None = None
     denominator: Literal["fixed", "received"] = "fixed"
     scales: Mapping[str, float] | None = None
     buffers: Buffers = "refuse"
@@ -73,21 +75,8 @@ class ClientPrivacy(Privacy):
             (self.noise_multiplier is None) != (self.epsilon is None),
             f"privacy takes one of noise_multiplier and epsilon, got {self.noise_multiplier} and {self.epsilon}.",
         )
-        if self.noise_multiplier is not None:
-            check_at_least("privacy.noise_multiplier", self.noise_multiplier, 0)
-        for name in ("epsilon", "max_epsilon"):
-            if getattr(self, name) is not None:
-                check_positive(f"privacy.{name}", getattr(self, name))
-        if self.delta is not None:
-            check_between("privacy.delta", self.delta, 0, 1, "()")
-        check_choice("privacy.sampling", self.sampling, SAMPLINGS)
-        check_choice("privacy.mechanism", self.mechanism, ("gaussian", "tree"))
         check_weights(self.weights, self.cap)
-        check_choice("privacy.denominator", self.denominator, ("fixed", "received"))
-        check_choice("privacy.side_channels", self.side_channels, ("keep", "drop"))
-        check_choice("privacy.accountant", self.accountant, ("rdp", "pld"))
         check_scales(self.scales)
-        check_buffers(self.buffers)
         self._check_noise()
 
     def _check_noise(self) -> None:

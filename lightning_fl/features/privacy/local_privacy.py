@@ -13,17 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge, Gt, Interval
 
-from lightning_fl.checks import check_at_least, check_between, check_positive
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Roles, Round
 from lightning_fl.features.privacy.accountant import library_version, local_epsilon, require_library
 from lightning_fl.features.privacy.buffers import (
     Buffers,
-    check_buffers,
     keeping_counters,
     keeping_variances,
     without_buffers,
@@ -62,21 +61,17 @@ class LocalPrivacy(Privacy):
     """
 
     changeable = frozenset({"delta"})
-    clip: float = 1.0
-    noise_multiplier: float = 1.0
-    delta: float = 1e-5
+    clip: Annotated[float, Gt(0)] = 1.0
+    noise_multiplier: Annotated[float, Ge(0)] = 1.0
+    delta: Annotated[float, Interval(gt=0, lt=1)] = 1e-5
     weights: Literal["uniform", "samples"] = "uniform"
-    cap: float | None = None
+    cap: Annotated[float, Ge(1)] | None = None
     scales: Mapping[str, float] | None = None
     buffers: Buffers = "refuse"
 
     def __post_init__(self) -> None:
-        check_positive("privacy.clip", self.clip)
-        check_at_least("privacy.noise_multiplier", self.noise_multiplier, 0)
-        check_between("privacy.delta", self.delta, 0, 1, "()")
         check_weights(self.weights, self.cap)
         check_scales(self.scales)
-        check_buffers(self.buffers)
 
 
 @dataclass(frozen=True)

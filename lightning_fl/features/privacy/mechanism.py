@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from lightning_fl.checks import check_at_least, check_choice, check_positive
+from lightning_fl.checks import Checked, check_positive
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles
 from lightning_fl.errors import require
@@ -81,12 +82,13 @@ class Mechanism(Observer):
         return {}
 
 
-class Privacy:
+class Privacy(Checked):
     """Settings of a private run, `trainer.privacy`: `ClientPrivacy`, or `LocalPrivacy`."""
 
     changeable = frozenset[str]()
     """Names of the settings that a resumed run may change."""
-    cap: float | None
+    _called = "privacy.{}"
+    cap: Annotated[float, Ge(1)] | None
     """Most samples that a client counts for; None if clients count alike."""
 
 
@@ -100,15 +102,12 @@ def require_private_from_the_start(run: Run) -> None:
 
 
 def check_weights(weights: str, cap: float | None) -> None:
-    """Raise `UserError` unless clients count alike, or by numbers of samples that have a cap of at least 1."""
-    check_choice("privacy.weights", weights, ("uniform", "samples"))
+    """Raise `UserError` unless clients count alike, or by numbers of samples that have a cap."""
     require(
         (cap is not None) == (weights == "samples"),
         f"privacy.cap bounds the samples that a client counts for with weights samples, got weights {weights} and cap {cap}: "
         f"{'give a cap, such as 100' if cap is None else 'leave one out'}.",
     )
-    if cap is not None:
-        check_at_least("privacy.cap", cap, 1)
 
 
 def check_scales(scales: Mapping[str, float] | None) -> None:

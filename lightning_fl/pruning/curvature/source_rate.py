@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.checks import Called, Checked
 from lightning_fl.checks.float32 import full_float32
 from lightning_fl.pruning.curvature.products import Product
 from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
 from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
 
-RATE_MODES = ("slq_plateau", "gap", "gap_of_all")
 """Ways to find the pruning rate of a source in the curvature of its loss."""
 EXACT = 2000
 """Largest number of parameters for which the gap is found in all eigenvalues."""
 
 
 @dataclass(frozen=True)
-class SourceRate:
+class SourceRate(Checked):
     """Compute p*_k from the spectrum of the Hessian.
 
     Attributes:
@@ -33,17 +33,10 @@ class SourceRate:
         max_rate: upper limit of the rate, in [0, 1).
     """
 
-    mode: Literal["slq_plateau", "gap", "gap_of_all"] = "slq_plateau"
-    steps: int = 50
-    probes: int = 1
-    max_rate: float = 0.95
-
-    def __post_init__(self) -> None:
-        """Raise `UserError` unless every value is allowed."""
-        check_choice("rate_mode", self.mode, RATE_MODES)
-        check_whole("lanczos_steps", self.steps, 2)
-        check_whole("probes", self.probes, 1)
-        check_between("max_rate", self.max_rate, 0, 1, "[)")
+    mode: Annotated[Literal["slq_plateau", "gap", "gap_of_all"], Called("rate_mode")] = "slq_plateau"
+    steps: Annotated[int, Ge(2), Called("lanczos_steps")] = 50
+    probes: Annotated[int, Ge(1)] = 1
+    max_rate: Annotated[float, Interval(ge=0, lt=1)] = 0.95
 
     @full_float32()
     def __call__(

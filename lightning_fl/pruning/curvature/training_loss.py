@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from lightning_fl.checks import check_choice
+from lightning_fl.checks import checked
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.curvature.products import (
     Function,
@@ -22,13 +22,6 @@ from lightning_fl.pruning.curvature.products import (
     hessian_product,
     trainable,
 )
-
-CURVATURES = ("hessian", "ggn")
-
-
-def check_curvature(curvature: str) -> None:
-    """Raise `UserError` unless the curvature is known."""
-    check_choice("curvature", curvature, CURVATURES)
 
 
 class TrainingLoss:
@@ -40,6 +33,7 @@ class TrainingLoss:
         point: current parameters of the module, in the order of `trainable`.
     """
 
+    @checked
     def __init__(self, module: LightningModule, curvature: Literal["hessian", "ggn"] = "hessian") -> None:
         """Copy the module.
 
@@ -54,7 +48,6 @@ class TrainingLoss:
             f"{name} steps its optimisers itself (automatic_optimization = False), so its training_step cannot run on "
             "a copy.",
         )
-        check_curvature(curvature)
         self._name = name
         self._twin = _twin(module)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
