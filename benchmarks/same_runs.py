@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -44,12 +45,12 @@ def main() -> None:
     parser.add_argument("--processes", action="store_true", help="train some of them by two processes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with _folder() as folder:
         if options.action == "record":
             kept: list[dict[str, Any]] = []
             ended: Counter[str] = Counter()
             for run in _drawn(options.seed, options.processes):
-                kept.append({**run, "left": _train(run, Path(folder))})
+                kept.append({**run, "left": _train(run, folder / "run")})
                 ended[kept[-1]["left"]["ended"]] += 1
                 if ended["completed"] == options.runs:
                     break
@@ -59,12 +60,23 @@ def main() -> None:
         recorded = json.loads(options.file.read_text())
         differing = 0
         for number, run in enumerate(recorded):
-            differences = list(_differences(run["left"], _train(run, Path(folder))))
+            differences = list(_differences(run["left"], _train(run, folder / "run")))
             if differences:
                 differing += 1
                 print(f"run {number}: {'; '.join(differences)}\n    {shlex.join(run['flags'])}", flush=True)
     print(f"{differing} of {len(recorded)} runs differ")
     sys.exit(differing > 0)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Make a folder that always has the same path, since the noise of private runs follows from all settings, paths too."""
+    path = Path(tempfile.gettempdir(), "lightning_fl_same_runs")
+    path.mkdir()  # another process that compares must end first
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 def _drawn(seed: int, processes: bool) -> Iterator[dict[str, Any]]:
