@@ -64,6 +64,8 @@ class AdapterError(Callback):
         UserError: before training, if the trainer has no clients, or the module no LoRA adapter that it trains.
     """
 
+    columns_of_clients = ("lora/",)
+
     def __init__(self) -> None:
         self._pairs: list[tuple[str, str]] = []
         self._start = self._sums = torch.zeros(0)

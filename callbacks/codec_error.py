@@ -44,6 +44,8 @@ class CodecError(Callback):
         UserError: an argument is out of range; or, before training, the trainer has no clients.
     """
 
+    columns_of_clients = ("codec/", "comm/uplink_ratio")
+
     @checked
     def __init__(self, every_n_rounds: Annotated[int, Ge(1)] = 1, per_layer: bool = False) -> None:
         self.every_n_rounds = every_n_rounds

@@ -45,6 +45,8 @@ class CommunicationMeter(Callback):
         UserError: the limit is not positive; or, before training, sizes of uploads are asked of a trainer without clients.
     """
 
+    columns_of_clients = ("comm/uplink_bits/", "comm/uplink_entropy_bits", "comm/downlink_entropy_bits")
+
     @checked
     def __init__(
         self, max_uplink_bytes: Annotated[float, Gt(0)] | None = None, per_layer: bool = False, entropy: bool = False

@@ -106,6 +106,8 @@ class EnergyMeter(Callback):
             multiply-accumulates cannot be counted.
     """
 
+    columns_of_clients = ("energy/",)
+
     tells_of_clients = True
     """True: a private run that drops side channels has no number of a round's samples."""
 

@@ -73,6 +73,8 @@ class SparseUpdates(Callback):
         UserError: an argument is out of range, the mask is unknown, or the optimiser lacks the moment of the mask, or is LBFGS.
     """
 
+    columns_of_clients = ("sparse/",)
+
     in_rehearsals = True
     """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
 

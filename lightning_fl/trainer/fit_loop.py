@@ -25,6 +25,7 @@ from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.noise_key import noise_key
 from lightning_fl.features.privacy.refusals import check_watched_of_clients
+from lightning_fl.features.privacy.side_channels import told_by
 from lightning_fl.flat_module.hooks import check_watched
 from lightning_fl.internals import StockFitLoop
 from lightning_fl.outputs import checkpoint_file, wandb_run
@@ -310,7 +311,7 @@ class FitLoop(StockFitLoop):
         self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
             record = train_round(self.engine)
-        record = self.privacy.shown(record, self.engine.of_clients)
+        record = self._shown(record, self.engine.of_clients)
         self._check_private()
         self.epoch_loop._results.clear()  # those of the last client
         flat_module.require_unmoved(frozen)
@@ -331,11 +332,11 @@ class FitLoop(StockFitLoop):
         self._evaluate(record, evaluated)
         if trainer.validates_this_round:
             record |= self.privacy.loss(run)
-        record = self.privacy.shown(record)
+        record = self._shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         self._follow_module()
         between_rounds.charge_queries(self.engine)
-        record = self.privacy.shown(record | self._logged_beside(record))
+        record = self._shown(record | self._logged_beside(record))
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         self._check_names(record)
@@ -346,14 +347,18 @@ class FitLoop(StockFitLoop):
             self._evaluate(record, evaluated)
             self._check_names(record)
             trainer.hooks.call("on_early_stop")
-            record |= (late := self.privacy.shown(self._logged_beside(record) | self.privacy.loss(run)))
+            record |= (late := self._shown(self._logged_beside(record) | self.privacy.loss(run)))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
-        self._log(self.privacy.shown(record))
+        self._log(self._shown(record))
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
+
+    def _shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
+        """Return the columns of a row that a private run may show; `of_clients` tell of clients, with those of callbacks."""
+        return self.privacy.shown(record, told_by(self.trainer.callbacks), of_clients)
 
     def _evaluate(self, record: dict[str, float], done: set[str]) -> None:
         """Validate and test the model if that is due after the round just completed, and not done in it yet.

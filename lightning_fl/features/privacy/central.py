@@ -355,11 +355,13 @@ class CentralMechanism(Mechanism):
         sampling = self.settings.sampling
         return f"{NEIGHBOURS[sampling]}, {names[sampling]}, {self.settings.accountant.upper()}"
 
-    def shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
+    def shown(
+        self, record: dict[str, float], told: tuple[str, ...] = (), of_clients: Collection[str] = ()
+    ) -> dict[str, float]:
         """Return the columns of a row, without those of clients if side channels are dropped."""
         if not self.hides_costs:
             return record
-        return without_clients({name: value for name, value in record.items() if name not in of_clients})
+        return without_clients({name: value for name, value in record.items() if name not in of_clients}, told)
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return ε so far; {} without noise."""

@@ -60,8 +60,16 @@ class Mechanism(Observer):
         weights = np.ones(len(sizes)) if aggregator.weighs_equally(name) else sizes
         return weights, float(weights.sum())
 
-    def shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
-        """Return the columns of a row that may be shown; `of_clients` names further ones that clients have logged."""
+    def shown(
+        self, record: dict[str, float], told: tuple[str, ...] = (), of_clients: Collection[str] = ()
+    ) -> dict[str, float]:
+        """Return the columns of a row that may be shown.
+
+        Args:
+            record: columns of the row.
+            told: beginnings of the columns in which callbacks tell of clients.
+            of_clients: further columns that tell of clients.
+        """
         return record
 
     def clip(self, run: Run) -> float | None:

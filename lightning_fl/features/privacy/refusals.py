@@ -18,6 +18,7 @@ from lightning_fl.features.privacy.side_channels import (
     is_of_clients,
     is_of_server,
     may_tell_of_clients,
+    told_by,
 )
 from lightning_fl.outputs.metric import ACCURACY
 from lightning_fl.slots import MEAN_GRADIENT, Exchange, Traits, kind_of
@@ -167,8 +168,9 @@ def _watching(
     trainer: Run, algorithm: Algorithm, schedulers: Iterable[Any], owns: bool, hold_out: bool
 ) -> Iterator[str]:
     """Yield what acts on values that are measured on clients' samples, or with what clients own."""
+    told = told_by(trainer.callbacks)
     for name, watched in _watching_what(trainer.callbacks, schedulers, trainer.given_metric[0] or ACCURACY):
-        if is_of_clients(watched):
+        if is_of_clients(watched, told):
             yield f"{name} acts on {watched}, which tells of clients without noise: let it watch val/accuracy"
         elif owns and watched.startswith("val") and not is_of_server(watched):
             yield (

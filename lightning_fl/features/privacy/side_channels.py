@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
-OF_CLIENTS = (
-    "train/",
-    "clients/",
-    "attack/attackers",
-    "codec/",
-    "energy/",
-    "sparse/",
-    "lora/",
-    "comm/uplink_bits/",
-    "comm/uplink_",
-    "comm/downlink_entropy",
-)
-"""Beginnings of columns about single clients, or about who came."""
-KEPT = ("comm/uplink_bits",)
+OF_CLIENTS = ("train/", "clients/")
+"""Beginnings of the round's own columns about single clients, or about who came."""
 COSTS_OF_ROUNDS = ("time/round_seconds",)
 """Columns that a computer measures, and that tell how many clients it has trained."""
 
@@ -34,33 +22,42 @@ HOOKS_OF_CLIENTS = (
 )
 """Hooks of a federation in which callbacks and modules see single clients."""
 KNOWN = ("lightning.", "pytorch_lightning.", "lightning_fl.")
-"""Packages whose callbacks are known: what they log of clients has columns of `OF_CLIENTS`, or is refused."""
+"""Packages whose callbacks are known: what they log of clients is in their `columns_of_clients`, or is refused."""
 
 
 def may_tell_of_clients(owner: Any) -> bool:
     """True if a callback or a module with a hook of clients may log, write or send something of single clients.
 
-    One that declares nothing may, unless it is a callback of this package or of Lightning whose hooks are its own.
+    One that declares nothing may, unless it is a callback of this package or of Lightning whose hooks are its own. One that has
+    `columns_of_clients`, beginnings of names, tells of them in these columns alone, which are left out.
 
     >>> class Quiet(Callback):
     ...     tells_of_clients = False
-    >>> may_tell_of_clients(Quiet()), may_tell_of_clients(LambdaCallback())
-    (False, True)
+    >>> class Careful(Callback):
+    ...     columns_of_clients = ("mine/",)
+    >>> may_tell_of_clients(Quiet()), may_tell_of_clients(Careful()), may_tell_of_clients(LambdaCallback())
+    (False, False, True)
     """
     declared = getattr(owner, "tells_of_clients", None)
     if declared is not None:
         return bool(declared)
     gets_hooks = type(owner).__name__ in (Callback.__name__, LambdaCallback.__name__)
-    return gets_hooks or not type(owner).__module__.startswith(KNOWN)
+    is_known = type(owner).__module__.startswith(KNOWN) or hasattr(owner, "columns_of_clients")
+    return gets_hooks or not is_known
 
 
-def is_of_clients(name: str) -> bool:
-    """True if a column tells of a round's clients.
+def told_by(callbacks: Iterable[Callback]) -> tuple[str, ...]:
+    """Return the beginnings of the columns in which callbacks tell of clients, as they declare them."""
+    return tuple(name for callback in callbacks for name in getattr(callback, "columns_of_clients", ()))
 
-    >>> [is_of_clients(name) for name in ("val/accuracy", "val/loss_local", "train/loss", "comm/uplink_bits")]
-    [False, True, True, False]
+
+def is_of_clients(name: str, told: tuple[str, ...] = ()) -> bool:
+    """True if a column tells of a round's clients; `told` are the beginnings of those of callbacks.
+
+    >>> [is_of_clients(name, ("mine/",)) for name in ("val/accuracy", "val/loss_local", "train/loss", "mine/loss")]
+    [False, True, True, True]
     """
-    begins = name.startswith(OF_CLIENTS) and name not in KEPT
+    begins = name.startswith((*OF_CLIENTS, *told))
     return begins or name in COSTS_OF_ROUNDS or "_local" in name or "_clients_" in name
 
 
@@ -73,6 +70,6 @@ def is_of_server(name: str) -> bool:
     return name.endswith(("_server", "_dense"))
 
 
-def without_clients(record: Mapping[str, float]) -> dict[str, float]:
-    """Return a row without what tells of a round's clients."""
-    return {name: value for name, value in record.items() if not is_of_clients(name)}
+def without_clients(record: Mapping[str, float], told: tuple[str, ...] = ()) -> dict[str, float]:
+    """Return a row without what tells of a round's clients; `told` are the beginnings of the columns in which callbacks do."""
+    return {name: value for name, value in record.items() if not is_of_clients(name, told)}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
 from torchmetrics import MeanMetric
 from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, vector
 
@@ -227,3 +228,28 @@ def test_no_attribute_of_the_module_passes_from_a_client_to_others(
             assert list(trainer.history["val/kept"]) == [0, 0]
             if where == "metric":
                 assert ("train/sum" in trainer.history) == (channels == "keep")
+
+
+class Careful(Callback):
+    """Logs what it declares to tell of clients, and what does not."""
+
+    columns_of_clients = ("mine/",)
+
+    def on_client_upload(self, trainer: Any, pl_module: Any, client: int, position: int, total: int) -> None:
+        pl_module.log("mine/client", float(client))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("norm", float(trainer.run.params.norm()))
+
+
+def test_a_callback_declares_the_columns_in_which_it_tells_of_clients(make_trainer: MakeTrainer) -> None:
+    privacy = ClientPrivacy(noise_multiplier=0, side_channels="drop")
+    trainer = make_trainer(max_rounds=2, callbacks=Careful(), privacy=privacy)
+    trainer.fit(Perceptron(), federation())
+    for row in trainer.fit_loop.rows:
+        assert "norm" in row
+        assert "mine/client" not in row
+    with pytest.raises(UserError, match=r"EarlyStopping acts on mine/client, which tells of clients without noise"):
+        make_trainer(callbacks=[Careful(), EarlyStopping("mine/client")], privacy=privacy).fit(
+            Perceptron(), federation()
+        )
