@@ -40,7 +40,7 @@ PAGES = [
 PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
-    "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small"),
+    "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small", "feddumap_steps"),
     "FedLDF": ("fedldf_lenet5", "fedldf_small"),
     "FedDP": ("feddp_width", "feddp_small", "feddp_controls"),
     "FedAdam-SSM": ("fedadam_ssm", "fedadam_ssm_dirichlet", "fedadam_ssm_clients", "fedadam_ssm_small"),
@@ -146,6 +146,19 @@ PICTURES = (
             "FedDUM-0.9-five": "FedDUM",
         },
         ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=39"),
+    ),
+    Picture(
+        "feddumap_steps",
+        "accuracy_by_rounds",
+        "feddumap_steps",
+        {
+            "FedAvg-five": "FedAvg",
+            "FedDU-five": "FedDU",
+            "FedDUSM-five": "FedDUSM",
+            "FedDUDM-five": "FedDUDM",
+            "FedDUM-0.9-five": "FedDUM",
+        },
+        ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=29"),
     ),
     Picture(
         "feddumap_cnn",

@@ -16,6 +16,7 @@ from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.published_settings import settings_of
 from lightning_fl.report.records import read_run
 from lightning_fl.study.budget import efficiency_table
+from lightning_fl.study.claims import Claim
 from lightning_fl.study.command import curves_of
 from lightning_fl.study.study_file import read_study
 
@@ -224,6 +225,20 @@ def test_the_tables_over_clients_are_those_of_the_kept_runs(study: str, page: st
     assert len(rows) >= len(groups) > 3
     for row in rows:
         assert f"| {' | '.join(row)} |" in text
+
+
+@reads_archives
+def test_the_table_of_few_and_many_local_steps_is_that_of_the_kept_runs() -> None:
+    """Check the ratios of rounds to the target, with their intervals, that FedDUMAP's page shows of two studies."""
+    text = (ROOT / "docs" / "results" / "feddumap.md").read_text()
+    rows = rows_of(text[text.index("| rounds to 0.8 | ") :].partition("\n\n")[0])
+    assert len(rows) == 4
+    for names, *figures in [[cell.strip() for cell in row.strip("| ").split("|")] for row in rows]:
+        first, second = re.sub(",.*", "", names).split(" / ")
+        claim = Claim("", f"{first}-five", f"{second}-five", "target_rounds")
+        for study, shown in zip(("feddumap_small", "feddumap_steps"), figures, strict=True):
+            pairs = claim.pairs(claims.read_kept(study)[1])
+            assert shown == claims.figure(claim, claim.judge(pairs, Metric("test/accuracy"))), (study, names)
 
 
 @pytest.mark.slow
