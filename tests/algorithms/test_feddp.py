@@ -23,7 +23,7 @@ from lightning_fl.codecs import Dense
 from lightning_fl.data import Arrays
 from lightning_fl.gates import add_gates, gates_of
 from lightning_fl.rules import Thresholded
-from lightning_fl.slots import Message, Payload, RoundContext, Rule, State
+from lightning_fl.slots import Message, Payload, RoundContext, Rule, State, Traits
 
 BASES: dict[str, Callable[[], Algorithm]] = {
     "FedAvg": FedAvg,
@@ -132,6 +132,8 @@ def test_without_pruning_it_is_its_base_bit_for_bit(
 @dataclass(frozen=True)
 class Watched(Dense):
     """Codec that records the bits sent."""
+
+    traits = Traits.EXACT
 
     seen: list[tuple[str, int]] = field(default_factory=list)
 

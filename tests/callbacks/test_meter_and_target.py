@@ -262,19 +262,6 @@ def test_each_of_several_targets_keeps_its_state_in_a_checkpoint(fit_on: Callabl
     assert [target.reached and target.reached["epoch"] for target in resumed] == [0, 1, 3]
 
 
-def test_a_target_finds_its_state_in_a_checkpoint_of_an_earlier_version(
-    fit_on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, after, other = TargetReached(0.1, stop=False), TargetReached(0.1, stop=False), TargetReached(0.4)
-    with monkeypatch.context() as patch:
-        patch.setattr(TargetReached, "state_key", "TargetReached")
-        fit_on([before], 2)
-    fit_on([other, after], 3)
-    assert before.reached is not None
-    assert after.reached == before.reached
-    assert other.reached is None
-
-
 class OfItsProcess(Counts):
     """Module that logs another accuracy in each process."""
 

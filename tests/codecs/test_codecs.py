@@ -299,6 +299,8 @@ def test_what_a_codec_may_lose_is_what_it_loses(codec: Codec) -> None:
 class Counting(Dense):
     """Codec that counts its uploads in the client's memory."""
 
+    traits = Traits.EXACT
+
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Any, State]:
         payload, _ = super().encode(message, {}, context)
         return payload, {"uploads": memory.get("uploads", torch.zeros(1)) + 1}

@@ -122,7 +122,7 @@ def test_the_server_s_change_is_encoded_once(make_trainer: MakeTrainer) -> None:
 def test_clients_receive_the_change_that_the_server_made(make_trainer: MakeTrainer) -> None:
     downlink, change = Followed(Noisy()), torch.arange(26.0)
     context = RoundContext(
-        NO_LAYOUT, NO_LAYOUT, num_clients=6, encoded={"model/change": torch.tensor([7, 0, 0, 5, 0, 0])}
+        NO_LAYOUT, NO_LAYOUT, num_clients=6, encoded={"model/change": torch.tensor([7, 0, 0, 5, 0, 0, 0])}
     )
     payload, _ = downlink.encode({"model": change, "model/change": change}, {}, context)
     assert sum(packed.bits for packed in payload.values()) == 12

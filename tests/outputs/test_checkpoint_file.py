@@ -14,7 +14,10 @@ from lightning_fl.outputs import checkpoint_file
 CHECKPOINT: dict[str, Any] = {
     "state_dict": {"weight": torch.arange(12.0).view(3, 4), "bias": torch.ones(3, dtype=torch.float64)},
     "epoch": 7,
-    "federation": {"format": 1, "run": {"names": ["weight", "bias"], "round": 7, "mask": torch.arange(9) > 4}},
+    "federation": {
+        "format": checkpoint_file.FORMAT,
+        "run": {"names": ["weight", "bias"], "round": 7, "mask": torch.arange(9) > 4},
+    },
 }
 
 

@@ -98,13 +98,6 @@ def test_clients_that_own_the_whole_model_are_refused(make_trainer: MakeTrainer)
         make_trainer().fit(Normalised(), federation(), Algorithm(personal=names))
 
 
-def test_the_phases_under_their_earlier_name_warn_and_train_the_same(make_trainer: MakeTrainer) -> None:
-    with pytest.warns(DeprecationWarning, match="HeadThenBody is no rule any more"):
-        earlier = Algorithm(rule=rules.HeadThenBody(1), personal=["output"])
-    assert earlier.personal == (PersonalLayers(("output",)), HeadThenBody(1))
-    assert repr(earlier.rule) == "LocalOptimizer()"
-
-
 class Averaged(Personal):
     """Keep the mean of the trained models of all rounds, as an own method might."""
 

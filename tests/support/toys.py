@@ -17,7 +17,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Arrays, FederatedDataModule, Partition
 from lightning_fl.data.samples.tensor_samples import TensorSamples
 from lightning_fl.pruning import Plan, plans_of, prune
-from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, RoundContext, Rule, State
+from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, RoundContext, Rule, State, Traits
 
 SIZES = (3, 5, 4, 9, 12, 7)
 """Numbers of samples of the six clients: unequal, some with a last batch of one."""
@@ -208,6 +208,8 @@ class Drifting(Rule):
 @dataclass(frozen=True)
 class Halves(Codec):
     """Codec that sends half of the message plus half of the kept rest, at one bit a number."""
+
+    traits = Traits.CONTRACTS
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         wanted = {name: x + memory.get(name, 0) for name, x in message.items()}

@@ -108,13 +108,13 @@ class Availability:
         >>> [(begin, clients.tolist()) for begin, clients in (there.begin(4, 1), there.begin(4, 2), there.begin(8, 1))]
         [(4, [3]), (5.0, [1, 3]), (10.0, [3])]
         """
-        phase = self._phase(now)
+        phase, shift = self._phase(now)
         clients = self._at(phase)
         if len(clients) >= num_needed:
             return now, clients
         moments, counts = self._moments
         start, wait = self._next(moments[counts >= num_needed], phase)
-        return now + wait, self._at(start)
+        return now + (shift + wait), self._at(start)
 
     def next_start(self, now: float) -> float:
         """Return the first time after `now` at which a client comes.
@@ -123,7 +123,8 @@ class Availability:
         >>> there.next_start(4), there.next_start(5), there.next_start(18)
         (5.0, 10.0, 20.0)
         """
-        return now + self._next(self._moments[0], self._phase(now))[1]
+        phase, shift = self._phase(now)
+        return now + (shift + self._next(self._moments[0], phase)[1])
 
     def _next(self, moments: np.ndarray, phase: float) -> tuple[float, float]:
         """Return the first of some moments of a period, in ascending order, after another one, and the seconds until then."""
@@ -132,15 +133,15 @@ class Availability:
             return float(later[0]), float(later[0] - phase)
         return float(moments[0]), float(moments[0] - phase + self.period)
 
-    def _phase(self, now: float) -> float:
-        """Return the time in [0, period), that of a start if rounding has put it just before."""
+    def _phase(self, now: float) -> tuple[float, float]:
+        """Return the time in [0, period), that of a start if rounding has put it just before, and the seconds until then."""
         phase, starts = now % self.period, self._moments[0]
         if not len(starts):
-            return phase
+            return phase, 0.0
         place = int(np.searchsorted(starts, phase))
         start = float(starts[place % len(starts)])
         wait = start - phase + (self.period if place == len(starts) else 0.0)
-        return start if wait <= ROUNDING * max(now, self.period) else phase
+        return (start, wait) if wait <= ROUNDING * max(now, self.period) else (phase, 0.0)
 
     def _at(self, phase: float) -> np.ndarray:
         """Return the clients that are there at a time in [0, period)."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_fl import UserError
@@ -64,6 +64,7 @@ def test_the_next_to_come_comes_at_the_first_start_after_now(rows: list[tuple[in
     assert there.next_start(float(now)) == next(t for t in range(now + 1, now + PERIOD + 1) if t % PERIOD in comes)
 
 
+@example([0.5, 1e-12], 0.0, 3.0)
 @given(
     st.lists(st.floats(0, 0.99), min_size=1, max_size=4, unique_by=lambda x: round(x, 6)),
     st.floats(0, 1e6),
