@@ -220,7 +220,7 @@ def located(path: str, top: str) -> str:
 def commands_page() -> str:
     """Return the page of all commands and flags."""
     blocks = ["# Commands and flags", COMMANDS]
-    help_text = (catalogue.FILE.parent / "help.txt").read_text(encoding="utf-8")
+    help_text = Path(catalogue.__file__).with_name("help.txt").read_text(encoding="utf-8")
     blocks += ["## lightning-fl", *help_blocks(help_text), "## fit, validate, test, predict", FIT]
     for section in kept_help.sections_of("fit"):
         rows = [[f"`{flag}`", markdown(text)] for flag, text in section.flags]
