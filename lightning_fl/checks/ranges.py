@@ -94,6 +94,17 @@ def check_arguments(function: Callable[..., Any], arguments: Iterable[Any], opti
     _check({**dict(zip(names, arguments, strict=False)), **options}, parameters, "{}", function.__qualname__)
 
 
+def check_ranges(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise `UserError` if a value is not allowed by the annotation of the parameter of its name; a bool may be any object."""
+    _, parameters = _parameters_of(function)
+    known = {
+        name: (default, members)
+        for name, (default, members) in parameters.items()
+        if name in given and any(member.check and member.kind is not bool for member in members)
+    }
+    _check(given, known, "{}", function.__qualname__)
+
+
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Raise `UserError` if a type with its ranges does not allow a value."""
     if members := _members(hint):

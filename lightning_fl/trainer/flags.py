@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Interval
 from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
 from lightning.pytorch import Callback, Trainer
@@ -22,14 +23,12 @@ from lightning_fl.checks import (
     check_at_least,
     check_between,
     check_choice,
-    check_positive,
-    check_whole,
     is_a,
     is_whole,
     listed,
 )
-from lightning_fl.checks.float32 import PRECISIONS
 from lightning_fl.checks.misconfiguration import misconfiguration
+from lightning_fl.checks.ranges import Called, check_ranges
 from lightning_fl.errors import nearest, require
 from lightning_fl.evaluation.loops import EvaluationLoop, PredictionLoop
 from lightning_fl.features.attacks import Adversary
@@ -73,6 +72,9 @@ from lightning_fl.trainer.lightning_parts import (
 )
 from lightning_fl.trainer.logger_connector import RoundLoggerConnector
 
+ClientsPerRound = Annotated[int, Ge(1)] | Annotated[float, Interval(gt=0, le=1), Called("{}, unless it is a count,")]
+"""Count of clients, or fraction of those with samples."""
+
 
 class TrainerFlags(Trainer, ABC):
     """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
@@ -90,58 +92,58 @@ class TrainerFlags(Trainer, ABC):
     def __init__(
         self,
         *,
-        max_rounds: Annotated[int, Flag(ROUNDS)] = 100,
-        min_rounds: Annotated[int | None, Flag(ROUNDS)] = None,
-        max_steps: Annotated[int | None, Flag(ROUNDS)] = None,
-        min_steps: Annotated[int | None, Flag(ROUNDS)] = None,
-        clients_per_round: Annotated[int | float, Flag(ROUNDS)] = 10,
-        local_epochs: Annotated[int | None, Flag(ROUNDS)] = None,
-        local_steps: Annotated[int | None, Flag(ROUNDS)] = None,
+        max_rounds: Annotated[int, Ge(0), Flag(ROUNDS)] = 100,
+        min_rounds: Annotated[int | None, Ge(0), Flag(ROUNDS)] = None,
+        max_steps: Annotated[int | None, Ge(-1), Flag(ROUNDS)] = None,
+        min_steps: Annotated[int | None, Ge(0), Flag(ROUNDS)] = None,
+        clients_per_round: Annotated[ClientsPerRound, Flag(ROUNDS)] = 10,
+        local_epochs: Annotated[int | None, Ge(1), Flag(ROUNDS)] = None,
+        local_steps: Annotated[int | None, Ge(1), Flag(ROUNDS)] = None,
         client_optimizer: Annotated[Literal["module", "sgd"], Flag(ROUNDS, "must stay")] = "module",
         metric: Annotated[str | None, execution(METRIC)] = None,
         metric_mode: Annotated[Literal["max", "min"] | None, execution(METRIC)] = None,
-        val_every_n_rounds: Annotated[int, Flag(METRIC)] = 1,
-        test_every_n_rounds: Annotated[int | None, Flag(METRIC, decides="execution")] = None,
-        validation_clients: Annotated[int | None, Flag(METRIC)] = None,
-        log_every_n_rounds: Annotated[int, execution(METRIC)] = 1,
-        log_every_n_steps: Annotated[int, execution(METRIC)] = 50,
-        checkpoint_every_n_rounds: Annotated[int, execution(METRIC)] = 1,
-        dropout_rate: Annotated[float, Flag(FAILING)] = 0.0,
-        straggler_rate: Annotated[float, Flag(FAILING)] = 0.0,
+        val_every_n_rounds: Annotated[int, Ge(1), Flag(METRIC)] = 1,
+        test_every_n_rounds: Annotated[int | None, Ge(1), Flag(METRIC, decides="execution")] = None,
+        validation_clients: Annotated[int | None, Ge(1), Flag(METRIC)] = None,
+        log_every_n_rounds: Annotated[int, Ge(1), execution(METRIC)] = 1,
+        log_every_n_steps: Annotated[int, Ge(0), execution(METRIC)] = 50,
+        checkpoint_every_n_rounds: Annotated[int, Ge(1), execution(METRIC)] = 1,
+        dropout_rate: Annotated[float, Interval(ge=0, lt=1), Flag(FAILING)] = 0.0,
+        straggler_rate: Annotated[float, Interval(ge=0, le=1), Flag(FAILING)] = 0.0,
         clock: Annotated[SimulatedClock, Flag(CLOCK)] = SimulatedClock(),  # noqa: B008 -- frozen
-        over_selection: Annotated[float | None, Flag(LATE)] = None,
-        deadline: Annotated[float | None, Flag(LATE)] = None,
+        over_selection: Annotated[float | None, Ge(1), Flag(LATE)] = None,
+        deadline: Annotated[float | None, Gt(0), Flag(LATE)] = None,
         availability: Annotated[str | os.PathLike[str] | None, Flag(LATE)] = None,
-        availability_period: Annotated[float | None, Flag(LATE)] = None,
+        availability_period: Annotated[float | None, Gt(0), Flag(LATE)] = None,
         if_too_few: Annotated[Literal["wait", "fewer"] | None, Flag(LATE)] = None,
         loss_guard: Annotated[LossGuard, Flag(GUARD)] = LossGuard(),  # noqa: B008
         privacy: Annotated[Privacy | None, Flag(PRIVACY, "must stay")] = None,
         secure_aggregation: Annotated[SecureAggregation | None, Flag(SEEN)] = None,
         adversary: Annotated[Adversary | None, Flag(SEEN)] = None,
         runner: Annotated[Literal["auto", "serial", "stacked", "lightning"], execution(RUNNER)] = "auto",
-        clients_at_once: Annotated[int | None, execution(RUNNER)] = None,
-        threads: Annotated[int | None, execution(RUNNER)] = None,
+        clients_at_once: Annotated[int | None, Ge(1), execution(RUNNER)] = None,
+        threads: Annotated[int | None, Ge(1), execution(RUNNER)] = None,
         client_states: Annotated[str | os.PathLike[str], execution(RUNNER)] = "memory",
         accelerator: Annotated[str | Accelerator, execution(DEVICES)] = "auto",
         strategy: Annotated[str | Strategy, execution(DEVICES)] = "auto",
         devices: Annotated[list[int] | str | int, execution(DEVICES)] = 1,
-        devices_per_client: Annotated[int, execution(DEVICES)] = 1,
+        devices_per_client: Annotated[int, Ge(1), execution(DEVICES)] = 1,
         num_nodes: Annotated[int, execution(DEVICES)] = 1,
         precision: Annotated[int | str | None, Flag(DEVICES)] = None,
         plugins: Annotated[Any | None, Flag(DEVICES, None)] = None,
         callbacks: Annotated[list[Callback] | Callback | None, Flag(CALLBACKS)] = None,
         logger: Annotated[Logger | Iterable[Logger] | bool | None, execution(CALLBACKS)] = None,
         default_root_dir: Annotated[str | os.PathLike[str] | None, execution(CALLBACKS)] = None,
-        fast_dev_run: Annotated[bool | int, Flag(SHORT, None)] = False,
+        fast_dev_run: Annotated[bool | int, Ge(0), Flag(SHORT, None)] = False,
         max_time: Annotated[str | timedelta | dict[str, int] | None, execution(SHORT)] = None,
         limit_train_batches: Annotated[int | float | None, Flag(SHORT)] = None,
         limit_val_batches: Annotated[int | float | None, Flag(SHORT)] = None,
         limit_test_batches: Annotated[int | float | None, Flag(SHORT, None)] = None,
         limit_predict_batches: Annotated[int | float | None, execution(SHORT)] = None,
         overfit_batches: Annotated[int | float | None, Flag(SHORT)] = None,
-        reload_dataloaders_every_n_epochs: Annotated[int | None, Flag(SHORT)] = None,
-        num_sanity_val_steps: Annotated[int, execution(SHORT)] = 2,
-        accumulate_grad_batches: Annotated[int, Flag(GRADIENTS)] = 1,
+        reload_dataloaders_every_n_epochs: Annotated[int | None, Ge(0), Flag(SHORT)] = None,
+        num_sanity_val_steps: Annotated[int, Ge(-1), execution(SHORT)] = 2,
+        accumulate_grad_batches: Annotated[int, Ge(1), Flag(GRADIENTS)] = 1,
         gradient_clip_val: Annotated[int | float | None, Flag(GRADIENTS)] = None,
         gradient_clip_algorithm: Annotated[Literal["norm", "value"], Flag(GRADIENTS)] = "norm",
         enable_progress_bar: Annotated[bool, execution(OUTPUT)] = True,
@@ -249,6 +251,8 @@ class TrainerFlags(Trainer, ABC):
         Raises:
             UserError: a value is not allowed.
         """
+        with misconfiguration():
+            check_ranges(TrainerFlags.__init__, locals())
         self.max_rounds = max_rounds
         self.min_rounds = min_rounds
         self.max_steps = -1 if max_steps is None else max_steps
@@ -388,41 +392,11 @@ class TrainerFlags(Trainer, ABC):
         return falls(self.metric or "", self.metric_mode)
 
     def _check(self) -> None:
-        """Check the flags that are numbers, names of choices or folders."""
-        check_whole("max_rounds", self.max_rounds, 0)
-        check_whole("max_steps", self.max_steps, -1)
-        if is_whole(self.clients_per_round):
-            check_whole("clients_per_round", self.clients_per_round, 1)
-        else:
-            check_between("clients_per_round, unless it is a count,", self.clients_per_round, 0, 1, "(]")
+        """Check how flags fit together, and those of which annotations cannot say what is allowed."""
         require(
             self.local_epochs is None or self.local_steps is None,
             f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: give one of them.",
         )
-        for name in (
-            "val_every_n_rounds",
-            "log_every_n_rounds",
-            "checkpoint_every_n_rounds",
-            "accumulate_grad_batches",
-            "devices_per_client",
-        ):
-            check_whole(name, getattr(self, name), 1)
-        counts = (
-            "local_epochs",
-            "local_steps",
-            "test_every_n_rounds",
-            "validation_clients",
-            "clients_at_once",
-            "threads",
-        )
-        for name in ("min_rounds", "min_steps"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 0)
-        for name in counts:
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
-        check_between("dropout_rate", self.dropout_rate, 0, 1, "[)")
-        check_between("straggler_rate", self.straggler_rate, 0, 1)
         self._check_client_times()
         require(
             self.secure_aggregation is None or isinstance(self.secure_aggregation, SecureAggregation),
@@ -433,19 +407,14 @@ class TrainerFlags(Trainer, ABC):
             f"loss_guard must be LossGuard(…) of lightning_fl.features, which is off without arguments, got "
             f"{self.loss_guard!r}.",
         )
-        check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
-        check_whole("log_every_n_steps", self.log_every_n_steps, 0)
-        if not isinstance(self.fast_dev_run, bool):
-            check_whole("fast_dev_run", self.fast_dev_run, 0)
-        if self.gradient_clip_val is not None:
-            check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
         require(
             self.privacy is None or isinstance(self.privacy, Privacy),
             f"privacy must be ClientPrivacy(…) or LocalPrivacy(…) of lightning_fl.features.privacy, got {self.privacy!r}.",
         )
-        check_choice("client_optimizer", self.client_optimizer, ("module", "sgd"))
+        check_choice("channels_last", self.channels_last, (None, True, False))
+        if self.gradient_clip_val is not None:
+            check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
         require(self.metric != "", "metric must be the name of a logged value, got ''.")
-        check_choice("metric_mode", self.metric_mode, (None, "max", "min"))
         require(
             self.metric is not None or self.metric_mode is None,
             f"metric_mode {self.metric_mode!r} needs trainer.metric, the name whose direction it says.",
@@ -454,17 +423,11 @@ class TrainerFlags(Trainer, ABC):
             self.adversary is None or isinstance(self.adversary, Adversary),
             f"adversary must be an Adversary, such as Adversary(SignFlip()), got {self.adversary!r}.",
         )
-        check_choice("runner", self.runner, ("auto", "serial", "stacked", "lightning"))
-        check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
-        check_choice("float32_precision", self.float32_precision, (None, *PRECISIONS))
-        check_choice("deterministic", self.deterministic, (True, False, "warn"))
-        check_choice("channels_last", self.channels_last, (None, True, False))
         require(
             self.client_states in ("memory", "disk") or os.path.isdir(self.client_states),
             f"client_states {self.client_states!r} is not a folder; {nearest(self.client_states, ('memory', 'disk'))}, or a "
             "folder.",
         )
-        check_whole("reload_dataloaders_every_n_epochs", self.reload_dataloaders_every_n_epochs, 0)
         for name, limit in {**self.limits, "overfit_batches": self.overfit_batches}.items():
             if is_whole(limit):
                 check_at_least(f"{name} as a count", limit, 0)
@@ -480,12 +443,6 @@ class TrainerFlags(Trainer, ABC):
                 f"{name} needs a clock that knows each client's time: give devices, trace or a …_sigma of trainer.clock, such as "
                 "--trainer.clock.devices phones, or in Python clock=ClientClock().",
             )
-        if self.over_selection is not None:
-            check_at_least("over_selection", self.over_selection, 1)
-        for name in ("deadline", "availability_period"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        check_choice("if_too_few", self.if_too_few, (None, "wait", "fewer"))
         for name in ("availability_period", "if_too_few"):
             require(
                 getattr(self, name) is None or self.availability is not None,
