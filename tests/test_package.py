@@ -186,4 +186,4 @@ def test_contributing_names_files_that_are_there() -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
     tasks = text.partition("## Where to begin")[2].partition("\n\nThe round")[0].splitlines()[4:]
     assert len(tasks) == 16
-    assert all(1 <= task.count(".py`") + task.count(".md)") <= 6 for task in tasks)
+    assert all(1 <= task.count(".py`") + task.count(".md)") <= 3 for task in tasks)

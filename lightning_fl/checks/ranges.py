@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Called:
-    """What a parameter is called in the sentence that refuses a value: in `words`, {} is its name, {kind} its class's name."""
+    """Name of a parameter in the sentence that refuses a value: in `words`, {} is its own name, {kind} that of its class."""
 
     words: str
 
@@ -47,7 +47,7 @@ class Checked:
     """
 
     _called = "{}"
-    """What a field is called in the sentence that refuses its value, unless it is `Called` otherwise; see there."""
+    """Name of a field in the sentence that refuses its value, unless its annotation has `Called`; see there."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -89,7 +89,7 @@ class TopK(Sparse):
 
     @property
     def traits(self) -> Traits:
-        """Of the codec of the values what holds for a vector, too; others may be the largest after it."""
+        """The traits of the codec of the values that a vector has, too; numbers may be the largest only after it."""
         if self.values is None:
             return super().traits | Traits.CONTRACTS | Traits.IDEMPOTENT
         values = self.values.traits

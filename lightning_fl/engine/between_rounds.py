@@ -1,4 +1,4 @@
-"""What happens before the first round and between two: set-up, prunings, queries of callbacks."""
+"""Work before the first round and between two rounds: set-up, prunings, queries of callbacks."""
 
 from __future__ import annotations
 

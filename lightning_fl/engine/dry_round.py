@@ -1,4 +1,4 @@
-"""What a dry round sends, in which a client takes the turns of the exchange alone, and trains nothing.
+"""Messages of a dry round, in which one client alone takes the turns of the exchange, and trains nothing.
 
 Random numbers stand for its change of the model. The size of most messages does not depend on their numbers. Where it does, as
 with range codes, it is about that of such numbers.

@@ -22,7 +22,7 @@ Train = Callable[[ClientJob, Sequence[int]], Iterator[Result]]
 
 A wrapper must exhaust what it wraps, because processes exchange values in it, and hold no result while the next client trains, so
 that memory stays that of one model: `map` holds none, a loop with `yield` does. A job without `data` is that of a dry round, in
-which nobody trains, and zeros are sent to learn how many bits messages have.
+which nobody trains, and random numbers are sent to learn how many bits messages have.
 """
 
 Collect = Callable[[Iterable[Result], Link], Iterator[Upload]]

@@ -1,4 +1,4 @@
-"""What reports read of the catalogue of classes, whose texts are kept so that nothing that trains has to be imported."""
+"""The catalogue of classes for reports: it is kept as a file, so that nothing that trains has to be imported."""
 
 from __future__ import annotations
 

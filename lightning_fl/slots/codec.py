@@ -42,7 +42,7 @@ Payload = dict[str, Packed]
 
 
 class Traits(Flag):
-    """What a codec promises and asks for.
+    """Promises and needs of a codec.
 
     A wrapper takes those of the codec inside and adds its own: `self.codec.traits | Traits.ERROR_FEEDBACK`.
     """
@@ -72,7 +72,7 @@ class Traits(Flag):
     ERROR_FEEDBACK = auto()
     """It adds what it lost to the next message, so that another error feedback would add it twice."""
     NEEDS_ERROR_FEEDBACK = auto()
-    """What one message loses must be added to the next, as most of it would be lost for good."""
+    """The loss of one message must be added to the next, as most of it would be lost for good."""
     ERROR_MAY_GROW = auto()
     """Error feedback would add up errors that may be larger than the messages.
 
@@ -125,7 +125,7 @@ class Codec(Part, ABC):
 
     @property
     def traits(self) -> Traits:
-        """What the codec promises and asks for; a class states it, as in `traits = Traits.UNBIASED | Traits.DELTAS_ONLY`.
+        """Promises and needs of the codec; a class states them, as in `traits = Traits.UNBIASED | Traits.DELTAS_ONLY`.
 
         Of a codec that states nothing the worst is assumed: that it promises nothing, and `UNDECLARED`.
         """

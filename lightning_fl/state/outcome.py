@@ -140,7 +140,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a round has cost, whatever becomes of it.
+    """Costs of a round, whatever becomes of it.
 
     Attributes:
         broadcast_bits: bits until the end of the broadcast, by direction and kind.

@@ -1,4 +1,4 @@
-"""What needs rounds that wait for their clients, and is refused with a method that has none."""
+"""Checks that nothing needs rounds that wait for their clients, with a method that has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a private run does differently from others: the hooks of a round, which leave everything as it is unless privacy is on."""
+"""The mechanism of a run: it stands around rounds, and leaves everything as it is unless privacy is on."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pass."""
 
 @dataclass
 class SpentPrivacy:
-    """What a private run has released so far.
+    """Releases of a private run so far.
 
     Attributes:
         noise_multiplier: z of the run, once it is known.
