@@ -63,9 +63,11 @@ CLIENTS = [
 ]
 UP = [
     Box(
-        "intake", "intake.take", "Reject uploads that are not finite and, with a loss guard, those whose loss explodes."
+        "collector",
+        "collector.take",
+        "Reject uploads that are not finite and, with a loss guard, those whose loss explodes.",
     ),
-    Box("aggregator", "intake.finish"),
+    Box("aggregator", "collector.finish"),
     Box("book", "run.book", "Book bits, seconds and steps, even if the round is undone later."),
     Box("steps", "take_steps"),
     Box("commit", "_commit", "Store the model and all states. The next round begins."),

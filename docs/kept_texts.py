@@ -86,11 +86,11 @@ def traits(section: str, name: str, member: Any) -> dict[str, Any]:
         found["uses_server"] = uses_server(member())
         found["sum_only"] = sum_only(member())
     elif section == "networks":
-        found["misfits"] = misfits(name, member)
+        found["incompatible"] = incompatible(name, member)
     return {trait: value for trait, value in found.items() if value}
 
 
-def misfits(network: str, build: Callable[..., nn.Module]) -> dict[str, str]:
+def incompatible(network: str, build: Callable[..., nn.Module]) -> dict[str, str]:
     """Return the methods and data that a network does not fit, each with the reason."""
     found = {}
     if not any(isinstance(layer, nn.Conv2d) for layer in build().modules()):

@@ -67,7 +67,7 @@ class Entry:
     """A name, its first line, its module, and its parameters: a mapping with `about`, `type` and, unless required, `default`.
 
     `uses_server` is True of a method that trains or prunes by samples of the server. `sum_only` says of a method, yes or no and
-    why, whether sums over the clients of a round suffice. `misfits` are the methods and data that a
+    why, whether sums over the clients of a round suffice. `incompatible` are the methods and data that a
     network does not fit, each with the reason. `slots` has the import paths of a method's parts with default parameters, each
     part before those inside it.
     """
@@ -79,7 +79,7 @@ class Entry:
     parameters: dict[str, dict[str, Any]]
     uses_server: bool = False
     sum_only: str = ""
-    misfits: dict[str, str] = field(default_factory=dict)
+    incompatible: dict[str, str] = field(default_factory=dict)
     slots: dict[str, list[str]] = field(default_factory=dict)
 
     @property

@@ -100,11 +100,12 @@ def init(words: Sequence[str]) -> str:
 def _check_fit(network: Entry, others: Collection[str]) -> None:
     """Raise `UserError` with the reason if a network does not fit one of these other names."""
     networks = [entry for entry in catalogue.entries() if entry.section == "networks"]
-    fitting = ", ".join(entry.name for entry in networks if not entry.misfits.keys() & {*others})
+    fitting = ", ".join(entry.name for entry in networks if not entry.incompatible.keys() & {*others})
     for name in others:
         require(
-            name not in network.misfits,
-            f"--model {network.name} does not fit: {network.misfits.get(name)}; allowed with {' and '.join(others)}: {fitting}.",
+            name not in network.incompatible,
+            f"--model {network.name} does not fit: {network.incompatible.get(name)}; allowed with {' and '.join(others)}: "
+            f"{fitting}.",
         )
 
 

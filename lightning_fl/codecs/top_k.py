@@ -89,7 +89,7 @@ class TopK(Sparse):
 
     @property
     def traits(self) -> Traits:
-        """The traits of the codec of the values that a vector has, too; numbers may be the largest only after it."""
+        """Traits of the choice of numbers, with those of the codec of the values that carry over to the whole vector."""
         if self.values is None:
             return super().traits | Traits.CONTRACTS | Traits.IDEMPOTENT
         values = self.values.traits

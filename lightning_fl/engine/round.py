@@ -13,12 +13,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.shown_models import show
 from lightning_fl.engine.engine import Engine
-from lightning_fl.engine.intake import Intake
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Round
 from lightning_fl.engine.round_record import round_record
 from lightning_fl.engine.server_side import ServerSide
 from lightning_fl.engine.server_steps import take_steps
+from lightning_fl.engine.upload_collector import UploadCollector
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.link.link import Link
 from lightning_fl.processes import of_rank_zero, share_states
@@ -40,15 +40,15 @@ def train_round(engine: Engine) -> dict[str, float]:
     server = engine.server_side(context, f"Round {run.round + 1}")
     for observer in roles.observers:
         observer.begin_round(run, server)
-    link, intake = engine.open_link(cohort, context), _intake(engine, context)
-    provided = _take_uploads(engine, roles.broadcast(link, cohort), cohort, link, intake)
-    merged, outcome = intake.finish(cohort, link, run.params, engine.prunings)
-    averages = _averages(engine, cohort, outcome, intake)
+    link, collector = engine.open_link(cohort, context), _collector(engine, context)
+    provided = _take_uploads(engine, roles.broadcast(link, cohort), cohort, link, collector)
+    merged, outcome = collector.finish(cohort, link, run.params, engine.prunings)
+    averages = _averages(engine, cohort, outcome, collector)
     num_samples, stragglers = work.num_samples(cohort.answering), work.num_stragglers(cohort.answering)
-    finished = Round(run, cohort, link, outcome, work, averages, intake.metrics)
+    finished = Round(run, cohort, link, outcome, work, averages, collector.metrics)
     run.book(roles.costs(finished), link)
-    if not intake.is_skipped:
-        turn = roles.reveal(_server_turn(engine, context, server, outcome, merged, provided, intake.uploaders))
+    if not collector.is_skipped:
+        turn = roles.reveal(_server_turn(engine, context, server, outcome, merged, provided, collector.uploaders))
         del merged, provided  # so that steps may let go of what they have used
         # Steps may let the module draw, as FedDF's student with dropout does.
         engine.flat_module.seed(run.torch_seeds(SERVER)[1])
@@ -62,36 +62,36 @@ def train_round(engine: Engine) -> dict[str, float]:
             own.keys() - observer.public, f"{type(observer).__name__} reports of clients"
         )
         columns |= own
-    _commit(engine, finished.proposal, outcome, intake)
-    reported = intake.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
+    _commit(engine, finished.proposal, outcome, collector)
+    reported = collector.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
     return round_record(run, cohort, outcome, engine.network, averages, num_samples, stragglers, reported, columns)
 
 
-def _intake(engine: Engine, context: RoundContext) -> Intake:
-    """Return the intake of a round's uploads."""
+def _collector(engine: Engine, context: RoundContext) -> UploadCollector:
+    """Return the collector of a round's uploads."""
     run, fabric = engine.run, engine.flat_module.fabric
     check = partial(check_counters, engine.flat_module.module, run.counters)
     keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
     aggregator = engine.roles.aggregator(context)
-    return Intake(aggregator, engine.roles.accept, fabric, check, engine.flat_module.logs, run.staging, keep)
+    return UploadCollector(aggregator, engine.roles.accept, fabric, check, engine.flat_module.logs, run.staging, keep)
 
 
-def _take_uploads(engine: Engine, job: ClientJob, cohort: Cohort, link: Link, intake: Intake) -> Message:
+def _take_uploads(engine: Engine, job: ClientJob, cohort: Cohort, link: Link, collector: UploadCollector) -> Message:
     """Train the clients and take their uploads; returns what the exchange provides to the server's steps.
 
     What clients need for their training, besides the model, is not kept any longer than this.
     """
     exchange, roles = engine.algorithm.exchange, engine.roles
     selected, answering = cohort.selected, cohort.answering
-    job = replace(job, data=engine.data, selected=selected, answering=answering, accepted=intake.outcome)
+    job = replace(job, data=engine.data, selected=selected, answering=answering, accepted=collector.outcome)
     # A client that sends twice in a round goes on from what it keeps of its first upload.
-    link.client_memory = ChainMap(intake.outcome.memory, link.client_memory)  # type: ignore[arg-type]
+    link.client_memory = ChainMap(collector.outcome.memory, link.client_memory)  # type: ignore[arg-type]
     job, clients = exchange.before_training(job, cohort.mine, roles.train, link)
     if engine.group is not None:  # only its first process has seen what the clients sent
         clients = engine.group.gather(clients)[0]
     positions = count(1)
     for upload in roles.collect(roles.train(job, clients), link):
-        intake.take(upload, link)
+        collector.take(upload, link)
         show(engine.flat_module, upload.result.trained)
         engine.observer.on_upload(upload.result.client, next(positions), len(clients))
         del upload  # before the next client trains, as `enumerate` would not
@@ -102,11 +102,11 @@ def _take_uploads(engine: Engine, job: ClientJob, cohort: Cohort, link: Link, in
     return {name: job.received[name] for name in exchange.provides if name in job.received}
 
 
-def _averages(engine: Engine, cohort: Cohort, outcome: Outcome, intake: Intake) -> dict[str, float]:
+def _averages(engine: Engine, cohort: Cohort, outcome: Outcome, collector: UploadCollector) -> dict[str, float]:
     """Return the averages of what the module has logged while accepted clients trained."""
     logs = engine.flat_module.logs
     client_logs = [outcome.logs[k] for k in dict.fromkeys(cohort.answering) if k in outcome.logs]
-    averages = logs.averages(client_logs, intake.known)
+    averages = logs.averages(client_logs, collector.known)
     names = (each for name in averages for each in (name, *logs.suffixed.get(name, ())))
     engine.of_clients |= dict.fromkeys(names, "is logged while clients train")
     return averages
@@ -148,22 +148,22 @@ def _server_turn(
     )
 
 
-def _commit(engine: Engine, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
+def _commit(engine: Engine, proposal: Proposal | None, outcome: Outcome, collector: UploadCollector) -> None:
     """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
     run, fabric = engine.run, engine.flat_module.fabric
-    if intake.has_drifted:
+    if collector.has_drifted:
         _say_drifted(engine)
     if proposal is None or proposal.is_undone:
         run.end_round()
         return
     # Every process may have merged the uploads itself, or steps on another kind of GPU: rounding must not make models differ.
-    if intake.shares_uploads or engine.has_drifted:
+    if collector.shares_uploads or engine.has_drifted:
         proposal = replace(
             proposal,
             params=of_rank_zero(fabric, proposal.params),
             buffers=of_rank_zero(fabric, proposal.buffers),
         )
-    state_forms, memory_forms = intake.forms or (None, None)
+    state_forms, memory_forms = collector.forms or (None, None)
     run.commit(
         proposal,
         share_states(fabric, outcome.states, state_forms),

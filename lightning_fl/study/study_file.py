@@ -158,14 +158,14 @@ class StudyFile:
         Raises:
             UserError: some cells do not fit, two are the same, or they cannot be compared; the message names them.
         """
-        resolved, misfits = dict[str, Mapping[str, Any]](), dict[str, list[str]]()
+        resolved, incompatible = dict[str, Mapping[str, Any]](), dict[str, list[str]]()
         # The digest and the rounds are the same for all seeds. The bar shows on a terminal.
         for cell in tqdm(self.cells, desc="Checking", unit="cell", leave=False, disable=None):
             try:
                 config = resolve((*cell.arguments, *_seeded(self.seeds[0])))
                 self._check_metric(config)
             except UserError as error:
-                misfits.setdefault(str(error).rstrip("."), []).append(cell.name)
+                incompatible.setdefault(str(error).rstrip("."), []).append(cell.name)
                 continue
             resolved[cell.name] = config
         same: dict[str, list[str]] = {}
@@ -176,7 +176,7 @@ class StudyFile:
                 len(names) == 1 or any(set(names) == set(pair) for pair in self.floor),
                 f"{' and '.join(names)} have the same settings, apart from where and how they run.",
             )
-        require(not misfits, "; ".join(f"{', '.join(names)}: {why}" for why, names in misfits.items()) + ".")
+        require(not incompatible, "; ".join(f"{', '.join(names)}: {why}" for why, names in incompatible.items()) + ".")
         require_same_data({name: flatten(config) for name, config in resolved.items()}, "study")
         digests = {name: _digest(config) for name, config in resolved.items()}
         return [

@@ -43,7 +43,7 @@ from lightning_fl.codecs import (
     TopK,
 )
 from lightning_fl.engine import round as rounds
-from lightning_fl.engine.intake import Intake
+from lightning_fl.engine.upload_collector import UploadCollector
 from lightning_fl.exchanges import (
     DrawnClients,
     DrawnLayers,
@@ -230,13 +230,13 @@ class Watch:
     @classmethod
     def of(cls, monkeypatch: pytest.MonkeyPatch) -> "Watch":
         watch = cls([], [], set(), set())
-        take, take_steps, broadcast = Intake.take, rounds.take_steps, Link.broadcast
+        take, take_steps, broadcast = UploadCollector.take, rounds.take_steps, Link.broadcast
 
-        def watched_take(intake: Intake, upload: Upload, link: Link) -> None:
+        def watched_take(collector: UploadCollector, upload: Upload, link: Link) -> None:
             watch.uploads[-1].append(upload)
             watch.sent |= upload.message.keys()
             upload.message = Recording(upload.message, watch.read)
-            take(intake, upload, link)
+            take(collector, upload, link)
 
         def watched_steps(algorithm: Any, roles: Any, turn: Any, *others: Any) -> Any:
             turn.merged = Recording(turn.merged, watch.read)
@@ -249,7 +249,7 @@ class Watch:
             watch.sent |= message.keys() - {"model/change"}  # the downlink reads it
             return Recording(received, watch.read)
 
-        monkeypatch.setattr(Intake, "take", watched_take)
+        monkeypatch.setattr(UploadCollector, "take", watched_take)
         monkeypatch.setattr(rounds, "take_steps", watched_steps)
         monkeypatch.setattr(Link, "broadcast", watched_broadcast)
         return watch

@@ -159,7 +159,7 @@ class SharesControl(NeedsDivergence):
     provides = frozenset({"moments/control"})
 
 
-def test_all_misfits_are_reported_at_once() -> None:
+def test_all_parts_that_do_not_fit_are_reported_at_once() -> None:
     with pytest.raises(UserError) as error:
         Algorithm(rule=NeedsControl(), steps=(Apply(), SharesControl()))
     sentence = str(error.value)

@@ -45,8 +45,8 @@ def test_the_first_configuration_of_every_method_runs_as_it_is(method: str, ligh
     assert written.code == 0
     command = written.out.splitlines()[-1].split()
     assert command == ["lightning-fl", "fit", "--config", "mine/experiment.yaml"]
-    is_misfit = method in NETWORKS["linear"].misfits
-    network = "lenet5" if is_misfit else "linear"
+    is_incompatible = method in NETWORKS["linear"].incompatible
+    network = "lenet5" if is_incompatible else "linear"
     done = lightning_fl(*command[1:], *SMALL, network, *BRIEF.get(method, []))
     assert done.code == 0, done.err
     assert re.search(r"^rounds +1$", done.out, re.MULTILINE)
@@ -54,7 +54,7 @@ def test_the_first_configuration_of_every_method_runs_as_it_is(method: str, ligh
         refused = lightning_fl(*command[1:], *SMALL, network, "--data.server_fraction", "0")
         assert refused.code == 2
         assert "--data.server_fraction" in refused.err
-    if is_misfit:
+    if is_incompatible:
         early = ["--algorithm.prune_round", "0"] if method != "FedDP" else []
         refused = lightning_fl(*command[1:], *SMALL, "linear", *early)
         assert refused.code == 2

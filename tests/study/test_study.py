@@ -140,7 +140,7 @@ def test_a_run_that_cannot_be_compared_is_left_out_of_the_report(monkeypatch: py
     assert "## Claims\n\nIn the paper: VGG-9, 50 clients. Here: a linear model, 20 clients.\n\n| claim" in page
 
 
-def test_misfits_of_all_cells_are_told_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_of_all_cells_are_told_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
     grid = {"mu": {"small": ["--algorithm=FedProx", "--algorithm.mu=-1"], "word": ["--algorithm=FedPrx"], "fine": []}}
     written(grid=grid)
     with pytest.raises(SystemExit) as ended:

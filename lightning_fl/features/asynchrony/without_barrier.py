@@ -39,7 +39,7 @@ COUNTERS = "counters/"
 
 
 @dataclass(frozen=True)
-class TakenWork(LocalWork):
+class UpdateWork(LocalWork):
     """Count what the clients have done whose uploads an update takes, whichever are asked for.
 
     Attributes:
@@ -68,7 +68,7 @@ class TakenWork(LocalWork):
 
 
 @dataclass(frozen=True)
-class TakenCohort(Cohort):
+class UpdateCohort(Cohort):
     """The clients that receive the model in a round, and those whose uploads its update takes; a client may be there twice.
 
     Attributes:
@@ -86,7 +86,7 @@ class TakenCohort(Cohort):
 
     def work(self, present: LocalWork) -> LocalWork:
         """Return the length of the training of the clients whose uploads are taken."""
-        return TakenWork(**vars(present), taken=[(self.work_on(entry), entry.client) for entry in self.update.taken])
+        return UpdateWork(**vars(present), taken=[(self.work_on(entry), entry.client) for entry in self.update.taken])
 
 
 class Clock(Protocol):
@@ -146,7 +146,7 @@ class Updates(Observer):
         """Return the clients that begin until the next update."""
         return self.engine.cohort.selected
 
-    def cohort(self, run: Run) -> TakenCohort:
+    def cohort(self, run: Run) -> UpdateCohort:
         """Return the clients that receive the model, and those whose uploads the next update takes."""
         population, pace = self.engine.population, self.settings.pace
         next_start = never if population.availability is None else population.availability.next_start
@@ -160,7 +160,7 @@ class Updates(Observer):
             next_start,
         )
         started, taken = ([entry.client for entry in entries] for entries in (update.started, update.taken))
-        return TakenCohort(started, taken, taken, begin=update.begin, update=update, work_on=self._work_on)
+        return UpdateCohort(started, taken, taken, begin=update.begin, update=update, work_on=self._work_on)
 
     @property
     def _state(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Updates(Observer):
     def update(self) -> Update:
         """Events until the next update."""
         cohort = self.engine.cohort
-        assert isinstance(cohort, TakenCohort)
+        assert isinstance(cohort, UpdateCohort)
         return cohort.update
 
     def _filler(self) -> Callable[[float, set[int], int, Sequence[Arrival]], tuple[float, list[Started]]]:

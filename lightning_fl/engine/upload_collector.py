@@ -1,4 +1,4 @@
-"""The server's intake of uploads: it rejects some, and merges the accepted ones over all processes."""
+"""The server's collector of uploads: it rejects some, and merges the accepted ones over all processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 from lightning_fl.state.staging import Staging
 
 
-class Intake:
+class UploadCollector:
     """Takes the uploads of one round, one by one.
 
     Attributes:
