@@ -13,6 +13,7 @@ FACE, STOCK, BATCHES = (
 )
 UNFREEZING = "engine/test_follow_unfreezing.py"
 MANUAL = "flat_module/test_manual_optimization.py"
+COMPILED = "trainer/test_compiled_modules.py"
 LIGHTNING, OWN_LOADERS = "trainer/test_lightning_runner.py", "trainer/test_own_loaders.py"
 CONTRACT = "evaluation/test_lightnings_contract.py"
 OTHER_NAME = "trainer/test_pytorch_lightning.py"
@@ -142,6 +143,11 @@ ROWS = {  # the tests by the row's first words
     "layers that `setup`": [
         ("trainer/test_checkpointing.py", "test_a_module_is_built_from_the_checkpoint_that_it_resumes"),
         (HOOKS, "test_the_old_name_of_configure_model"),
+    ],
+    "`torch.compile(module)`": [
+        (COMPILED, "test_a_compiled_module_is_not_compiled_again_and_again_and_trains_as_the_module"),
+        (COMPILED, "test_a_stack_of_compiled_modules_computes_without_the_compiler_and_says_so"),
+        (COMPILED, "test_a_compiled_module_is_pruned_as_the_module"),
     ],
     "lazy layers": [(FLAT, "test_a_lazy_layer_is_refused_until_it_has_run")],
     # self.log

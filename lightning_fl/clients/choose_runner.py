@@ -9,6 +9,7 @@ from traceback import extract_tb
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -21,6 +22,7 @@ from lightning_fl.clients.stack_batches import Member
 from lightning_fl.clients.stacked import Stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.convolution_chains import is_compiled
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
 from lightning_fl.flat_module.module_buffers import unsaved_buffers
@@ -116,7 +118,16 @@ def choose_runner(
             f"Clients train up to {min(clients_at_once, num_clients)} at once, which is faster for steps as small as these; "
             "trainer.runner serial trains one after the other."
         )
+    if _is_compiled(flat_module.module):
+        rank_zero_info(
+            f"Clients that train at once compute without torch.compile, which has compiled {name}; trainer.runner serial uses it."
+        )
     return Stacked(clients_at_once)
+
+
+def _is_compiled(module: LightningModule) -> bool:
+    """True if `torch.compile` has compiled a part of a module, or its training step."""
+    return hasattr(module.training_step, "_torchdynamo_orig_callable") or any(map(is_compiled, module.modules()))
 
 
 def describe_runner(runner: Runner) -> dict[str, Any]:

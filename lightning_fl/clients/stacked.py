@@ -126,6 +126,7 @@ class Stacked:
         return None
 
 
+@torch.compiler.set_stance("force_eager")  # torch maps no compiled function over clients
 def train_stack(
     flat_module: FlatModule,
     job: ClientJob,

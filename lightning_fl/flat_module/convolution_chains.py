@@ -42,12 +42,7 @@ class ConvolutionChains:
 
     def __init__(self, module: nn.Module) -> None:
         """Find the chains; those that `torch.compile` has compiled are left to it."""
-        compiled = {
-            id(inner)
-            for part in module.modules()
-            if part._compiled_call_impl is not None or isinstance(part, torch._dynamo.OptimizedModule)
-            for inner in part.modules()
-        }
+        compiled = {id(inner) for part in module.modules() if is_compiled(part) for inner in part.modules()}
         self._sequences = [
             part
             for part in module.modules()
@@ -66,6 +61,11 @@ class ConvolutionChains:
         """Let them compute as torch does again."""
         for sequence in self._sequences:
             del vars(sequence)["forward"]
+
+
+def is_compiled(part: nn.Module) -> bool:
+    """True if `torch.compile` or `compile` has compiled this part of a module."""
+    return part._compiled_call_impl is not None or isinstance(part, torch._dynamo.OptimizedModule)
 
 
 def _forward(sequence: nn.Sequential, x: Any) -> Any:

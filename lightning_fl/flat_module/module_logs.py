@@ -65,6 +65,7 @@ class LogCollector:
         self._values: dict[str, list[Any]] = {}
         self._weights: dict[str, list[float]] = {}
 
+    @torch.compiler.disable  # a compiled step would be compiled again for every further value
     def log(
         self,
         name: str,

@@ -84,8 +84,16 @@ def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], e
 
 @contextmanager
 def _graphs() -> Iterator[None]:
-    """Enable autograd, whose graph is traced, even if the caller is evaluating, and keep the caller's random state."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    """Enable autograd, whose graph is traced, even if the caller is evaluating, and keep the caller's random state.
+
+    Compiled parts compute as torch does without `torch.compile`, so that each of their layers is seen.
+    """
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=[]),
+        torch.compiler.set_stance("force_eager"),
+    ):
         yield
 
 

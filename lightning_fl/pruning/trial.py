@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.compile import to_uncompiled
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
@@ -21,9 +23,8 @@ TOLERANCE = 1e-8
 
 def twin_of(module: nn.Module) -> nn.Module:
     """Return a copy on the CPU in float64, without the trainer, in which all parameters require gradients that can."""
-    attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
     try:
-        twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
+        twin = eager_copy(module)
     except Exception as error:
         raise UserError(
             f"pruning: {type(module).__name__} cannot be copied, but its filters are found on a copy: {error}"
@@ -32,6 +33,18 @@ def twin_of(module: nn.Module) -> nn.Module:
     twin = twin.cpu().double().eval()
     for parameter in twin.parameters():
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
+    return twin
+
+
+def eager_copy(module: nn.Module) -> nn.Module:
+    """Return a copy without the trainer and the trainer's `log`, which computes without `torch.compile`."""
+    attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
+    twin: Any = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
+    for part in twin.modules():  # a copied LightningModule would call what was compiled for the original
+        part._compiled_call_impl = None
+        if isinstance(part, LightningModule):
+            with suppress(ValueError):  # of one that is not compiled
+                to_uncompiled(part)
     return twin
 
 

@@ -35,6 +35,7 @@ def as_function(module: nn.Module, compute: Callable[[nn.Module], Tensor]) -> Fu
     """
     caller, names = _Caller(module, compute), list(trainable(module))
 
+    @torch.compiler.set_stance("force_eager")  # torch differentiates no compiled function twice
     def function(parameters: Sequence[Tensor]) -> Tensor:
         buffers = {f"module.{name}": buffer.clone() for name, buffer in module.named_buffers()}
         tensors = {f"module.{name}": tensor for name, tensor in zip(names, parameters, strict=True)}

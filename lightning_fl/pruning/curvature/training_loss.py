@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from lightning_fl.pruning.curvature.products import (
     hessian_product,
     trainable,
 )
+from lightning_fl.pruning.trial import eager_copy
 
 
 class TrainingLoss:
@@ -113,8 +113,7 @@ class TrainingLoss:
 def _twin(module: LightningModule) -> LightningModule:
     """Return a copy in evaluation mode that has the same trainer and logs nothing."""
     trainer = vars(module).get("_trainer")
-    attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
-    twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
+    twin: Any = eager_copy(module)
     for name in ("log", "log_dict"):
         vars(twin)[name] = _nothing
     if trainer is not None:
