@@ -37,8 +37,8 @@ DISTRIBUTIONS = {
 """Dependencies by the name of their package, if it is not the same."""
 OPTIONAL = {"IPython", "constriction", "datasets", "dp_accounting", "pandas"}
 """Packages that are only imported where the user has them."""
-KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
-"""Keep a Changelog's sections, in its order."""
+KINDS = ["Results that change", "What breaks", "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+"""Changes that users must know before they upgrade, then Keep a Changelog's sections, in its order."""
 
 
 def sections(level: str, text: str) -> dict[str, str]:
