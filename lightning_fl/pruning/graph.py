@@ -12,8 +12,7 @@ auxiliary heads of GoogLeNet, the graph is that of training, and both modes must
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,24 +21,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.pruning.apply_plan import prune, reads_along
+from lightning_fl.pruning.apply_plan import prune
 from lightning_fl.pruning.obstacles import BEHIND, Examined, examine
 from lightning_fl.pruning.plan import Plan
-from lightning_fl.pruning.recurrent import as_one_operation
-from lightning_fl.pruning.trial import (
-    are_alike,
-    arguments_of,
-    call,
-    call_as_in_training,
-    fit_norms,
-    modules_run,
-    random_like,
-    randomise,
-    restored,
-    tensors_of,
-    traced_outputs,
-    twin_of,
-)
+from lightning_fl.pruning.traced_twin import TracedTwin, graphs
+from lightning_fl.pruning.trial import restored, tensors_of
 
 SAID = 3
 """Layers that cannot lose filters of which a sentence gives the reasons."""
@@ -82,21 +68,6 @@ def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], e
     return Network(module, example_input).plan(filters)
 
 
-@contextmanager
-def _graphs() -> Iterator[None]:
-    """Enable autograd, whose graph is traced, even if the caller is evaluating, and keep the caller's random state.
-
-    Compiled parts compute as torch does without `torch.compile`, so that each of their layers is seen.
-    """
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.random.fork_rng(devices=[]),
-        torch.compiler.set_stance("force_eager"),
-    ):
-        yield
-
-
 class Network:
     """The prunable convolutions of a network, and plans of their cuts.
 
@@ -110,25 +81,16 @@ class Network:
         blocks: number of the block of each of their filters, (c_l,): filters of a block stay or go together.
     """
 
-    @_graphs()
+    @graphs()
     def __init__(self, module: nn.Module, example_input: Any = None) -> None:
-        self._twin = twin_of(module)
-        self._example = arguments_of(module, example_input)
-        self._calls = self._find_calls()
-        torch.manual_seed(0)
-        with torch.no_grad():
-            for part in self._twin.modules():
-                randomise(part)
-            self._inputs = random_like(self._example)
-            with suppress(Exception):  # of a forward that refuses random numbers, as every trial will
-                fit_norms(self._twin, lambda: call(self._twin, self._inputs))
+        self._twin = TracedTwin(module, example_input)
         self._obstacles: dict[str, str] = {}
         self._examined: dict[str, Examined] = {}
         self.layers = self._find()
         self.widths = {name: self._width(name) for name in self.layers}
         self.blocks = {name: self._examined[name].blocks for name in self.layers}
 
-    @_graphs()
+    @graphs()
     def plan(self, filters: Mapping[str, Sequence[int] | Tensor]) -> Plan:
         """Return the plan for these filters: see `plan_for`."""
         lost = {}
@@ -165,31 +127,16 @@ class Network:
 
     # -- prunable layers -----------------------------------------------------------------------------------------------
 
-    def _find_calls(self) -> tuple[Callable[[nn.Module, Any], Any], ...]:
-        """Return the modes in which pruned networks must compute the same: the first is traced."""
-
-        def layers_of(way: Callable[[nn.Module, Any], Any]) -> set[nn.Module]:
-            with restored(self._twin):
-                return modules_run(self._twin, lambda: way(self._twin, self._example))
-
-        try:
-            self._evaluated = layers_of(call)
-        except Exception as error:
-            raise UserError(f"pruning: the network's forward does not take its example input: {_said(error)}") from None
-        try:
-            trained = layers_of(call_as_in_training)
-        except Exception:  # a forward that needs more than the example while it trains, such as targets
-            return (call,)
-        return (call_as_in_training, call) if trained - self._evaluated else (call,)
-
     def _find(self) -> tuple[str, ...]:
-        convolutions = [(name, layer) for name, layer in self._twin.named_modules() if isinstance(layer, _ConvNd)]
-        graph = self._graph()
-        names = {module: path for path, module in self._twin.named_modules()}
+        convolutions = [
+            (name, layer) for name, layer in self._twin.module.named_modules() if isinstance(layer, _ConvNd)
+        ]
+        graph = self._twin.graph()
+        names = {module: path for path, module in self._twin.module.named_modules()}
         first, reasons = dict[str, Tensor](), dict[str, str]()
         for name, layer in convolutions:
             unused = Examined("evaluation does not use it", torch.empty(0))
-            self._examined[name] = examined = examine(graph, layer, names) if layer in self._evaluated else unused
+            self._examined[name] = examined = examine(graph, layer, names) if layer in self._twin.evaluated else unused
             reasons[name] = examined.reason
             if not examined.reason:
                 first[name] = _without_first_block(examined.blocks)
@@ -224,7 +171,7 @@ class Network:
         return [bad for part in parts if self._tried(part) is None for bad in self._bisected(part)]
 
     def _width(self, name: str) -> int:
-        layer: Any = self._twin.get_submodule(name)
+        layer: Any = self._twin.module.get_submodule(name)
         return int(layer.weight.shape[0])
 
     # -- cuts in other tensors -----------------------------------------------------------------------------------------
@@ -235,31 +182,31 @@ class Network:
             return {}
         try:
             axes = self._axes(filters)
-            return axes if self._holds(Plan(axes=axes)) else None
+            return axes if self._twin.holds(Plan(axes=axes)) else None
         except Exception:  # shapes that do not fit together, or a network that torch-pruning does not support
             return None
 
-    @_graphs()
+    @graphs()
     @torch.no_grad()
     def _shortens_outputs(self, filters: Mapping[str, Tensor]) -> bool:
         """True if the network runs when it is cut to these filters, but its outputs have other shapes."""
         try:
-            whole = [way(self._twin, self._inputs) for way in self._calls]
+            whole = [way(self._twin.module, self._twin.inputs) for way in self._twin.calls]
             with torch.enable_grad():
                 plan = Plan(axes=self._axes(filters))
-            with restored(self._twin):
-                prune(self._twin, plan)
-                cut = [way(self._twin, self._inputs) for way in self._calls]
+            with restored(self._twin.module):
+                prune(self._twin.module, plan)
+                cut = [way(self._twin.module, self._twin.inputs) for way in self._twin.calls]
         except Exception:  # as in `_tried`
             return False
         return [leaf.shape for leaf in _tensors(whole)] != [leaf.shape for leaf in _tensors(cut)]
 
     def _axes(self, filters: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
         """Return the kept indices of every axis of a parameter or buffer that these filters shorten."""
-        twin, axes = self._twin, {}
+        twin, axes = self._twin.module, {}
         shapes = {name: tensor.shape for name, tensor in tensors_of(twin).items()}
         with restored(twin):
-            graph = self._graph()
+            graph = self._twin.graph()
             for tensor in tensors_of(twin).values():
                 if tensor.is_floating_point():
                     tensor.data = torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)
@@ -272,38 +219,6 @@ class Network:
                 if tensor.shape != shapes[name]:
                     axes[name] = _kept(tensor, shapes[name])
         return axes
-
-    @torch.no_grad()
-    def _holds(self, plan: Plan) -> bool:
-        """True if a random network cut to the plan computes the same as the whole one with lost inputs set to zero."""
-        twin = self._twin
-        with restored(twin):
-            prune(twin, plan)
-            cut = [way(twin, self._inputs) for way in self._calls]
-        with restored(twin):
-            for name, tensor in tensors_of(twin).items():
-                for axis, indices in plan.axes.get(name, {}).items():
-                    if reads_along(twin, name, axis):
-                        lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, indices, False)
-                        tensor.data = tensor.data.index_fill(axis, lost.nonzero().flatten(), 0.0)
-            whole = [way(twin, self._inputs) for way in self._calls]
-        return are_alike(cut, whole)
-
-    def _graph(self) -> Any:
-        pruning = _torch_pruning()
-        graph = pruning.DependencyGraph()
-        try:
-            with as_one_operation(self._twin):
-                graph.build_dependency(
-                    self._twin, self._example, forward_fn=self._calls[0], output_transform=traced_outputs, verbose=False
-                )
-        except Exception as error:
-            name = type(self._twin).__name__
-            raise UserError(
-                f"pruning: torch-pruning cannot read the graph of {name}, probably because it splits, reshapes or shuffles "
-                f"channels in a way that torch-pruning does not know (its own words: {_said(error)})."
-            ) from None
-        return graph
 
 
 def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:
@@ -343,17 +258,3 @@ def _checked(name: str, filter_indices: Sequence[int] | Tensor, blocks: Tensor) 
             f"normalises together, got {indices.tolist()}."
         )
     return indices
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _torch_pruning() -> Any:
-    try:
-        import torch_pruning
-    except ImportError:
-        raise UserError(
-            "pruning filters needs the package torch-pruning: pip install 'torch-pruning>=1.6.1,<2'."
-        ) from None
-    return torch_pruning

@@ -32,25 +32,26 @@ class Examined(NamedTuple):
     own_forwards: tuple[str, ...] = ()
 
 
-def examine(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> Examined:
-    """Return why a convolution has to stay whole, or which of its filters have to go together.
+def examine(graph: Any, layer: Any, names: Mapping[nn.Module, str], with_tied: bool = False) -> Examined:
+    """Return why a layer has to stay whole, or which of its filters have to go together.
 
     A `GroupNorm` normalises each group of channels by the mean and variance of the whole group, so that the channels of a group
     stay or go together.
 
     Args:
         graph: torch-pruning's `DependencyGraph` of the network.
-        layer: a convolution of the network.
+        layer: a convolution of the network, or a linear layer, whose units are then the filters.
         names: names of all modules.
+        with_tied: True if convolutions and linear layers to which it is tied, as by the sum of a residual block, are cut with it.
     """
-    single = torch.arange(layer.out_channels)
+    single = torch.arange(num_filters(layer))
     if reason := _layer_obstacle(graph, layer):
         return Examined(reason, single)
     normalised: dict[nn.GroupNorm, dict[int, set[int]]] = {}
     kinds, own_forwards = {type(layer).__name__}, set[str]()
     try:
-        for other, cut, channels in _cuts(graph, layer):
-            if reason := _tie(graph, layer, other, cut, names):
+        for other, cut, channels in cuts(graph, layer):
+            if reason := _tie(graph, layer, other, cut, names, with_tied):
                 return Examined(reason, single)
             kinds.add(type(other).__name__)
             reads = other is not layer and isinstance(other, (_ConvNd, nn.Linear))
@@ -82,13 +83,18 @@ def examine(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> Exami
     return Examined("", torch.tensor(blocks), kind, tuple(sorted(own_forwards)))
 
 
-def _layer_obstacle(graph: Any, layer: _ConvNd) -> str:
-    """Return the reason in a convolution itself why it has to stay whole; "" if it has none."""
+def num_filters(layer: Any) -> int:
+    """Return the number of filters of a convolution, or of units of a linear layer."""
+    return int(layer.out_channels if isinstance(layer, _ConvNd) else layer.out_features)
+
+
+def _layer_obstacle(graph: Any, layer: Any) -> str:
+    """Return the reason in a layer itself why it has to stay whole; "" if it has none."""
     if isinstance(layer, _ConvTransposeNd):
         return "it is a transposed convolution"
-    if layer.groups > 1:
+    if getattr(layer, "groups", 1) > 1:
         return f"it has {layer.groups} groups"
-    if layer.out_channels < 2:
+    if num_filters(layer) < 2:
         return "it has one filter"
     return "" if layer in graph.module2node else "forward does not use it"
 
@@ -98,7 +104,7 @@ def _base_of(layer: nn.Module) -> Any:
     return next(base for base in type(layer).__mro__ if base.__module__.startswith("torch."))
 
 
-def _tie(graph: Any, layer: _ConvNd, other: Any, cut: Any, names: Mapping[nn.Module, str]) -> str:
+def _tie(graph: Any, layer: Any, other: Any, cut: Any, names: Mapping[nn.Module, str], with_tied: bool) -> str:
     """Return the reason why a module or parameter that would be cut with the layer holds it whole; "" if it does not."""
     depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
     if isinstance(other, _ConvNd) and other.groups > 1 and not depthwise:
@@ -113,6 +119,8 @@ def _tie(graph: Any, layer: _ConvNd, other: Any, cut: Any, names: Mapping[nn.Mod
         return ""
     if isinstance(other, nn.Parameter):
         return f"its outputs are combined with {_described(other, names)}, which torch-pruning cannot cut"
+    if with_tied and isinstance(other, (_ConvNd, nn.Linear)):
+        return ""
     if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
         return f"its outputs are tied to those of {names[other]!r}"
     return ""
@@ -127,14 +135,14 @@ def _described(parameter: nn.Parameter, names: Mapping[nn.Module, str]) -> str:
     return "a parameter that the module does not have"
 
 
-class _Channel(NamedTuple):
+class Channel(NamedTuple):
     """Channel of a layer, and the filter that it comes from: torch-pruning's mappings of channels read both."""
 
     idx: int
     root_idx: int
 
 
-def _cuts(graph: Any, layer: _ConvNd) -> Iterator[tuple[Any, Any, list[_Channel]]]:
+def cuts(graph: Any, layer: Any) -> Iterator[tuple[Any, Any, list[Channel]]]:
     """Yield each module or parameter that a cut of the layer's filters cuts, the function that cuts it, and its channels.
 
     This is the walk of `DependencyGraph.get_pruning_group`, which does not end where torch-pruning takes an attention for a
@@ -146,7 +154,7 @@ def _cuts(graph: Any, layer: _ConvNd) -> Iterator[tuple[Any, Any, list[_Channel]
     cut = graph.get_pruner_of_module(layer).prune_out_channels
     limit = 4 * max(max(p.shape, default=0) for p in graph.model.parameters())
     seen: dict[Any, set[int]] = defaultdict(set)
-    ahead = [(graph.module2node[layer], cut, [_Channel(index, index) for index in range(layer.out_channels)])]
+    ahead = [(graph.module2node[layer], cut, [Channel(index, index) for index in range(num_filters(layer))])]
     while ahead:
         node, cut, channels = ahead.pop()
         for dependency in node.dependencies:

@@ -19,6 +19,7 @@ from lightning_fl.modules import NETWORKS, ImageClassifier, network
 from lightning_fl.modules.networks import usual_input
 from lightning_fl.pruning import Plan, plan_for, plans_of, prunable_layers, prune
 from lightning_fl.pruning.graph import Network
+from lightning_fl.pruning.traced_twin import TracedTwin
 
 BLOCKS = {
     "resnet18": [(s, b) for s in (1, 2, 3, 4) for b in (0, 1)],
@@ -288,8 +289,8 @@ class Grouped(nn.Module):
 
 def test_layers_before_groups_stay_whole_and_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     num_graphs = []
-    build = Network._graph
-    monkeypatch.setattr(Network, "_graph", lambda self: num_graphs.append(1) or build(self))
+    build = TracedTwin.graph
+    monkeypatch.setattr(TracedTwin, "graph", lambda self: num_graphs.append(1) or build(self))
     net = Grouped(8)
     assert prunable_layers(net, torch.zeros(1, 6, 4, 4)) == ()
     assert len(num_graphs) <= 2
