@@ -84,7 +84,7 @@ class EnergyMeter(Callback):
 
         uplink  = bits · uplink_joules_per_bit + radio_watts · bits / rate of the client by the trainer's clock; downlink alike
         network = bits both ways · network_joules_per_bit
-        compute = 3 · model/macs · clients/samples · joules_per_mac
+        compute = 3 · model/macs · clients/samples · joules_per_mac, or with smaller networks 3 · clients/macs · joules_per_mac
 
         coefficient              lte        wifi      range         source
         uplink_joules_per_bit    438.39 nJ  283.2 nJ  1/10 to 3 ×   Huang, MobiSys 2012: phones of 2011
@@ -161,7 +161,9 @@ class EnergyMeter(Callback):
         # With a clock of clients each of them has a rate of its own, and its own bits.
         counted = trainer.run.features.get("clock", {}).get("radio_seconds", {})
         rest_up, rest_down = (before.get("up", 0), before.get("down", 0)) if counted else (up, down)
-        macs = 3 * float(metrics["model/macs"]) * float(metrics["clients/samples"])
+        # Where clients train smaller networks, a column has what they have computed.
+        whole = float(metrics["model/macs"]) * float(metrics["clients/samples"])
+        macs = 3 * float(metrics.get("clients/macs", whole))
         parts = {
             "uplink": {
                 "uplink_joules_per_bit": up,

@@ -75,6 +75,14 @@ def test_two_processes_step_the_server_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_two_processes_train_smaller_networks(tmp_path: Path) -> None:
+    words = ("--model.network", "lenet5")
+    one = ran(tmp_path / "one", *words, algorithm="HeteroFL")
+    assert all(float(row["val/loss_width_0.25"]) > 0 for row in one[0])
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm="HeteroFL"))
+
+
+@pytest.mark.process
 def test_two_processes_agree_on_who_is_late(tmp_path: Path) -> None:
     """Test two turns, whose bits are counted in the process that trains the client, drop-outs and unequal clients."""
     there = tmp_path / "there.csv"

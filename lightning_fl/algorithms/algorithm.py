@@ -241,6 +241,11 @@ class Algorithm(Remembering):
             f"{source} would prune the server's model, and clients of {self.name} train on earlier ones: use a method whose "
             "rounds wait for their clients, such as FedAvg.",
         )
+        require(
+            not self.exchange.cuts,
+            f"{source} would prune the model, which {self.name} cuts for each client itself: use a method whose clients train "
+            "the whole model, such as FedAvg.",
+        )
 
     def check_mask(self, source: str) -> None:
         """Raise `UserError` if the method cannot follow the pruning mask of `source`, or a codec cannot encode what is left."""
@@ -267,7 +272,8 @@ class Algorithm(Remembering):
 
         If clients own parts of the model, it is complete only on a client. Then these are the means over the clients, each with
         what it owns, and under `…_local` the means on the clients' own validation samples. If clients keep models of their own,
-        the values of the server's model are under `…_server`.
+        the values of the server's model are under `…_server`. If clients train smaller networks, the values of these are under
+        `…_width_` and the share of the units that they have.
         """
         means = validation.client_means() if validation.owns else {}
         values = dict(means)
@@ -275,6 +281,8 @@ class Algorithm(Remembering):
             values |= {f"{name}_server": value for name, value in validation.averages().items()}
         for part in self.personal:
             values |= part.validate(validation, means)
+        for width in self.exchange.validated_widths:
+            values |= {f"{name}_width_{width.share:g}": value for name, value in validation.averages_at(width).items()}
         return values
 
     def configure_callbacks(self) -> list[Callback]:

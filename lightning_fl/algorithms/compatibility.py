@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
+import torch
 from lightning.pytorch import Callback
 
 from lightning_fl import aggregators, rules, steps
@@ -81,6 +82,7 @@ def incompatibilities(slots: Slots) -> list[str]:
         *_downlink(slots),
         *_masks(slots),
         *_moments(slots),
+        *_smaller(slots),
     ]
     return list(dict.fromkeys(problems))
 
@@ -121,6 +123,28 @@ def _unmet(slots: Slots) -> Iterator[str]:
             yield f"{name_of(part)} needs {_listed(missing)}, which {sender} does not send in every round"
     if any(UPLOADS in step.needs - slots.aggregator.provides for step in slots.chain):
         yield f"a step reads each client's model, which {name_of(slots.aggregator)} does not keep (use KeepUploads)"
+
+
+def _smaller(slots: Slots) -> Iterator[str]:
+    """Yield the parts that clients cannot have which train smaller networks."""
+    if not slots.exchange.sender.cuts:
+        return
+    cutter, needed = name_of(slots.exchange.sender), slots.rule.needs | slots.shared
+    if needed:
+        yield f"clients of {cutter} train smaller networks, for which {_listed(needed)} are not cut: use another rule"
+    if slots.rule.init(torch.zeros(1)):
+        yield (
+            f"clients of {cutter} train smaller networks, and {name_of(slots.rule)} lets each keep numbers of the whole: use "
+            "another rule, such as LocalOptimizer"
+        )
+    if slots.personal:
+        yield f"clients of {cutter} train smaller networks, of which none keeps a part: leave {name_of(slots.personal[0])} out"
+    builds = Traits.NEEDS_EVERY_CLIENT | Traits.CATCHES_UP | Traits.ERROR_FEEDBACK
+    if slots.downlink.traits & builds or slots.downlink.change_entry():
+        yield (
+            f"clients of {cutter} receive parts of the model, and the downlink {name_of(slots.downlink)} builds on what they "
+            "have received before: use another codec"
+        )
 
 
 def _chain(slots: Slots) -> Iterator[str]:

@@ -60,6 +60,11 @@ PROBLEMS = (
         "Any method with a [pruning callback](/explanation/pruning.md).",
     ),
     Problem(
+        "weak devices (smaller models)",
+        ("HeteroFL",),
+        besides="[Weak devices](/how-to/smaller-clients.md) train, send and receive a part of every layer.",
+    ),
+    Problem(
         "slow clients",
         ("FedBuff", "FedAsync"),
         others=("FedNova", "FedProx", "FedAP", "FedDUAP", "FedDUMAP", "HRank"),

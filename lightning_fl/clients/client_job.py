@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
+from lightning_fl.flat_module.smaller_network import SmallerNetwork
 from lightning_fl.slots import Message, Personal, RoundContext, Rule
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.run_state import Run
@@ -41,6 +42,8 @@ class ClientJob:
         data: samples of the clients; None in the server's job, and before the round's clients begin.
         selected, answering: clients of the round that have received the broadcast, and those that answer, in all processes.
         accepted: what the server has accepted of the round's clients so far, in this process; None as `data`.
+        smaller: smaller network that each of some clients trains, with the message that the client has received; the other
+            clients train the whole one.
     """
 
     rule: Rule
@@ -56,6 +59,7 @@ class ClientJob:
     selected: Sequence[int] = ()
     answering: Sequence[int] = ()
     accepted: Outcome | None = None
+    smaller: Mapping[int, tuple[SmallerNetwork, Message]] = field(default_factory=dict)
 
     @property
     def counters(self) -> Mapping[str, Tensor]:
@@ -65,6 +69,10 @@ class ClientJob:
     def without_steps(self, rule: Rule) -> ClientJob:
         """Return a job that makes no optimiser step and uploads what `rule` uploads."""
         return replace(self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None), personal=())
+
+    def on_smaller(self, network: SmallerNetwork, received: Message) -> ClientJob:
+        """Return the job of clients that train a smaller network, from what they have received of it."""
+        return replace(self, context=self.context.within(network.submodel), received=received, smaller={})
 
     def receiving(self, message: Message) -> ClientJob:
         """Return the job with the entries of `message` added to `received`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
+from lightning_fl.clients.smaller_clients import train_by_network
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.engine.callback_queries import CallbackQueries
 from lightning_fl.engine.dry_round import mean_alone, results_without_training
@@ -23,6 +24,7 @@ from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort, Population
 from lightning_fl.engine.roles import Roles, Train
 from lightning_fl.engine.server_side import ServerSide
+from lightning_fl.engine.smaller_networks import NetworksOfClients, Smaller
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.link.link import Link
 from lightning_fl.link.messages import RoundObserver
@@ -92,6 +94,7 @@ class Engine:
     queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
     has_drifted: bool = field(default=False, init=False)
+    _settled_in: int | None = field(default=None, init=False, repr=False)
     _says_dropped: bool = field(default=False, init=False, repr=False)
 
     @cached_property
@@ -106,10 +109,16 @@ class Engine:
 
     def _around(self, train: Train) -> Roles:
         method = self.algorithm
+        train = partial(train_by_network, train, self.flat_module)
         roles = Roles(
             self.population, self._broadcast, train, method.exchange.collect, lambda context: method.aggregator
         )
         return reduce(lambda inner, feature: feature.around(inner, self), self.features, roles)
+
+    @cached_property
+    def networks(self) -> NetworksOfClients:
+        """Networks that clients train, if the exchange cuts them."""
+        return NetworksOfClients(self.algorithm.exchange, self.flat_module, self.data)
 
     @property
     def context(self) -> RoundContext:
@@ -151,7 +160,10 @@ class Engine:
         """Return the length of the clients' local training in the present round of a run, which has the context."""
         method, sizes = self.algorithm, self.data.client_sizes
         in_round = schedule.in_round(method.rule, context)
-        return LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
+        work = LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
+        if not method.exchange.cuts:
+            return work
+        return replace(work, share=partial(self.networks.share, context, self.network.macs))
 
     @property
     def server(self) -> ServerSide:
@@ -205,10 +217,23 @@ class Engine:
         if run.mask is not None:
             charged = link.charged(recipients)
             link.send_mask([client for client in charged if client not in run.clients_with_mask], run.mask)
-        received = link.broadcast(recipients, self.model_message() | method.share(run.server))
-        received = {"buffers": run.buffers} | received
+        message: Message = self.model_message() | method.share(run.server)
+        smaller: Smaller = {}
+        if method.exchange.cuts:
+            received, smaller = self.networks.broadcast(link, recipients, {"buffers": run.buffers} | message)
+        else:
+            received = {"buffers": run.buffers} | link.broadcast(recipients, message)
         schedule = self.work_of(self.schedule, run, link.context).schedule
-        return ClientJob(method.rule, link.context, received, schedule, run, personal=method.personal, group=self.group)
+        return ClientJob(
+            method.rule,
+            link.context,
+            received,
+            schedule,
+            run,
+            personal=method.personal,
+            group=self.group,
+            smaller=smaller,
+        )
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
         """Train clients of this process, and yield their results; of a group of processes only the first one yields them."""
@@ -247,9 +272,16 @@ class Engine:
 
     def planned_bits(self, selected: Sequence[int]) -> dict[int, tuple[int, int]]:
         """Return the bits that each selected client will send and those that it will receive; all processes must call it."""
-        link = self.dry_round(selected)
-        later = [link.bits_by_client[client] for client in selected[:1]]  # the same for all
-        bits = added_by_client(link.broadcast_bits_by_client, dict.fromkeys(selected, *later))
+        alike: dict[float, list[int]] = {}
+        for client in selected:
+            width = self.algorithm.exchange.width(client, self.context)
+            alike.setdefault(1.0 if width is None else width.share, []).append(client)
+        bits: dict[int, tuple[int, int]] = {}
+        for clients in alike.values():
+            link = self.dry_round(clients)
+            later = [link.bits_by_client[client] for client in clients[:1]]  # the same for all
+            bits |= added_by_client(link.broadcast_bits_by_client, dict.fromkeys(clients, *later))
+        bits = {client: bits[client] for client in selected}
         # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
         return dict(gather_objects(self.flat_module.fabric, bits)[0])
 
@@ -268,6 +300,12 @@ class Engine:
         self.run.set_mask(mask, self.algorithm.rule.unmasked_state)
         if self.run.keeps_files:
             self.flat_module.fabric.barrier()  # one process of a machine writes the files that the others read
+
+    def settle_statistics(self) -> None:
+        """Compute the statistics of batch normalisations of the server's model, if clients train smaller networks."""
+        if self.algorithm.exchange.cuts and self._settled_in != self.run.round:
+            self.networks.settle_statistics(self.run)
+            self._settled_in = self.run.round
 
     def refresh_network(self) -> None:
         """Read layers and size of the module again, after a pruning."""

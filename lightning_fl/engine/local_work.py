@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -22,6 +22,7 @@ class LocalWork:
         sizes: number of samples of each client (N,).
         gradients_per_step: gradients of each step's batches.
         passes_at_received: passes over a client's samples for gradients at the received model, besides its steps.
+        share: returns the multiply-accumulates of a client's network as a share of those of the whole one; None: all train that.
     """
 
     schedule: LocalSchedule
@@ -29,6 +30,7 @@ class LocalWork:
     sizes: np.ndarray
     gradients_per_step: int = 1
     passes_at_received: int = 0
+    share: Callable[[int], float] | None = None
 
     def num_batches(self, clients: Iterable[int]) -> int:
         """Return the number of batches of these clients' training."""
@@ -42,6 +44,10 @@ class LocalWork:
         """Return the number of samples whose gradients these clients compute."""
         return sum(self._num_samples(int(self.sizes[k]), self._steps_done(k)) for k in clients)
 
+    def share_of(self, client: int) -> float:
+        """Return the multiply-accumulates of a client's network as a share of those of the whole one."""
+        return 1.0 if self.share is None else self.share(client)
+
     def planned_samples(self, client: int) -> int:
         """Return the number of samples whose gradients a client computes that does not stop early."""
         return self._num_samples(int(self.sizes[client]))
@@ -53,6 +59,10 @@ class LocalWork:
             self._num_samples(size) * count for size, count in zip(sizes.tolist(), counts.tolist(), strict=True)
         )
         return Fraction(total, max(1, int(counts.sum())))
+
+    def num_macs(self, clients: Iterable[int], macs: int) -> int:
+        """Return the multiply-accumulates of these clients' forward passes, given those of a sample with the whole network."""
+        return sum(self.num_samples([client]) * round(self.share_of(client) * macs) for client in clients)
 
     def num_stragglers(self, clients: Iterable[int]) -> int | None:
         """Return the number of these clients that run out of time; None if clients never do."""

@@ -62,6 +62,8 @@ def train_round(engine: Engine) -> dict[str, float]:
             own.keys() - observer.public, f"{type(observer).__name__} reports of clients"
         )
         columns |= own
+    if work.share is not None and engine.network.macs is not None:
+        columns["clients/macs"] = work.num_macs(cohort.answering, engine.network.macs)
     _commit(engine, finished.proposal, outcome, collector)
     reported = collector.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
     return round_record(run, cohort, outcome, engine.network, averages, num_samples, stragglers, reported, columns)

@@ -19,8 +19,9 @@ from lightning_fl.evaluation.evaluation import as_loaders, num_batches
 from lightning_fl.evaluation.loops import measure
 from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.static_statistics import settle_statistics, statistic_batches
 from lightning_fl.processes import gather_by_client
-from lightning_fl.slots import Personal, RoundContext, State, model_keeper
+from lightning_fl.slots import Personal, RoundContext, State, Width, model_keeper
 
 NEWCOMER = -1
 """Stands for all clients that have not taken part, which predict with the same model."""
@@ -70,6 +71,18 @@ class ModelValidation:
         """Return what the module logs with the server's model and with what clients own at first."""
         return measure(self.flat_module, self.stage, self.loaders, self._limits, probes=self._probes)
 
+    def averages_at(self, width: Width) -> dict[str, float]:
+        """Return what the module logs as a smaller network of the server's model."""
+        flat_module = self.flat_module
+        network = flat_module.smaller_network(width, self._example)
+        model = network.submodel.gather({"model": flat_module.params, "buffers": flat_module.read_buffers()})
+        counters = flat_module.read_counters()
+        with flat_module.cut_to(network, trains=False):
+            flat_module.load(model["model"], model.get("buffers", flat_module.buffers), counters)
+            if network.sent is not network.submodel:
+                settle_statistics(flat_module, statistic_batches(self.data), self.data.train.resident)
+            return measure(flat_module, self.stage, self.loaders, self._limits)
+
     def client_means(self) -> dict[str, float]:
         """Return the means over clients of what the module logs, and under `…_local` those on their own samples.
 
@@ -89,12 +102,15 @@ class ModelValidation:
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Count the multiply-accumulates of `forward` for one sample in a context; None if `forward` needs other arguments."""
-        batch = self.flat_module.transfer(next(iter(self.loaders.flattened[0])), resident=False)
-        inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+        inputs = self._example()
         if not isinstance(inputs, Tensor):
             return None
         counter = count_flops(self.flat_module, inputs[:1], inside(self.module))
         return None if counter is None else int(counter.get_total_flops()) // 2
+
+    def _example(self) -> Any:
+        batch = self.flat_module.transfer(next(iter(self.loaders.flattened[0])), resident=False)
+        return batch[0] if isinstance(batch, (tuple, list)) else batch
 
     def _clients(self) -> list[int]:
         """Return the clients to measure, in ascending order; those without samples never train, and count in no mean."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, add_note, require
 from lightning_fl.flat_module.convolution_chains import ConvolutionChains
+from lightning_fl.flat_module.form import Form
 from lightning_fl.flat_module.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_buffers import ModuleBuffers, bind, unsaved_buffers
@@ -25,9 +26,10 @@ from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimize
 from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.flat_module.optimizers.personal_optimizer import PersonalOptimizer
 from lightning_fl.flat_module.plain_attributes import SharedByClients
+from lightning_fl.flat_module.smaller_network import SmallerNetwork, SmallerNetworks
 from lightning_fl.pruning import Plan, plans_of
-from lightning_fl.pruning.apply_plan import PLANS
-from lightning_fl.slots import State
+from lightning_fl.pruning.apply_plan import PLANS, replace_data, tell_shape
+from lightning_fl.slots import State, Width
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors import pieces
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype, holders_of
@@ -61,6 +63,7 @@ class FlatModule:
         shared_by_clients: says which attributes clients pass on to each other.
         chains: context in which the module computes its convolutions, within a step.
         generators: torch's global generators that the module may draw from.
+        smaller: smaller networks that clients train; None until they are asked for.
     """
 
     optimizer: ModuleOptimizer | ManualOptimizers
@@ -81,6 +84,9 @@ class FlatModule:
         self._channels_last = channels_last
         self._personal_names = frozenset(personal)
         self._is_released = False
+        self.smaller: SmallerNetworks | None = None
+        self._forms: dict[Layout, Form] = {}
+        self._whole: Form | None = None
         self.trained_at_first = trainable_names(module)
         self._trained = self.trained_at_first
         self._lay_out()
@@ -199,12 +205,88 @@ class FlatModule:
         """
         plans = self.new_plans
         pieces.BLOCKS.release()  # memory of the present vectors
+        self._forms.clear()
         self._trained |= set(unfrozen)
         self._lay_out()
         if self.has_optimizer:
             self.optimizer.follow(plans, self.layout)
             self._make_personal_optimizer()
             self.bind_optimizer()
+
+    def smaller_network(self, width: Width, example: Callable[[], Any]) -> SmallerNetwork:
+        """Return the smaller network of a width.
+
+        Args:
+            width: part of every hidden layer that it has.
+            example: returns a batch of inputs for the module's forward.
+
+        Raises:
+            UserError: the module cannot be cut.
+        """
+        if self.smaller is None:
+            self.smaller = SmallerNetworks(self.module, example())
+        return self.smaller.of(width, self.layout, self.buffer_layout, self.fabric.device)
+
+    @contextmanager
+    def cut_to(self, network: SmallerNetwork, trains: bool = True) -> Iterator[None]:
+        """Let the module be a smaller network for a while, with flat vectors of its own, into which a model has yet to be loaded.
+
+        The vectors of networks of one shape are made once, and used again.
+
+        Args:
+            network: the smaller network.
+            trains: True if its hidden layers scale their outputs.
+        """
+        layers = network.layers if trains else ()
+        hooks = [self.module.get_submodule(name).register_forward_hook(network.scale) for name in layers]
+        whole, layout = Form.of(self), network.submodel.layout
+        self._whole = whole
+        try:
+            if layout in self._forms:
+                self._forms[layout].install(self)
+            else:
+                self._cut(network.plan)
+            self._shared_buffers.adopt_unsaved_of(whole.attributes["_shared_buffers"])
+            yield
+            self._forms[layout] = Form.of(self)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            if self._whole is whole:
+                self._become_whole()
+
+    def _become_whole(self) -> None:
+        """End what `cut_to` has begun, also before it ends by itself, as after an error outside the training."""
+        if self._whole is not None:
+            self._whole.install(self)
+            self._whole = None
+
+    def _cut(self, plan: Plan) -> None:
+        """Cut the tensors of the module, and gather them in new vectors; `Form` restores the present ones."""
+        for name, parameter in self.module.named_parameters():
+            parameter.grad = None
+            replace_data(parameter, plan.cut(name, parameter.data))
+        for name, buffer in self.module.named_buffers():
+            buffer.data = plan.cut(name, buffer.data)
+        for owner in {name.rpartition(".")[0] for name in plan.axes}:
+            tell_shape(self.module.get_submodule(owner))
+        self._lay_out()
+        if self.has_optimizer and isinstance(self.optimizer, ModuleOptimizer):
+            self.optimizer.cut_to(plan, self.layout)
+            self.bind_optimizer()
+
+    @contextmanager
+    def _as_whole(self) -> Iterator[None]:
+        """Let the module be the whole network again for a while."""
+        if self._whole is None:
+            yield
+            return
+        present = Form.of(self)
+        self._whole.install(self)
+        try:
+            yield
+        finally:
+            present.install(self)
 
     def configure_optimizer(
         self,
@@ -291,6 +373,7 @@ class FlatModule:
 
     def release(self) -> None:
         """Give the module its own tensors again, with its current values."""
+        self._become_whole()
         for parameter in (*self.parameters, *self.personal_leaves.values()):
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
@@ -354,7 +437,7 @@ class FlatModule:
             uncopied: names of entries to return themselves, if they are contiguous.
         """
         owned = self.read_personal()
-        with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
+        with self._as_whole(), self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
             self.load_personal(initially_owned(run_state))
             copied = copied_state(self.module, uncopied)
         self.load_personal(owned)

@@ -64,6 +64,10 @@ class ModuleBuffers:
         for name, value in self._unsaved.items():
             value.copy_(self._current(name))
 
+    def adopt_unsaved_of(self, other: ModuleBuffers) -> None:
+        """Let each client begin with the values that those of the same module in another form have."""
+        self._unsaved = other._unsaved
+
     def read_unsaved(self) -> Tree:
         """Return copies of the buffers that the module does not save, by name."""
         return {name: self._current(name).clone() for name in self._unsaved}

@@ -161,8 +161,8 @@ class Link:
         self.show_only(self.only_sum.among(count), clients)
         return merged
 
-    def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
-        """Send one message to every recipient; returns the decoded message.
+    def broadcast(self, recipients: Sequence[int], message: Message, submodel: Submodel | None = None) -> Message:
+        """Send one message, or a submodel of it, to every recipient; returns the decoded message.
 
         If the next broadcast builds on this one (`Traits.NEEDS_EVERY_CLIENT`), it goes to all clients of the federation, and its
         bits count for all, unless those that miss it load it later (`Traits.CATCHES_UP`). If it only has the server's change, and
@@ -171,7 +171,8 @@ class Link:
         recipients = self.charged(recipients)
         num_copies = 0 if Traits.CATCHES_UP in self.downlink.traits or self._followers_have_it else len(recipients)
         memory, unpruned = self.server_memory, self.context.unpruned
-        transfer = self._send(self._draw("down"), self.downlink, message, memory, unpruned, num_copies, follow=True)
+        part = unpruned if submodel is None else submodel
+        transfer = self._send(self._draw("down"), self.downlink, message, memory, part, num_copies, follow=True)
         self.received, self.server_memory = transfer.decoded, transfer.memory
         self._show(transfer, None, num_copies)
         if not is_finite(self.server_memory):  # which would spoil all later broadcasts
@@ -185,7 +186,9 @@ class Link:
         elif num_copies:
             self._count("down", recipients, transfer.bits)
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
-        self.broadcast_bits_by_client = self.bits_by_client
+        for client, (up, down) in self.bits_by_client.items():
+            earlier = self.broadcast_bits_by_client[client]
+            self.broadcast_bits_by_client[client] = earlier[0] + up, earlier[1] + down
         self.bits_by_client = dict.fromkeys(self.bits_by_client, NO_BITS)
         return self.received
 

@@ -89,7 +89,10 @@ class Rehearsed:
     @property
     def macs(self) -> list[int]:
         """Multiply-accumulates of the clients' forward passes in each round; 0 if unknown."""
-        return [int(row.get("model/macs", 0)) * int(row["clients/samples"]) for row in self.rows]
+        rows = [
+            (row.get("clients/macs"), int(row.get("model/macs", 0)) * int(row["clients/samples"])) for row in self.rows
+        ]
+        return [whole if smaller is None else int(smaller) for smaller, whole in rows]
 
     def bits(self, direction: str) -> list[int]:
         """Return the bits of each round in a direction."""

@@ -34,6 +34,7 @@ from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSample
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 from lightning_fl.slots.validation import Validation
+from lightning_fl.slots.width import WIDTHS, Width
 from lightning_fl.vectors.kinds import KINDS, kind_of
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "SENT",
     "UPLOADS",
     "UPLOAD_WEIGHTS",
+    "WIDTHS",
     "Aggregator",
     "Channel",
     "Codec",
@@ -80,6 +82,7 @@ __all__ = [
     "Upload",
     "Uploader",
     "Validation",
+    "Width",
     "check_inner",
     "compressible",
     "forwards",

@@ -15,6 +15,7 @@ from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.slots.rule import Rule
+from lightning_fl.slots.width import Width
 from lightning_fl.vectors.submodel import Submodel
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class Result:
         trained: model with which it has ended its training; None if no hook reads it.
         staleness: updates of the server since the client received the model from which it has trained; 0 in rounds that wait for
             their clients.
+        submodel: numbers of the model that the client has trained, outside which its upload is 0; None for all.
     """
 
     client: int
@@ -73,6 +75,7 @@ class Result:
     num_uploads: int = 1
     trained: TrainedModel | None = None
     staleness: int = 0
+    submodel: Submodel | None = None
 
 
 @dataclass
@@ -196,6 +199,8 @@ class Exchange(Part, ABC):
     """True if every change stays with its client, so that the server's model never learns."""
     uses_link = True
     """False if nothing crosses the link: neither its own messages, nor those about prunings and queries of callbacks."""
+    cuts = False
+    """True if clients receive, train and send smaller networks, whose widths `width` tells."""
     needs_shapes = False
     """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
 
@@ -215,6 +220,20 @@ class Exchange(Part, ABC):
     def num_senders(self, cohort_size: int) -> int:
         """Return the clients that send the same number in a round of `cohort_size` clients, at least."""
         return cohort_size
+
+    def width(self, client: int, context: RoundContext) -> Width | None:
+        """Return the width of the network that a client trains in the present round, if the exchange `cuts`; None for the whole.
+
+        Args:
+            client: index of the client.
+            context: facts about the run.
+        """
+        return None
+
+    @property
+    def validated_widths(self) -> tuple[Width, ...]:
+        """Widths of the smaller networks that are validated besides the whole one."""
+        return ()
 
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the clients to which the broadcast is charged; called at the start of each round.

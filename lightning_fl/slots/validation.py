@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from lightning_fl.slots.round_context import RoundContext
+from lightning_fl.slots.width import Width
 
 
 class Validation(Protocol):
@@ -37,6 +38,9 @@ class Validation(Protocol):
         Under `…_local` are the means on the clients' own validation samples. Each mean is unweighted, over the clients that
         logged the name: one may lack some classes, for example. The user may limit the clients (`trainer.validation_clients`).
         """
+
+    def averages_at(self, width: Width) -> dict[str, float]:
+        """Return the logged averages of a smaller network of the server's model, by name."""
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Return the multiply-accumulates of `forward` for one sample within `inside(module)`; None if they cannot be counted."""

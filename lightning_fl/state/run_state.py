@@ -27,7 +27,7 @@ from lightning_fl.vectors.personal import PERSONAL, initially_owned
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
 from lightning_fl.vectors.submodel import Submodel
 
-# Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
+# Purposes of random streams. The purpose is part of the seed, so that no two streams coincide; `slots.width.WIDTHS` is another.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
 CLOCK, JITTER, AGAIN, NOISE = 12, 13, 14, 15
 ATTACK = 20

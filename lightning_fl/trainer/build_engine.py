@@ -121,6 +121,8 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
         ),
     )
     algorithm.check(engine.context, engine.server, num_clients)
+    if algorithm.exchange.cuts:
+        _check_smaller(trainer, engine)
     time = SimulatedTime(
         trainer.clock,
         run,
@@ -214,6 +216,20 @@ def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGr
         "False), so that its gradients cannot be added up.",
     )
     return DeviceGroup.of(trainer.fabric, size, least_rows=2 if trainer.active_module.skips_single_samples else 1)
+
+
+def _check_smaller(trainer: TrainerInterface, engine: Engine) -> None:
+    """Raise `UserError` if the module cannot be cut for single clients, or a flag does not allow it."""
+    name = engine.algorithm.name
+    require(
+        not trainer.by_lightning,
+        f"clients of {name} train smaller networks, which runner 'lightning' cannot: use runner 'auto', 'serial' or 'stacked'.",
+    )
+    require(
+        trainer.devices_per_client == 1,
+        f"clients of {name} train smaller networks, each on one device: leave out trainer.devices_per_client.",
+    )
+    engine.networks.check()
 
 
 def _check_lightning(trainer: TrainerInterface) -> None:

@@ -215,6 +215,7 @@ class FitLoop(StockFitLoop):
                 self._write_communication()
             raise
         self._say_why_it_ends()
+        self.engine.settle_statistics()
         if run.round == self.folder.first_round and self.folder.goes_on_here:
             self._note_bits()  # of a run that was killed after its last round
         self._write_communication()
@@ -372,6 +373,7 @@ class FitLoop(StockFitLoop):
             done.add("validate")
             self.val_loop._has_run = True
             with trainer.profiler.profile("validate"):
+                self.engine.settle_statistics()
                 validated = self.evaluation.validate(self.engine)
             check_logged(validated, record)
             self._say_repeated(validated, record)
@@ -380,6 +382,7 @@ class FitLoop(StockFitLoop):
         if "test" not in done and every is not None and self._is_due(every):
             done.add("test")
             with trainer.profiler.profile("test"):
+                self.engine.settle_statistics()
                 record |= self.evaluation.test(self.engine, record)
 
     def _say_repeated(self, validated: Collection[str], record: Collection[str]) -> None:

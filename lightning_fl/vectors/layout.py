@@ -8,7 +8,7 @@ vector; with a leading axis of clients the same layout reads a stack (K, d).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -73,6 +73,12 @@ class Layout:
             else:
                 joined.append(slice(start, start + size))
         return joined
+
+    def without(self, names: Collection[str]) -> Layout:
+        """Return the layout of the tensors that have none of these names."""
+        entries = zip(self.names, self.shapes, self.channels_last, strict=True)
+        left = [entry for entry in entries if entry[0] not in names]
+        return Layout(*map(tuple, zip(*left, strict=True))) if left else Layout((), (), ())
 
     def views(self, vector: Tensor) -> Tree:
         """Read `vector` (..., d) as a tree of views (..., *shape); writing to a view writes to the vector."""

@@ -103,12 +103,14 @@ def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_t
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FEDERATED if name not in ("FedLDF-map", "FedBN") and "FedADP" not in name]
+    "name",
+    [name for name in FEDERATED if name not in ("FedLDF-map", "FedBN") and not name.startswith(("FedADP", "HeteroFL"))],
 )
 def test_running_statistics_are_means_of_the_clients(name: str, make_trainer: MakeTrainer) -> None:
     """Check a feature that is 5 in every sample: its running mean rises from 0 towards 5 in every round, and never beyond.
 
-    FedLDF's map names the layers of another network, FedADP sends no unit that hardly changes, and FedBN no statistics.
+    FedLDF's map names the layers of another network, FedADP sends no unit that hardly changes, and FedBN and HeteroFL no
+    statistics.
     """
     entry = ROSTER[name]
     x, y = samples(entry.num_samples)
@@ -204,7 +206,8 @@ def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: M
             metrics = trainer.callback_metrics
             rejected.append((int(metrics["clients/rejected"]), int(metrics["clients/accepted"])))
             up, _ = entry.costs(Turn(trainer.current_epoch, clients=6, rejected=1, width=64))
-            assert metrics["comm/uplink_bits"] == sum(up.values()), "bits of a rejected upload still count"
+            bits = metrics["comm/uplink_bits"]
+            assert up is None or bits == sum(up.values()), "bits of a rejected upload still count"
             assert torch.isfinite(metrics["train/loss"])
 
     module = Poisoned()

@@ -33,6 +33,7 @@ NO = {
     "OneBitAdam": [("uplink", "ErrorFeedback")],
     "EfficientAdam": [("uplink", "ErrorFeedback")],
     "FedPAQ": [("uplink", "QSGD")],
+    "HeteroFL": [("exchange", "FirstUnits")],
     "FedBuff": [("pace", "Pace")],
     "FedAsync": [("pace", "Pace")],
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states
 from lightning.pytorch import Callback
-from roster import COVERING, ROSTER
+from roster import ROSTER, WHOLE
 from torch import nn
 from toys import Perceptron, Pruning, Remembering, federation, read_rows, vector, without_units
 
@@ -76,7 +76,7 @@ STACKED = ("SCAFFOLD", "FedDUM", "FedLDF-map", "FedADP", "FedAdamSSM-second", "O
 
 
 @pytest.mark.parametrize(
-    ("name", "runner"), [*((name, "serial") for name in COVERING), *((name, "stacked") for name in STACKED)]
+    ("name", "runner"), [*((name, "serial") for name in WHOLE), *((name, "stacked") for name in STACKED)]
 )
 def test_goes_on_as_a_network_born_small_whose_states_were_sliced_by_hand(
     name: str, runner: Any, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
@@ -107,7 +107,7 @@ COUNT_NUMBERS = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in COVERING if not name.startswith(COUNT_NUMBERS)])
+@pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith(COUNT_NUMBERS)])
 def test_without_a_unit_of_zeros_nothing_changes(name: str, make_trainer: MakeTrainer) -> None:
     """Check that such a unit stays zero, since tanh 0 = 0 and both its sides have zero gradients."""
     entry, dense = ROSTER[name], Perceptron()

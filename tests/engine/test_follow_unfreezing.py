@@ -9,7 +9,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states, resumed_like_whole
 from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning, Callback, LearningRateMonitor
-from roster import COVERING, ROSTER
+from roster import ROSTER, WHOLE
 from test_follow_pruning import with_client_states
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -69,7 +69,7 @@ REFUSED = {
 
 
 # IMC's callback prunes by magnitude before the module's hook unfreezes, and so without the first layer.
-@pytest.mark.parametrize("name", [name for name in COVERING if name not in REFUSED and name != "IMC"])
+@pytest.mark.parametrize("name", [name for name in WHOLE if name not in REFUSED and name != "IMC"])
 def test_goes_on_as_a_run_whose_states_were_extended_by_hand(
     name: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 import toys
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
-from roster import COVERING, ROSTER, problem
+from roster import ROSTER, WHOLE, problem
 from toys import Normalised, Perceptron, federation, vector
 
 from lightning_fl import UserError
@@ -20,7 +20,7 @@ from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 from lightning_fl.codecs import Changes
 from lightning_fl.features.clock import ClientClock
 
-each_dense_algorithm = pytest.mark.parametrize("name", [name for name in COVERING if not name.startswith("IMC")])
+each_dense_algorithm = pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith("IMC")])
 
 
 class Watch(Callback):

@@ -1057,6 +1057,60 @@ def pruned_neurons(
     return partial_averaging(problem, w, sends, trace)
 
 
+# Clients with smaller models: HeteroFL.
+
+
+def of_units(units: Sequence[int]) -> list[int]:
+    """Return the places of W₁'s rows, b₁'s numbers and W₂'s columns of these hidden units, and of b₂."""
+    w1 = [3 * u + i for u in units for i in range(3)]
+    return [*w1, *(12 + u for u in units), *(16 + u for u in units), *(20 + u for u in units), 24, 25]
+
+
+def scaled_sgd(r: float) -> Local:
+    """SGD on W₂ tanh((W₁x + b₁) / r) + b₂."""
+
+    def local(w: np.ndarray, batches: Batches, eta: float) -> np.ndarray:
+        y = w.copy()
+        for x, target in batches:
+            w1, b1, w2, b2 = parts(y)
+            hidden = np.tanh((x @ w1.T + b1) / r)
+            d_output = (hidden @ w2.T + b2 - target) / len(x)
+            d_hidden = (d_output @ w2) * (1 - hidden**2) / r
+            gradients = d_hidden.T @ x, d_hidden.sum(0), d_output.T @ hidden, d_output.sum(0)
+            y -= eta * np.concatenate([g.ravel() for g in gradients])
+        return y
+
+    return local
+
+
+def levels_of(problem: Problem, t: int, levels: dict[float, float], fixed: bool) -> dict[int, float]:
+    """Return the level of each client: by its place in one random order, or drawn in each round."""
+    clients, bounds = len(problem.x), np.cumsum(list(levels.values()))
+    order = np.random.default_rng([problem.seed, 0, 30, 0]).permutation(clients)
+    drawn = [np.random.default_rng([problem.seed, t, 30, k]).random() for k in range(clients)]
+    places = (order + 0.5) / clients if fixed else drawn
+    return {k: list(levels)[int(np.sum(place >= bounds))] for k, place in enumerate(places)}
+
+
+def heterofl(
+    problem: Problem, w: np.ndarray, levels: dict[float, float], fixed: bool = True, scaled: bool = True
+) -> np.ndarray:
+    """Diao et al. 2021, Algorithm 1 with clients weighted by their samples."""
+    for t in range(problem.rounds):
+        level = levels_of(problem, t, levels, fixed)
+        total, weight = np.zeros_like(w), np.zeros_like(w)
+        for k in problem.cohort(t):
+            r = level[k]
+            own = of_units(range(int(np.ceil(4 * r))))
+            order = [i for i in range(26) if i in own]
+            local = scaled_sgd(r if scaled else 1.0)
+            trained = local(w[order], problem.batches(t, k), problem.learning_rate)
+            total[order] += len(problem.x[k]) * trained
+            weight[order] += len(problem.x[k])
+        w = np.where(weight > 0, total / np.maximum(weight, 1), w)
+    return w
+
+
 # FedAdam and its sparse and quantised relatives. A message is the list of its vectors.
 
 

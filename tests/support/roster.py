@@ -48,6 +48,7 @@ from lightning_fl.algorithms import (
     FedNova,
     FedOpt,
     FedProx,
+    HeteroFL,
     HybridFL,
     LocalOnly,
     OneBitAdam,
@@ -78,8 +79,8 @@ class Turn(NamedTuple):
 
 Bits = dict[str, int]
 """Bits by kind; under "" if only the sum is known."""
-Costs = Callable[[Turn], tuple[Bits, Bits | None]]
-"""Bits of a round up and down; None if they depend on changes, which a separate test counts."""
+Costs = Callable[[Turn], tuple[Bits | None, Bits | None]]
+"""Bits of a round up and down; None if they depend on changes or on who takes part, which a separate test counts."""
 
 
 def whole(*kinds: str) -> Costs:
@@ -152,6 +153,11 @@ def reconfigured(before: int, interval: int) -> Costs:
     return costs
 
 
+def by_client(turn: Turn) -> tuple[None, None]:
+    """Count nothing: each client sends and receives as many numbers as its network has."""
+    return None, None
+
+
 # Bits between the server and one client in round t, given the width q of a number.
 ClientBits = Callable[[int, int], int]
 
@@ -162,6 +168,8 @@ def vectors(count: int) -> ClientBits:
 
 
 K_OF_D = 7
+LEVELS = {1.0: 0.3, 0.5: 0.4, 0.2: 0.3}
+"""Levels of HeteroFL: networks of 4, 2 and 1 hidden units."""
 
 
 def own_masks(t: int, q: int) -> int:
@@ -432,6 +440,12 @@ ROSTER = {
         partial(oracle.pruned_neurons, keep=0.5, per_layer=True),
         by_neuron(13),
     ),
+    "HeteroFL": Entry(partial(HeteroFL, LEVELS), partial(oracle.heterofl, levels=LEVELS), by_client),
+    "HeteroFL-drawn": Entry(
+        partial(HeteroFL, LEVELS, fixed=False, scaled=False),
+        partial(oracle.heterofl, levels=LEVELS, fixed=False, scaled=False),
+        by_client,
+    ),
     # ⌈0.4 · 26⌉ = 11: the eleven smallest and the twelfth are pruned.
     "IMC": Entry(partial(IMC, rate=0.4, prune_round=2), partial(oracle.imc, rate=0.4, round=2), masked(2, 14)),
     "IMC-initial": Entry(partial(IMC, rate=0.7, prune_round=0), partial(oracle.imc, rate=0.7, round=0), masked(0, 6)),
@@ -582,6 +596,8 @@ def covering(roster: dict[str, Entry], with_options: bool = False) -> list[str]:
 
 COVERING = covering(ROSTER)
 EVERY_OPTION = covering(ROSTER, with_options=True)
+WHOLE = [name for name in COVERING if not ROSTER[name].algorithm().exchange.cuts]
+"""Those of `COVERING` whose clients train the whole model, which may be pruned."""
 
 
 def problem(

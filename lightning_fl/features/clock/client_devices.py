@@ -23,7 +23,7 @@ class Computation:
 
     Attributes:
         work: length of their local training.
-        macs: multiply-accumulates of a sample's forward pass.
+        macs: multiply-accumulates of a sample's forward pass of the whole network.
         share: these as a fraction of those when the run began.
         growth: samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for.
     """
@@ -35,8 +35,8 @@ class Computation:
 
     def of_client(self, client: int) -> Training:
         """Return the local training of a client, as far as it gets."""
-        measured = self.work.planned_samples(client) / self.growth
-        return Training(self.work.num_samples([client]), measured, self.macs, self.share)
+        measured, part = self.work.planned_samples(client) / self.growth, self.work.share_of(client)
+        return Training(self.work.num_samples([client]), measured, self.macs * part, self.share * part)
 
 
 class ClientDevices:

@@ -135,11 +135,12 @@ class SimulatedTime(Observer):
             coming = run.features.get(CLOCK, {}).get(COMING, 0.0)
             run.features[CLOCK] = {RADIO: self.radio_seconds(times.bits, (uplink_bits, downlink_bits))}
             return (cohort.begin - run.simulated_seconds) + coming + times.seconds
-        most = max(cohort.answering, key=self.sizes.__getitem__, default=None)
-        num_samples = 0 if most is None else computation.work.planned_samples(most)
-        growth = 0.0 if most is None else computation.growth
+        work = computation.work
+        most = max(cohort.answering, key=lambda client: self.sizes[client] * work.share_of(client), default=None)
+        num_samples = 0 if most is None else work.planned_samples(most)
+        growth, part = (0.0, 0.0) if most is None else (computation.growth, work.share_of(most))
         return self.clock.seconds(
-            uplink_bits, downlink_bits, computation.macs * num_samples, computation.share * growth
+            uplink_bits, downlink_bits, computation.macs * num_samples * part, computation.share * growth * part
         )
 
     def sent_between(self, link: Link) -> None:

@@ -206,6 +206,16 @@ class ModuleOptimizer:
                         value = plan.cut(self._names[parameter], value)
                     state[key] = value
 
+    def cut_to(self, plan: Plan, layout: Layout) -> None:
+        """Adapt to a module that is a smaller network for a while; states with which clients begin are cut as copies.
+
+        Args:
+            plan: the cut.
+            layout: positions of the parameters that are left.
+        """
+        self._fresh_optimizer = {p: dict(state) for p, state in self._fresh_optimizer.items()}
+        self.follow([plan], layout)
+
     def narrow(self, num_clients: int) -> None:
         """Keep only the first clients of the stack."""
         assert self._gradient is not None

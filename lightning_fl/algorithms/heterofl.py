@@ -1,0 +1,43 @@
+"""HeteroFL: Diao et al., HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients, ICLR
+2021 (arXiv:2010.01264).
+
+client k of level r_k:  W_k = the first ⌈r_k c_l⌉ of the c_l units of every hidden layer l     exchange: FirstUnits
+                        trains as in FedAvg; in training the outputs of hidden layers are divided by r_k (the Scaler)
+server:                 every number is the mean of the clients that have it, and stays where none has it
+                                                                                               aggregator: MaskedMean
+
+Clients count by their samples, as in FedAvg; those of the paper all have as many. All numbers that a weak client has are trained
+by the stronger ones, too. Units of layers whose outputs are added, as in a residual block, go together. The outputs of the
+network, and its inputs, stay whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_fl.aggregators import MaskedMean
+from lightning_fl.algorithms.method import Method
+from lightning_fl.exchanges import FirstUnits
+
+LEVELS = {1.0: 0.5, 0.5: 0.3, 0.25: 0.2}
+
+
+class HeteroFL(Method):
+    """FedAvg in which weak clients train smaller networks, of the first units of every hidden layer."""
+
+    def __init__(
+        self,
+        levels: dict[float, float] = LEVELS,
+        fixed: bool = True,
+        scaled: bool = True,
+        **slots: Any,
+    ) -> None:
+        """Fill the exchange and aggregator slots.
+
+        Args:
+            levels: Share of the clients by level r, the share of a hidden layer's units that they train; {1: 1} is FedAvg.
+            fixed: True if a client keeps its level, and the shares are exact; False if every client draws its level in each
+                round.
+            scaled: True to divide the outputs of hidden layers by r in training.
+        """
+        super().__init__(exchange=FirstUnits(levels, fixed, scaled), aggregator=MaskedMean(), **slots)

@@ -1,0 +1,94 @@
+"""Smaller networks of the first units: HeteroFL (Diao, Ding and Tarokh, ICLR 2021)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+
+from lightning_fl.errors import require
+from lightning_fl.slots import SENT, WIDTHS, Channel, Exchange, Result, RoundContext, Upload, Width
+
+
+@dataclass(frozen=True)
+class FirstUnits(Exchange):
+    """Let each client receive, train and send the first ⌈r c⌉ of the c units of every hidden layer, where r is its level.
+
+    Every upload has vectors of the whole model, 0 outside the client's network, and the masks of what was sent.
+
+    Attributes:
+        levels: share of the clients by level r, 0 < r ≤ 1; the shares sum to 1.
+        fixed: True if a client keeps its level, and the shares are exact; False if every client draws its level in each round.
+        scaled: divide the outputs of hidden layers by r in training, as all networks share the weights of the next layer.
+    """
+
+    cuts = one_message = True
+    provides = frozenset({SENT})
+    levels: Mapping[float, float] = field(default_factory=lambda: {1.0: 0.5, 0.5: 0.3, 0.25: 0.2})
+    fixed: bool = True
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        levels = self.levels
+        require(
+            isinstance(levels, Mapping) and len(levels) > 0 and all(map(_is_number, [*levels, *levels.values()])),
+            f"levels must be a mapping from levels to shares of the clients, such as {{1.0: 0.5, 0.5: 0.5}}, got {levels!r}.",
+        )
+        for level, share in levels.items():
+            require(
+                0 < level <= 1, f"a level, the share of every hidden layer's units, must lie in (0, 1], got {level}."
+            )
+            require(0 <= share <= 1, f"level {level} must be that of a share of the clients in [0, 1], got {share}.")
+        total = sum(levels.values())
+        require(
+            abs(total - 1) < 1e-6, f"the shares of the clients by level must sum to 1, got {total:g} of {dict(levels)}."
+        )
+
+    def width(self, client: int, context: RoundContext) -> Width | None:
+        """Return the width of the client's level; None for level 1."""
+        seed, now = context.draw.purpose[:2]
+        if self.fixed:
+            everyone = context.everyone
+            place = (_ranks(seed, len(everyone))[bisect_left(everyone, client)] + 0.5) / len(everyone)
+        else:
+            place = np.random.default_rng([seed, now, WIDTHS, client]).random()
+        return self.width_of(self._level(place))
+
+    def width_of(self, level: float) -> Width | None:
+        """Return the width of a level; None for level 1."""
+        return None if level == 1 else Width(level, divisor=level if self.scaled else 1.0)
+
+    @property
+    def validated_widths(self) -> tuple[Width, ...]:
+        """Widths of all levels below 1, the widest first."""
+        return tuple(filter(None, map(self.width_of, sorted(self.levels, reverse=True))))
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """Stream the uploads: only one result is in memory at a time."""
+
+        def upload(result: Result) -> Upload:
+            message = channel.send_up(result.client, result.message, result.submodel)
+            sent = {} if result.submodel is None else result.submodel.masks(result.message)
+            return Upload(result, message, sent)
+
+        return map(upload, results)
+
+    def _level(self, place: float) -> float:
+        """Return the level at a place in [0, 1) of all clients, of which each level has its share."""
+        levels = list(self.levels)
+        bounds = list(accumulate(self.levels.values()))
+        return levels[min(bisect_right(bounds, place), len(levels) - 1)]
+
+
+@lru_cache(maxsize=8)
+def _ranks(seed: int, count: int) -> list[int]:
+    """Return the place of each of some clients in a random order of them."""
+    return np.random.default_rng([seed, 0, WIDTHS, 0]).permutation(count).tolist()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
