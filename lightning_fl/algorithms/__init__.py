@@ -16,6 +16,7 @@ from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
 from lightning_fl.algorithms.feddp import FedDP
 from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
+from lightning_fl.algorithms.federated_dropout import FederatedDropout
 from lightning_fl.algorithms.fedkt import FedKT
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
@@ -74,6 +75,7 @@ __all__ = [
     "FedPAQ",
     "FedProx",
     "FedRep",
+    "FederatedDropout",
     "HRank",
     "HeteroFL",
     "HybridFL",

@@ -2,6 +2,7 @@
 
 from lightning_fl.exchanges.drawn_clients import DrawnClients
 from lightning_fl.exchanges.drawn_layers import DrawnLayers
+from lightning_fl.exchanges.drawn_units import DrawnUnits
 from lightning_fl.exchanges.first_units import FirstUnits
 from lightning_fl.exchanges.gradient_turn import GradientTurn
 from lightning_fl.exchanges.layer_divergence import LayerDivergence
@@ -14,6 +15,7 @@ from lightning_fl.exchanges.without_link import InPlace, NoUploads
 __all__ = [
     "DrawnClients",
     "DrawnLayers",
+    "DrawnUnits",
     "FirstUnits",
     "GradientTurn",
     "InPlace",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -11,14 +11,13 @@ from itertools import accumulate
 import numpy as np
 
 from lightning_fl.errors import require
-from lightning_fl.slots import SENT, WIDTHS, Channel, Exchange, Result, RoundContext, Upload, Width
+from lightning_fl.exchanges.partial_training import PartialTraining
+from lightning_fl.slots import WIDTHS, RoundContext, Width
 
 
 @dataclass(frozen=True)
-class FirstUnits(Exchange):
+class FirstUnits(PartialTraining):
     """Let each client receive, train and send the first ⌈r c⌉ of the c units of every hidden layer, where r is its level.
-
-    Every upload has vectors of the whole model, 0 outside the client's network, and the masks of what was sent.
 
     Attributes:
         levels: share of the clients by level r, 0 < r ≤ 1; the shares sum to 1.
@@ -26,8 +25,6 @@ class FirstUnits(Exchange):
         scaled: divide the outputs of hidden layers by r in training, as all networks share the weights of the next layer.
     """
 
-    cuts = one_message = True
-    provides = frozenset({SENT})
     levels: Mapping[float, float] = field(default_factory=lambda: {1.0: 0.5, 0.5: 0.3, 0.25: 0.2})
     fixed: bool = True
     scaled: bool = True
@@ -66,16 +63,6 @@ class FirstUnits(Exchange):
     def validated_widths(self) -> tuple[Width, ...]:
         """Widths of all levels below 1, the widest first."""
         return tuple(filter(None, map(self.width_of, sorted(self.levels, reverse=True))))
-
-    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
-        """Stream the uploads: only one result is in memory at a time."""
-
-        def upload(result: Result) -> Upload:
-            message = channel.send_up(result.client, result.message, result.submodel)
-            sent = {} if result.submodel is None else result.submodel.masks(result.message)
-            return Upload(result, message, sent)
-
-        return map(upload, results)
 
     def _level(self, place: float) -> float:
         """Return the level at a place in [0, 1) of all clients, of which each level has its share."""

@@ -41,10 +41,11 @@ def settle_statistics(flat_module: FlatModule, batches: Iterable[Any], resident:
 
 
 def statistic_batches(data: FederatedDataModule) -> Iterator[Any]:
-    """Yield the samples from which statistics are computed, without augmentation: the server's, or else all clients'."""
+    """Yield the samples from which statistics are computed, without augmentation: the server's, or else all clients'.
+
+    A last batch of one sample, which may have no variance, is left out.
+    """
     size = data.eval_batch_size
-    if len(data.server_indices):
-        yield from data.train.batches(size, data.server_indices)
-        return
-    for rows in data.client_indices:
-        yield from data.train.batches(size, rows) if len(rows) else ()
+    for rows in [data.server_indices] if len(data.server_indices) else data.client_indices:
+        taken = rows[:-1] if size > 1 and len(rows) % size == 1 else rows
+        yield from data.train.batches(size, taken) if len(taken) else ()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import log2
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -1057,7 +1058,7 @@ def pruned_neurons(
     return partial_averaging(problem, w, sends, trace)
 
 
-# Clients with smaller models: HeteroFL.
+# Clients with smaller models.
 
 
 def of_units(units: Sequence[int]) -> list[int]:
@@ -1092,23 +1093,44 @@ def levels_of(problem: Problem, t: int, levels: dict[float, float], fixed: bool)
     return {k: list(levels)[int(np.sum(place >= bounds))] for k, place in enumerate(places)}
 
 
+def in_parts(problem: Problem, w: np.ndarray, part: Callable[[int, int], tuple[Sequence[int], float]]) -> np.ndarray:
+    """Let client k train in round t the units that `part` returns with its divisor; average each number over its clients."""
+    for t in range(problem.rounds):
+        total, weight = np.zeros_like(w), np.zeros_like(w)
+        for k in problem.cohort(t):
+            units, r = part(t, k)
+            own = sorted(of_units(units))
+            trained = scaled_sgd(r)(w[own], problem.batches(t, k), problem.learning_rate)
+            total[own] += len(problem.x[k]) * trained
+            weight[own] += len(problem.x[k])
+        w = np.where(weight > 0, total / np.maximum(weight, 1), w)
+    return w
+
+
 def heterofl(
     problem: Problem, w: np.ndarray, levels: dict[float, float], fixed: bool = True, scaled: bool = True
 ) -> np.ndarray:
     """Diao et al. 2021, Algorithm 1 with clients weighted by their samples."""
-    for t in range(problem.rounds):
-        level = levels_of(problem, t, levels, fixed)
-        total, weight = np.zeros_like(w), np.zeros_like(w)
-        for k in problem.cohort(t):
-            r = level[k]
-            own = of_units(range(int(np.ceil(4 * r))))
-            order = [i for i in range(26) if i in own]
-            local = scaled_sgd(r if scaled else 1.0)
-            trained = local(w[order], problem.batches(t, k), problem.learning_rate)
-            total[order] += len(problem.x[k]) * trained
-            weight[order] += len(problem.x[k])
-        w = np.where(weight > 0, total / np.maximum(weight, 1), w)
-    return w
+
+    def part(t: int, k: int) -> tuple[Sequence[int], float]:
+        r = levels_of(problem, t, levels, fixed)[k]
+        return range(int(np.ceil(4 * r))), r if scaled else 1.0
+
+    return in_parts(problem, w, part)
+
+
+def federated_dropout(
+    problem: Problem, w: np.ndarray, keep: float, per_client: bool = False, scaled: bool = False
+) -> np.ndarray:
+    """Caldas et al. 2018, 3.2: a seed of a round or of a client in it draws the units, by the name of their layer."""
+
+    def part(t: int, k: int) -> tuple[Sequence[int], float]:
+        stream = [problem.seed, t, 30, k if per_client else len(problem.x)]
+        seed = int(np.random.default_rng(stream).integers(2**63))
+        order = np.random.default_rng([seed, crc32(b"hidden")]).permutation(4)
+        return [int(u) for u in order[: int(np.ceil(4 * keep))]], keep if scaled else 1.0
+
+    return in_parts(problem, w, part)
 
 
 # FedAdam and its sparse and quantised relatives. A message is the list of its vectors.

@@ -43,6 +43,7 @@ from lightning_fl.algorithms import (
     FedDUM,
     FedDUS,
     FedDUSM,
+    FederatedDropout,
     FedKT,
     FedLDF,
     FedNova,
@@ -156,6 +157,16 @@ def reconfigured(before: int, interval: int) -> Costs:
 def by_client(turn: Turn) -> tuple[None, None]:
     """Count nothing: each client sends and receives as many numbers as its network has."""
     return None, None
+
+
+def drawn_units(kept: int) -> Costs:
+    """Count `kept` numbers in each direction, and down the seed of 64 bits that tells which."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits]:
+        up = {"model": turn.width * kept * turn.clients}
+        return up, up | {"scalars": 64 * turn.clients}
+
+    return costs
 
 
 # Bits between the server and one client in round t, given the width q of a number.
@@ -445,6 +456,15 @@ ROSTER = {
         partial(HeteroFL, LEVELS, fixed=False, scaled=False),
         partial(oracle.heterofl, levels=LEVELS, fixed=False, scaled=False),
         by_client,
+    ),
+    # ⌈0.7 · 4⌉ = 3 hidden units, and a seed down.
+    "FederatedDropout": Entry(
+        partial(FederatedDropout, rate=0.3), partial(oracle.federated_dropout, keep=0.7), drawn_units(20)
+    ),
+    "FederatedDropout-client": Entry(
+        partial(FederatedDropout, rate=0.5, per_client=True, scaled=True),
+        partial(oracle.federated_dropout, keep=0.5, per_client=True, scaled=True),
+        drawn_units(14),
     ),
     # ⌈0.4 · 26⌉ = 11: the eleven smallest and the twelfth are pruned.
     "IMC": Entry(partial(IMC, rate=0.4, prune_round=2), partial(oracle.imc, rate=0.4, round=2), masked(2, 14)),
