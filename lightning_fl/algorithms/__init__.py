@@ -24,6 +24,7 @@ from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, Se
 from lightning_fl.algorithms.fedpaq import FedPAQ
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.fedrep import FedRep
+from lightning_fl.algorithms.fjord import FjORD
 from lightning_fl.algorithms.heterofl import HeteroFL
 from lightning_fl.algorithms.hrank import HRank
 from lightning_fl.algorithms.hybrid_fl import HybridFL
@@ -76,6 +77,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FederatedDropout",
+    "FjORD",
     "HRank",
     "HeteroFL",
     "HybridFL",

@@ -61,7 +61,7 @@ PROBLEMS = (
     ),
     Problem(
         "weak devices (smaller models)",
-        ("HeteroFL", "FederatedDropout"),
+        ("HeteroFL", "FjORD", "FederatedDropout"),
         besides="[Weak devices](/how-to/smaller-clients.md) train, send and receive a part of every layer.",
     ),
     Problem(

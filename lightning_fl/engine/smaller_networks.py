@@ -106,11 +106,15 @@ class NetworksOfClients:
         run.buffers, run.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
 
     def share(self, context: RoundContext, macs: int | None, client: int) -> float:
-        """Return the multiply-accumulates of a client's network as a share of those of the whole one, which has `macs`."""
+        """Return the multiply-accumulates of a client's network as a share of those of the whole one, which has `macs`.
+
+        If its steps draw narrower networks, this is the mean over these.
+        """
         width = self._width(client, context)
         if width is None or not macs:
             return 1.0
-        return (self.macs(width) or macs) / macs
+        widths = [Width(share) for share in width.in_steps] or [width]
+        return sum((self.macs(each) or macs) / macs for each in widths) / len(widths)
 
     def macs(self, width: Width) -> int | None:
         """Return the multiply-accumulates of a sample's forward pass; None if they cannot be counted."""

@@ -1,4 +1,4 @@
-"""Smaller networks of the first units: HeteroFL (Diao, Ding and Tarokh, ICLR 2021)."""
+"""Smaller networks of the first units: HeteroFL (Diao, Ding and Tarokh, ICLR 2021), FjORD (Horváth et al., NeurIPS 2021)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ class FirstUnits(PartialTraining):
         levels: share of the clients by level r, 0 < r ≤ 1; the shares sum to 1.
         fixed: True if a client keeps its level, and the shares are exact; False if every client draws its level in each round.
         scaled: divide the outputs of hidden layers by r in training, as all networks share the weights of the next layer.
+        ordered: True for FjORD's ordered dropout: every step of a client trains the network of one level, drawn uniformly from
+            those up to its own.
     """
 
     levels: Mapping[float, float] = field(default_factory=lambda: {1.0: 0.5, 0.5: 0.3, 0.25: 0.2})
     fixed: bool = True
     scaled: bool = True
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         levels = self.levels
@@ -40,6 +43,10 @@ class FirstUnits(PartialTraining):
                 0 < level <= 1, f"a level, the share of every hidden layer's units, must lie in (0, 1], got {level}."
             )
             require(0 <= share <= 1, f"level {level} must be that of a share of the clients in [0, 1], got {share}.")
+        require(
+            not (self.ordered and self.scaled),
+            "FirstUnits divides outputs by one level, and ordered dropout draws another in every step: set scaled to False.",
+        )
         total = sum(levels.values())
         require(
             abs(total - 1) < 1e-6, f"the shares of the clients by level must sum to 1, got {total:g} of {dict(levels)}."
@@ -53,16 +60,21 @@ class FirstUnits(PartialTraining):
             place = (_ranks(seed, len(everyone))[bisect_left(everyone, client)] + 0.5) / len(everyone)
         else:
             place = np.random.default_rng([seed, now, WIDTHS, client]).random()
-        return self.width_of(self._level(place))
+        level = self._level(place)
+        in_steps = tuple(sorted(each for each in self.levels if each <= level)) if self.ordered else ()
+        if level == 1 and len(in_steps) < 2:
+            return None
+        return Width(level, divisor=level if self.scaled else 1.0, in_steps=in_steps if len(in_steps) > 1 else ())
 
-    def width_of(self, level: float) -> Width | None:
-        """Return the width of a level; None for level 1."""
-        return None if level == 1 else Width(level, divisor=level if self.scaled else 1.0)
+    @property
+    def differs_in_steps(self) -> bool:  # type: ignore[override]
+        """True with ordered dropout over several levels."""
+        return self.ordered and len(self.levels) > 1
 
     @property
     def validated_widths(self) -> tuple[Width, ...]:
         """Widths of all levels below 1, the widest first."""
-        return tuple(filter(None, map(self.width_of, sorted(self.levels, reverse=True))))
+        return tuple(Width(level) for level in sorted(self.levels, reverse=True) if level < 1)
 
     def _level(self, place: float) -> float:
         """Return the level at a place in [0, 1) of all clients, of which each level has its share."""

@@ -25,6 +25,7 @@ from lightning_fl.flat_module.module_logs import LogCollector
 from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
 from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.flat_module.optimizers.personal_optimizer import PersonalOptimizer
+from lightning_fl.flat_module.ordered_dropout import OrderedDropout
 from lightning_fl.flat_module.plain_attributes import SharedByClients
 from lightning_fl.flat_module.smaller_network import SmallerNetwork, SmallerNetworks
 from lightning_fl.pruning import Plan, plans_of
@@ -235,10 +236,12 @@ class FlatModule:
 
         Args:
             network: the smaller network.
-            trains: True if its hidden layers scale their outputs.
+            trains: True if its hidden layers scale their outputs, and its steps draw narrower networks.
         """
         layers = network.layers if trains else ()
         hooks = [self.module.get_submodule(name).register_forward_hook(network.scale) for name in layers]
+        if trains and network.in_steps:
+            hooks += OrderedDropout(network.in_steps).hook(self.module, self)
         whole, layout = Form.of(self), network.submodel.layout
         self._whole = whole
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from lightning_fl.errors import require
 from lightning_fl.pruning import Plan
@@ -29,6 +31,7 @@ class SmallerNetwork:
         submodel: numbers of the model that it has.
         sent: those that cross the link: all but the statistics of batch normalisations, which are static.
         layers: names of the layers whose outputs are divided by `width.divisor` in training.
+        in_steps: for each of `width.in_steps` what layers read of its units, bools by the names of those that read less.
     """
 
     width: Width
@@ -36,6 +39,7 @@ class SmallerNetwork:
     submodel: Submodel
     sent: Submodel
     layers: tuple[str, ...]
+    in_steps: tuple[Mapping[str, Tensor], ...] = ()
 
     def scale(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Divide the output of a hidden layer in training; a hook of the layer."""
@@ -113,7 +117,20 @@ class SmallerNetworks:
             for part in buffer_layout.slices(statistics):
                 buffers[part] = False
             sent = Submodel(params, buffers, cut.layout, cut.buffer_layout.without(statistics))
-        return SmallerNetwork(width, plan, submodel, sent, tuple(self.units.layers) if width.divisor != 1 else ())
+        layers = tuple(self.units.layers) if width.divisor != 1 else ()
+        return SmallerNetwork(width, plan, submodel, sent, layers, self._in_steps(width, device))
+
+    def _in_steps(self, width: Width, device: torch.device) -> tuple[Mapping[str, Tensor], ...]:
+        """Return `SmallerNetwork.in_steps`, with axes for the pixels that convolutions read."""
+        kept, masks = width.units(self.units.blocks), []
+        for share in width.in_steps:
+            read = self.units.read_by(kept, Width(share).units(self.units.blocks))
+            layers = {name: self.module.get_submodule(name) for name in read}
+            pixels = {
+                name: len(layer.kernel_size) if isinstance(layer, _ConvNd) else 0 for name, layer in layers.items()
+            }
+            masks.append({name: mask.view(-1, *[1] * pixels[name]).to(device) for name, mask in read.items()})
+        return tuple(masks)
 
 
 def _mask(layout: Layout, positions: Tensor, device: torch.device) -> Tensor:

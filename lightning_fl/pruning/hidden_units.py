@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from lightning_fl.errors import UserError
+from lightning_fl.pruning.apply_plan import reads_along
 from lightning_fl.pruning.obstacles import BEHIND, cuts, examine, num_filters
 from lightning_fl.pruning.plan import Plan
 from lightning_fl.pruning.traced_twin import TracedTwin, graphs
@@ -51,6 +52,8 @@ class HiddenUnits:
         self._find()
         self._check_uncut()
         self._try()
+        self._read = {key for key in self._units if reads_along(self._twin.module, *key)}
+        del self._twin  # a copy of the network in float64
 
     @property
     def widths(self) -> dict[str, int]:
@@ -63,18 +66,38 @@ class HiddenUnits:
         Args:
             kept: bools (c_l,) by the name of each layer, at least one True; other layers stay whole.
         """
-        flags = torch.ones(sum(self.widths.values()) + 1, dtype=torch.bool)
-        filters = {}
-        for name, mine in kept.items():
-            if not bool(mine.all()):
-                flags[self._first[name] : self._first[name] + len(mine)] = mine
-                filters[name] = mine.nonzero().flatten()
+        flags = self._flags(kept)
+        filters = {name: mine.nonzero().flatten() for name, mine in kept.items() if not bool(mine.all())}
         axes: dict[str, dict[int, Tensor]] = {}
         for (name, axis), units in self._units.items():
             stays = flags[units]
             if not bool(stays.all()):
                 axes.setdefault(name, {})[axis] = stays.nonzero().flatten()
         return Plan(filters, axes, self.widths)
+
+    def read_by(self, kept: Mapping[str, Tensor], fewer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what layers of a cut network read of fewer units, bools (inputs,), by the names of those that read less.
+
+        Where each of these layers reads 0 in place of the rest, the cut network computes as one that is cut to the fewer units.
+
+        Args:
+            kept: units of the cut network, as in `plan`.
+            fewer: units among these.
+        """
+        flags, left = self._flags(kept), self._flags(fewer)
+        read = {}
+        for key, units in self._units.items():
+            inputs = left[units[flags[units]]]
+            if key in self._read and not bool(inputs.all()):
+                read[key[0].rpartition(".")[0]] = inputs
+        return read
+
+    def _flags(self, kept: Mapping[str, Tensor]) -> Tensor:
+        """Return bools of the units of all layers one after the other, True for those that stay, and a last True."""
+        flags = torch.ones(sum(self.widths.values()) + 1, dtype=torch.bool)
+        for name, mine in kept.items():
+            flags[self._first[name] : self._first[name] + len(mine)] = mine
+        return flags
 
     def _find(self) -> None:
         """Follow the units of every hidden layer to the tensors that they would be cut from."""

@@ -201,6 +201,8 @@ class Exchange(Part, ABC):
     """False if nothing crosses the link: neither its own messages, nor those about prunings and queries of callbacks."""
     cuts = False
     """True if clients receive, train and send smaller networks, whose widths `width` tells."""
+    differs_in_steps = False
+    """True if single clients draw another width in every step, so that no stack of clients has one."""
     needs_shapes = False
     """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
 

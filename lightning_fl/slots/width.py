@@ -23,11 +23,14 @@ class Width:
         share: share r of the units of each hidden layer, in (0, 1]: of c units ⌈r c⌉ stay.
         seed: seed of 64 bits that draws these units; None for the first ones.
         divisor: number by which the outputs of hidden layers are divided in training; 1 leaves them as they are.
+        in_steps: shares, at most `share`, of which every step of a client draws one, and trains these first units alone; () for
+            all units in every step.
     """
 
     share: float
     seed: int | None = None
     divisor: float = 1.0
+    in_steps: tuple[float, ...] = ()
 
     def units(self, blocks_of_layers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the units that stay, bools (c_l,) by the name of each hidden layer.

@@ -147,6 +147,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
     wanted = "lightning" if trainer.by_lightning else trainer.runner
+    wanted = "serial" if algorithm.exchange.differs_in_steps else wanted
     engine.runner = build_runner(engine, wanted, trainer.clients_at_once)
     flat_module.load_server_model(run)  # checks may have changed the model
     return engine, privacy
@@ -228,6 +229,10 @@ def _check_smaller(trainer: TrainerInterface, engine: Engine) -> None:
     require(
         trainer.devices_per_client == 1,
         f"clients of {name} train smaller networks, each on one device: leave out trainer.devices_per_client.",
+    )
+    require(
+        trainer.runner != "stacked" or not engine.algorithm.exchange.differs_in_steps,
+        f"clients of {name} draw another width in every step, which a stack of clients cannot: use runner 'auto' or 'serial'.",
     )
     engine.networks.check()
 

@@ -34,6 +34,7 @@ NO = {
     "EfficientAdam": [("uplink", "ErrorFeedback")],
     "FedPAQ": [("uplink", "QSGD")],
     "HeteroFL": [("exchange", "FirstUnits")],
+    "FjORD": [("exchange", "FirstUnits")],
     "FederatedDropout": [("exchange", "DrawnUnits")],
     "FedBuff": [("pace", "Pace")],
     "FedAsync": [("pace", "Pace")],

@@ -1093,18 +1093,56 @@ def levels_of(problem: Problem, t: int, levels: dict[float, float], fixed: bool)
     return {k: list(levels)[int(np.sum(place >= bounds))] for k, place in enumerate(places)}
 
 
-def in_parts(problem: Problem, w: np.ndarray, part: Callable[[int, int], tuple[Sequence[int], float]]) -> np.ndarray:
-    """Let client k train in round t the units that `part` returns with its divisor; average each number over its clients."""
+Part = Callable[[int, int], tuple[Sequence[int], float | list[int]]]
+
+
+def in_parts(problem: Problem, w: np.ndarray, part: Part) -> np.ndarray:
+    """Let client k train in round t the units that `part` returns, and average each number over the clients that have it.
+
+    With the units comes a divisor, or FjORD's numbers of units among which every step draws.
+    """
     for t in range(problem.rounds):
         total, weight = np.zeros_like(w), np.zeros_like(w)
         for k in problem.cohort(t):
-            units, r = part(t, k)
+            units, how = part(t, k)
             own = sorted(of_units(units))
-            trained = scaled_sgd(r)(w[own], problem.batches(t, k), problem.learning_rate)
+            if isinstance(how, list):
+                words = np.random.SeedSequence([problem.seed, t, 2, k]).generate_state(2, np.uint64) >> np.uint64(1)
+                local = ordered_sgd(how, torch.Generator().manual_seed(int(words[1])))
+            else:
+                local = scaled_sgd(how)
+            trained = local(w[own], problem.batches(t, k), problem.learning_rate)
             total[own] += len(problem.x[k]) * trained
             weight[own] += len(problem.x[k])
         w = np.where(weight > 0, total / np.maximum(weight, 1), w)
     return w
+
+
+def ordered_sgd(counts: list[int], generator: torch.Generator) -> Local:
+    """SGD whose steps train the first hidden units of a network, as many as they draw."""
+
+    def local(w: np.ndarray, batches: Batches, eta: float) -> np.ndarray:
+        y, h = w.copy(), (len(w) - 2) // 6
+        for batch in batches:
+            count = counts[int(torch.randint(len(counts), (), generator=generator))]
+            first = [*range(3 * count), *range(3 * h, 3 * h + count)]
+            first += [*range(4 * h, 4 * h + count), *range(5 * h, 5 * h + count), 6 * h, 6 * h + 1]
+            y[first] -= eta * gradient(y[first], *batch)
+        return y
+
+    return local
+
+
+def fjord(problem: Problem, w: np.ndarray, widths: list[float]) -> np.ndarray:
+    """Horváth et al. 2021, Algorithm 1 without distillation, with clients weighted by their samples."""
+    levels = {p: 1 / len(widths) for p in widths}
+
+    def part(t: int, k: int) -> tuple[Sequence[int], list[int] | float]:
+        largest_width = levels_of(problem, t, levels, fixed=True)[k]
+        counts = [int(np.ceil(4 * p)) for p in sorted(widths) if p <= largest_width]
+        return range(counts[-1]), counts if len(counts) > 1 else 1.0
+
+    return in_parts(problem, w, part)
 
 
 def heterofl(

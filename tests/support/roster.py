@@ -49,6 +49,7 @@ from lightning_fl.algorithms import (
     FedNova,
     FedOpt,
     FedProx,
+    FjORD,
     HeteroFL,
     HybridFL,
     LocalOnly,
@@ -240,8 +241,9 @@ class Entry(NamedTuple):
 
     @property
     def runners(self) -> tuple[str, ...]:
-        """Runners that can train the method; clients with models of their own train one after the other."""
-        return ("serial",) if self.algorithm().model_keeper else ("serial", "stacked")
+        """Runners that can train the method; clients with models of their own, or widths of each step, train one by one."""
+        algorithm = self.algorithm()
+        return ("serial",) if algorithm.model_keeper or algorithm.exchange.differs_in_steps else ("serial", "stacked")
 
     @property
     def num_samples(self) -> int:
@@ -457,6 +459,7 @@ ROSTER = {
         partial(oracle.heterofl, levels=LEVELS, fixed=False, scaled=False),
         by_client,
     ),
+    "FjORD": Entry(partial(FjORD, [0.25, 0.5, 1.0]), partial(oracle.fjord, widths=[0.25, 0.5, 1.0]), by_client),
     # ⌈0.7 · 4⌉ = 3 hidden units, and a seed down.
     "FederatedDropout": Entry(
         partial(FederatedDropout, rate=0.3), partial(oracle.federated_dropout, keep=0.7), drawn_units(20)

@@ -1,0 +1,45 @@
+"""FjORD: Horváth et al., FjORD: Fair and Accurate Federated Learning under Heterogeneous Targets with Ordered Dropout, NeurIPS
+2021 (arXiv:2102.13451).
+
+client k of width p_k:  every step draws p uniformly from the widths up to p_k, and trains the first ⌈p c_l⌉ of the c_l units of
+                        every hidden layer l (ordered dropout); it receives and sends the network of p_k
+                                                                                      exchange: FirstUnits, ordered
+server:                 every number is the mean of the clients that have it, and stays where none has it
+                                                                                      aggregator: MaskedMean
+
+Each width is that of as many clients. Where a step leaves units out, their gradients are 0, on which momentum and weight decay of
+the module's optimiser act. The self-distillation that the paper adds for strong clients is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_fl.aggregators import MaskedMean
+from lightning_fl.algorithms.method import Method
+from lightning_fl.errors import require
+from lightning_fl.exchanges import FirstUnits
+
+
+class FjORD(Method):
+    """FedAvg whose clients train, in every step, the first units of every hidden layer, as many as a width that they draw."""
+
+    def __init__(self, widths: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0), fixed: bool = True, **slots: Any) -> None:
+        """Fill the exchange and aggregator slots.
+
+        Args:
+            widths: Shares of a hidden layer's units that steps train; [1] is FedAvg.
+            fixed: True if a client keeps its largest width, and each is that of as many clients; False if every client draws it
+                in each round.
+        """
+        given = widths if isinstance(widths, Sequence) else ()
+        numbers = [width for width in given if isinstance(width, (int, float)) and 0 < width <= 1]
+        require(
+            0 < len(set(numbers)) == len(given),
+            f"widths must be a list of different numbers in (0, 1], such as [0.5, 1.0], got {widths!r}.",
+        )
+        levels = {width: 1 / len(widths) for width in widths}
+        super().__init__(
+            exchange=FirstUnits(levels, fixed, scaled=False, ordered=True), aggregator=MaskedMean(), **slots
+        )

@@ -1,0 +1,85 @@
+"""Test FjORD: every step of a client trains the network of a width that it draws."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compared_runs import RUNNERS, MakeTrainer, equal_states
+from oracle import levels_of
+from roster import problem
+from test_heterofl import Images, X, Y, images, numbers_at, split
+from torch import nn
+from toys import SIZES, Perceptron, federation, vector
+
+from lightning_fl import UserError
+from lightning_fl.algorithms import FedAvg, FjORD
+from lightning_fl.clients.choose_runner import describe_runner
+
+WIDTHS = [0.25, 0.5, 1.0]
+
+
+@RUNNERS
+def test_width_1_alone_is_fedavg_bit_for_bit(runner: Any, make_trainer: MakeTrainer) -> None:
+    ends = []
+    for algorithm in (FjORD([1.0]), FedAvg()):
+        torch.manual_seed(0)
+        module = Perceptron()
+        trainer = make_trainer(max_rounds=3, runner=runner)
+        trainer.fit(module, federation(), algorithm)
+        ends.append((module.state_dict(), trainer.run.ledger.total_bits))
+    assert equal_states(*(states for states, _ in ends))
+    assert ends[0][1] == ends[1][1]
+
+
+def test_a_step_is_that_of_the_masked_whole_network(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check one step on all samples for several seeds: its width is the draw of the client's generator."""
+    drawn = set()
+    for seed in range(6):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        module = Images(optimizer=partial(torch.optim.SGD, lr=0.1)).double()
+        whole, start = copy.deepcopy(module), vector(module)
+        data = images(num_clients=1, batch_size=sum(SIZES))
+        trainer = make_trainer(max_rounds=1, clients_per_round=1, precision="64-true")
+        trainer.fit(module, data, FjORD([0.5, 1.0]))
+        words = np.random.SeedSequence([seed, 0, 2, 0]).generate_state(2, np.uint64) >> np.uint64(1)
+        width = (0.5, 1.0)[int(torch.randint(2, (), generator=torch.Generator().manual_seed(int(words[1]))))]
+        drawn.add(width)
+        mask = numbers_at(width)
+        for parameter, part in zip(whole.parameters(), split(mask, whole), strict=True):
+            parameter.data *= part
+        nn.functional.cross_entropy(whole(X), Y).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in whole.parameters()])
+        expected = np.where(mask, start - 0.1 * gradient.numpy(), start)
+        np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-12)
+        assert trainer.run.ledger.bits("up") == 64 * len(mask), "the client sends the network of its largest width"
+    assert drawn == {0.5, 1.0}
+
+
+def test_costs_are_those_of_the_largest_width_and_of_the_mean_step(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=1, clients_per_round=6, runner="auto")
+    trainer.fit(Perceptron(), federation(), FjORD(WIDTHS))
+    levels = levels_of(problem(rounds=1), 0, dict.fromkeys(WIDTHS, 1 / 3), fixed=True)
+    units = {0.25: 1, 0.5: 2, 1.0: 4}
+    row = trainer.fit_loop.rows[0]
+    assert row["comm/uplink_bits"] == row["comm/downlink_bits"] == sum(32 * (6 * units[p] + 2) for p in levels.values())
+    steps = {p: [5 * units[q] for q in WIDTHS if q <= p] for p in WIDTHS}
+    macs = sum(SIZES[k] * round(sum(steps[p]) / len(steps[p])) for k, p in levels.items())
+    assert row["clients/macs"] == macs
+    assert {"val/loss_width_0.25", "val/loss_width_0.5"} <= row.keys()
+    assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "serial"
+
+
+def test_a_stack_is_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(
+        UserError, match="clients of FjORD draw another width in every step, which a stack of clients cannot"
+    ):
+        make_trainer(max_rounds=1, runner="stacked").fit(Perceptron(), federation(), FjORD(WIDTHS))
+
+
+@pytest.mark.parametrize("widths", [[], [0.5, 0.5], [1.5], "0.5", [0.0, 1.0]])
+def test_widths_are_checked(widths: Any) -> None:
+    with pytest.raises(UserError, match="widths must be a list of different numbers in"):
+        FjORD(widths)
