@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from toys import SIZES, Perceptron, Recorded, Sizes, federation, samples, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import FedAvg, HeteroFL
+from lightning_fl.algorithms import FedAvg, FjORD, HeteroFL
 from lightning_fl.callbacks import EnergyMeter, FilterPruning
 from lightning_fl.codecs import ErrorFeedback, Followed, TopK
 from lightning_fl.data import IID, Arrays
@@ -368,3 +368,20 @@ class Wide(Perceptron):
 def test_what_cannot_be_cut_is_refused(module: Any, flags: Any, said: str, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=said):
         make_trainer(max_rounds=3, **flags).fit(module(), federation(), HeteroFL(LEVELS))
+
+
+@pytest.mark.parametrize("algorithm", [partial(HeteroFL, LEVELS), partial(FjORD, [0.25, 0.5, 1.0])])
+def test_a_compiled_module_trains_as_any_other(algorithm: Any, make_trainer: MakeTrainer) -> None:
+    """Check hooks that come and go, also where the compiler has seen the module without them."""
+    ends = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        module = Perceptron()
+        if compiles:
+            torch._dynamo.reset()
+            module.compile(backend="eager")
+        make_trainer(max_rounds=3, clients_per_round=6, precision="64-true", runner="serial").fit(
+            module, federation(), algorithm()
+        )
+        ends.append(vector(module))
+    np.testing.assert_allclose(ends[1], ends[0], rtol=0, atol=1e-12)
