@@ -1,8 +1,5 @@
-# lightning_fl on CUDA. Runs and data stay in mounted folders, which belong to the user who starts the container:
-#   docker build -t lightning-fl .
-#   mkdir -p runs data
-#   docker run --rm --gpus all --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" -v "$PWD/data:/work/data" \
-#       lightning-fl fit --config configs/quickstart.yaml
+# lightning_fl on CUDA. Runs and data stay in mounted folders, which belong to the user who starts the container.
+# docs/how-to/docker.md has the commands.
 FROM pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime
 
 # The image's Python is the system's, in which pip installs only with PIP_BREAK_SYSTEM_PACKAGES.

@@ -13,7 +13,7 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 from generate import generate  # noqa: E402
 from markup import plain  # noqa: E402
-from narrow import whole_words, with_cards  # noqa: E402
+from narrow import whole_words, with_cards, with_hanging_indents  # noqa: E402
 from notebooks import FOLDER, is_notebook, with_link, write_notebooks  # noqa: E402
 
 from lightning_fl import __version__  # noqa: E402
@@ -27,6 +27,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "diagrams",
+    "inside",
     "sentences",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -127,4 +128,4 @@ def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: obje
 def fit_narrow_screens(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
     """Prepare the HTML of a page for narrow screens."""
     context["toc"] = whole_words(context.get("toc", ""))
-    context["body"] = with_cards(whole_words(context.get("body", "")))
+    context["body"] = with_cards(with_hanging_indents(whole_words(context.get("body", ""))))

@@ -108,7 +108,9 @@ def round_diagram() -> str:
     if not all(any(name == call or name.endswith(f".{call}") for name in names) for call in calls):
         raise ValueError(f"train_round does not have {', '.join(calls)} in this order: correct docs/diagrams.py.")
     parts = [side("Server", DOWN), wire(*BROADCAST), side("Each client", CLIENTS), wire(*UPLOADS), side("Server", UP)]
-    caption = "A round: the slots of a method in colour, with FedAvg's parts; in grey, the same for every method."
+    caption = (
+        "A round. Blue boxes are the slots of a method, with FedAvg's parts. Grey boxes are the same for every method."
+    )
     return figure("round", parts, caption)
 
 
@@ -158,7 +160,7 @@ def stage(box: Box) -> str:
 
 def wire(content: str, counted: str) -> str:
     """Return the arrow between server and clients, with the messages that cross."""
-    code = "<code>communication/link.py</code>"
+    code = "<code>link/link.py</code>"
     return f'<div class="wire"><span>↓</span><p>{content}<br><i>{counted}</i> {code}</p></div>'
 
 

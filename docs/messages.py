@@ -63,19 +63,19 @@ def messages_diagram(figure: Any) -> str:
     config = quickstart()
     cohort, num_clients = config["trainer"]["clients_per_round"], config["data"]["init_args"]["num_clients"]
     size, up, down = planned(FedAvg())
-    uploads = {"as they are": up, **{said(codec): planned(FedAvg(uplink=codec))[1] for codec in CODECS}}
+    uploads = {"uncompressed": up, **{said(codec): planned(FedAvg(uplink=codec))[1] for codec in CODECS}}
     rows = "".join(f"<dt>{name}</dt><dd>{in_bytes(count)}</dd>" for name, count in uploads.items())
     parts = [
         place("draw", "Server", f"draws {cohort} of {num_clients} clients and broadcasts its model.", ("downlink",)),
         wire("down", f"<b>{cohort} × the model</b><dl><dt>{size:,} numbers each</dt><dd>{in_bytes(down)}</dd></dl>"),
         place("train", "Client", "trains your <code>LightningModule</code> on its own samples.", ("rule", "personal")),
-        place("send", "Client", "sends its delta, which is what the training has changed.", ("exchange", "uplink")),
+        place("send", "Client", "sends its delta: the change that its training made.", ("exchange", "uplink")),
         wire("up", f"<b>{cohort} deltas</b><dl>{rows}</dl>"),
         place("merge", "Server", "merges the deltas and updates its model.", ("aggregator", "steps")),
     ]
     caption = (
         "A round of the quickstart, and the bytes of its messages as <code>lightning-fl fit --dry_run</code> counts them. "
-        "In colour the six slots that make a method: uplink and downlink are one, that of codecs, which compress what crosses."
+        "Blue labels are the six slots of a method. Uplink and downlink share one slot: the codec, which compresses messages."
     )
     return figure("messages", parts, caption)
 

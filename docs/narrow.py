@@ -1,4 +1,4 @@
-"""Changes to the HTML of a page for narrow screens: words that stay whole, and wide tables whose rows become cards.
+"""Changes to the HTML of a page for narrow screens: whole words, hanging indents in code, and rows of wide tables as cards.
 
 `_static/site.css` does the rest.
 """
@@ -15,6 +15,9 @@ CELL = re.compile(r"<td\b([^>]*)>(.*?)</td>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
 CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
 BLOCK = re.compile(r"<pre>.*?</pre>", re.DOTALL)
+OTHER_TAG = re.compile(r"<(?!/?span\b)")
+"""Tag of a block of code besides those of colours; the pages of sources have some."""
+PIECE = re.compile(r"<[^>]*>|\n|[^<\n]+")
 FLAG = re.compile(r"(?<![\w-])(?:--[a-z][\w.]{0,34}(?![\w.])|lightning-fl\b)")
 NARROW = 40
 """Characters that fit side by side on a phone, in the size of tables there."""
@@ -28,6 +31,39 @@ def whole_words(html: str) -> str:
     """Give flags and other short code with hyphens a class, as browsers would break it behind them."""
     html = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', html)
     return BLOCK.sub(lambda block: FLAG.sub(r'<span class="whole">\g<0></span>', block[0]), html)
+
+
+def with_hanging_indents(html: str) -> str:
+    """Make each line of a block of code an element, with its indentation as a style: the rest of a wrapped line begins there."""
+    return BLOCK.sub(lambda block: block[0] if OTHER_TAG.search(block[0][5:-6]) else in_lines(block[0]), html)
+
+
+def in_lines(block: str) -> str:
+    """Return a block of code with an element around each line; tags that reach over lines are closed and opened again.
+
+    >>> in_lines("<pre>  <span>x</span> = 1</pre>")
+    '<pre><span class="line" style="--indent: 2ch">  <span>x</span> = 1</span></pre>'
+    """
+    lines: list[str] = []
+    line, opened = "", []
+    for piece in PIECE.findall(block.removeprefix("<pre>").removesuffix("</pre>")):
+        if piece == "\n":
+            lines.append(f"{line}\n{'</span>' * len(opened)}")
+            line = "".join(opened)
+            continue
+        line += piece
+        if piece.startswith("</"):
+            opened.pop()
+        elif piece.startswith("<"):
+            opened.append(piece)
+    lines += [line] if plain(line) else []
+    return f"<pre>{''.join(map(indented, lines))}</pre>"
+
+
+def indented(line: str) -> str:
+    """Return a line of code as an element that knows its indentation."""
+    text = unescape(TAG.sub("", line))
+    return f'<span class="line" style="--indent: {len(text) - len(text.lstrip(" "))}ch">{line}</span>'
 
 
 def with_cards(html: str) -> str:

@@ -6,7 +6,7 @@ The ```{code-cell} blocks of a notebook run as Python, and share their names.
 
 Not run:
 
-- `pip install …`, `uv …`, `pytest`, `.ci/…` and `docker …`: they set up or run these tests. `&&` chains are split first.
+- `pip install …`, `uv …`, `pytest`, `.ci/…`, `docker …`, `mkdir …`: they set up or run these tests. `&&` chains are split.
 - blocks after `<!-- no-run: reason -->`.
 
 Every `lightning-fl fit` is shortened to one round by `--trainer.max_rounds 1`, and every trainer in Python to three rounds; the
@@ -32,7 +32,7 @@ GENERATED = ROOT / "docs" / "reference"
 WRITTEN = [path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 PAGES = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]  # examples/: tests/test_examples.py
-SURROUNDINGS = ("pip", "uv", "pytest", ".ci/checks", ".ci/run", "docker")
+SURROUNDINGS = ("pip", "uv", "pytest", ".ci/checks", ".ci/run", "docker", "mkdir")
 BRIEF = {"FedKT": ["--algorithm.epochs", "1"], "PruneFL": ["--algorithm.initial_passes", "2"]}
 """Flags that shorten the work before the first round of a method."""
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]

@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "docs"))
 
 from equations import equations, read_line, scripts  # noqa: E402
 from help_tables import help_blocks  # noqa: E402
-from narrow import whole_words, with_cards  # noqa: E402
+from narrow import whole_words, with_cards, with_hanging_indents  # noqa: E402
 
 from lightning_fl.cli import catalogue  # noqa: E402
 
@@ -23,8 +23,10 @@ METHODS = [entry for entry in catalogue.entries() if entry.section == "algorithm
 
 def test_what_docstrings_of_the_pages_programs_show_is_true() -> None:
     import equations
+    import narrow
 
     assert doctest.testmod(equations) == (0, 4)
+    assert doctest.testmod(narrow) == (0, 1)
 
 
 def test_equations_of_all_methods_keep_their_words_and_get_columns() -> None:
@@ -92,6 +94,17 @@ def test_flags_in_blocks_of_code_get_a_class_too() -> None:
     assert re.sub(r"<[^>]*>", "", shown) == re.sub(r"<[^>]*>", "", block)
 
 
+def test_lines_of_code_know_their_indentation() -> None:
+    block = '<pre><span></span><span class="k">def</span> f():\n    <span class="sd">"""One.\n\n      Two."""</span>\n</pre>'
+    shown = with_hanging_indents(f"<p>before</p>{block}")
+    assert re.findall(r"--indent: (\d+)ch", shown) == ["0", "4", "0", "6"]
+    assert re.sub(r"<[^>]*>", "", shown) == "before" + re.sub(r"<[^>]*>", "", block)
+    for line in shown.split('<span class="line"')[1:]:
+        assert line.count("<span") + 1 == line.count("</span>")
+    source = '<pre><div><a class="viewcode-back">x</a></div></pre>'
+    assert with_hanging_indents(source) == source
+
+
 def test_help_becomes_tables_with_every_argument() -> None:
     from lightning_fl.report.flags import build_parser
 
@@ -108,6 +121,23 @@ def test_help_becomes_tables_with_every_argument() -> None:
     assert row.startswith("| `--print_completion` | Print the script")
     assert "`shtab-bash`, `shtab-zsh`" in row
     assert "its trainer.default\\_root\\_dir), or a folder with runs below it" in shown
+
+
+def test_the_home_page_counts_what_is_inside() -> None:
+    pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
+    import inside
+
+    counted = {fact.title: fact.count for fact in inside.facts()}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert counted["methods"] == len(METHODS) - 1  # without their base class
+    assert f"[{counted['methods']} in all]" in readme
+    assert counted["asynchronous methods"] == sum("StaleMean" in str(method.slots) for method in METHODS)
+    assert min(counted.values()) > 1
+    shown = inside.numbers()
+    assert all(f"<b>{fact.count}</b> {fact.title}</a>" in shown for fact in inside.facts())
+    for fact in inside.facts():
+        page = fact.page.removesuffix(".html")
+        assert page.startswith("reference/") or (ROOT / "docs" / f"{page}.md").is_file()
 
 
 def test_the_diagram_of_the_round_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
