@@ -115,10 +115,8 @@ ROWS = {  # the tests by the row's first words
     ],
     "frozen parameters that move": [("trainer/test_frozen_weights.py", "test_frozen_weights_move_between_rounds_only")],
     "`nn.Embedding(padding_idx": [("clients/test_stacked.py", "test_clients_leave_the_padding_of_an_embedding_alone")],
-    "frozen and tied": [
-        (FLAT, "test_frozen_parameters_are_neither_trained_nor_sent"),
-        (FLAT, "test_tied_parameters_stay_tied_and_are_sent_once"),
-    ],
+    "frozen parameters": [(FLAT, "test_frozen_parameters_are_neither_trained_nor_sent")],
+    "tied parameters": [(FLAT, "test_tied_parameters_stay_tied_and_are_sent_once")],
     "float buffers": [(BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused")],
     "integer and boolean buffers": [(BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused")],
     "integer and boolean buffers of": [
