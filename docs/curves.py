@@ -35,8 +35,8 @@ COLUMNS = ("round", "comm/total_uplink_bytes", METRIC.name)
 AXES = ("rounds", "uplink")
 PANEL = Look(size=(3.4, 2.9), font_size=11)
 BASELINE = "FedAvg"
-TEXT = """{task}. Mean accuracy on test images over {num_seeds} seeds, with a band of one standard deviation and the seeds in
-pale{others}. [The study](#config-studies/every_method) compares all methods. The command of the first seed:"""
+TEXT = """{task}. Mean accuracy on test images over {num_seeds} seeds, with a band of one standard deviation; thin pale lines are
+single seeds{others}. [The study](#config-studies/every_method) compares all methods. The command of the first seed:"""
 
 
 def keep(folder: Path) -> None:

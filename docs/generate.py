@@ -51,25 +51,25 @@ SLOTS = (("rule",), ("uplink", "downlink"), ("exchange",), ("aggregator",), ("st
 """The six slots by the parameters of `Algorithm` that fill them."""
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
-METHODS = """Every method by the name that `--algorithm` takes, below its paper; another page has them
-[by problem](by-problem.md). `lightning-fl list NAME` prints the page of one in the terminal. [`Algorithm`](Algorithm.md) takes
-any parts from a configuration, and [your own method](/tutorials/own-method.md) says how to write another. A method is
-[sum-only](/how-to/secure-aggregation.md) if the server needs no more of a round than sums over its clients."""
-BY_PROBLEM = """What to try first, by what makes a federation hard. `lightning-fl list` prints the same groups; here a method that
-helps with several problems is below each of them. Other pages have the methods [by paper](index.md), and
-[what papers claim and our runs show](/results.md)."""
-PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
+METHODS = """All methods by paper, with the names that `--algorithm` takes. Another page lists them [by problem](by-problem.md).
+`lightning-fl list NAME` prints the page of a method in the terminal. [`Algorithm`](Algorithm.md) takes any parts from a
+configuration. To write another method, see [your own method](/tutorials/own-method.md). A method is
+[sum-only](/how-to/secure-aggregation.md) if the server needs only sums over the clients of a round."""
+BY_PROBLEM = """Methods to try first, by problem. `lightning-fl list` prints the same groups. A method that helps with several
+problems appears below each of them. Other pages list the methods [by paper](index.md), and compare the
+[claims of papers with our runs](/results.md)."""
+PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). The last column of a table names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
-NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition`, `--trainer.adversary.attack` and
-`--trainer.callbacks` take, with their parameters: what `lightning-fl list NAME` prints. A class of your own is named by its
+NAMES = """The names for `--model`, `--model.network`, `--data`, `--data.partition`, `--trainer.adversary.attack` and
+`--trainer.callbacks`, with their parameters. `lightning-fl list NAME` prints them in the terminal. Name your own class by its
 import path."""
-COMMANDS = "The commands of `lightning-fl`, and what each prints with `--help`."
+COMMANDS = "The commands of `lightning-fl`, with their output for `--help`."
 FIT = """These commands take the same flags. Parameters of a [method](methods/index.md) are flags `--algorithm.NAME`, those of a
 [data set](names.md) `--data.NAME`, and so on. `lightning-fl fit --help` prints this list."""
-CONFIGURATIONS = """The configurations that come with the package, by folder. `--config feddumap/cnn_cifar10` finds one from any
-folder, and `lightning-fl list configs` prints a line about each."""
-API = """What each package offers to programs: every name with a sentence, and a link to its docstring.
-[Methods](../methods/index.md) have pages of their own."""
+CONFIGURATIONS = """The configurations that come with the package, by folder. `--config feddumap/cnn_cifar10` works in any folder.
+`lightning-fl list configs` prints a line about each."""
+API = """The public names of each package, each with a sentence and a link to its docstring. [Methods](../methods/index.md) have
+their own pages."""
 
 
 def generate(docs: Path) -> None:

@@ -140,6 +140,37 @@ def test_the_home_page_counts_what_is_inside() -> None:
         assert page.startswith("reference/") or (ROOT / "docs" / f"{page}.md").is_file()
 
 
+WORDS = """
+accountant, accuracy per byte, asynchronous, backdoor, bandwidth, benchmark, Byzantine, callback, checkpoint, client dropout,
+client sampling, codec, communication cost, compatibility, compression, container, CUDA, custom dataset, custom method,
+custom model, data heterogeneity, DDP, differential privacy, Dirichlet, distributed training, divergence, Docker, DP-SGD, early
+stopping, energy, error feedback, fairness, FedBuff, federated averaging, FEMNIST, fine-tuning, getting started, grid search,
+Hugging Face, hyperparameter, installation, Jupyter, Krum, LaTeX, LEAF, LLM, logging, LoRA, metrics.csv, mixed precision,
+multi-gpu, multi-node, NaN, natural partition, non-IID, performance, personalization, poisoning, pruning, QSGD, quantisation,
+quantization, reproducibility, resume, robust aggregation, secure aggregation, seed, simulation, Slurm, sparsification, speed,
+straggler, sweep, system heterogeneity, TensorBoard, top-k, torchrun, tutorial, validation, wandb, Weights & Biases, YAML
+"""
+"""Words that newcomers type into the search."""
+
+
+def test_the_search_knows_the_words_of_newcomers() -> None:
+    """Check the comments that lead the search; tests/test_site.py checks what a build makes of them."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    comments = [found for text in texts for found in re.findall(r"^<!-- index: (.+) -->$", text, re.MULTILINE)]
+    known = {word.strip().lower() for comment in comments for word in comment.split(",")}
+    wanted = {word.strip().lower() for word in " ".join(WORDS.split()).split(",")}
+    assert wanted - known == set()
+
+
+@pytest.mark.parametrize(
+    "term", ["compatibility", "differential privacy", "FAQ", "glossary", "natural partition", "secure aggregation"]
+)
+def test_titles_use_the_terms_of_the_field(term: str) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    titles = [re.findall(r"^# (.+)$", text, re.MULTILINE)[0] for text in texts]
+    assert any(title.lower().startswith(term.lower()) for title in titles)
+
+
 def test_the_diagram_of_the_round_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
     import diagrams
