@@ -74,8 +74,8 @@ VERDICTS = {
         "a method did not reach the target with all seeds, so there is no ratio",
     ),
     "target reached": (r".*not.*: .* reaches the target", "the paper says that it is never reached"),
-    "cannot be seen here": (
-        r"cannot be seen here",
+    "ceiling effect": (
+        r"ceiling effect",
         "the task is so easy that the other method leaves less room than the paper's gain",
     ),
     "one seed": (r"one seed", "has no interval, and so reproduces nothing"),

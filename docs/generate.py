@@ -58,8 +58,8 @@ configuration. To write another method, see [your own method](/tutorials/own-met
 BY_PROBLEM = """Methods to try first, by problem. `lightning-fl list` prints the same groups. A method that helps with several
 problems appears below each of them. Other pages list the methods [by paper](index.md), and compare the
 [claims of papers with our runs](/results.md)."""
-PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). The last column of a table names the methods
-whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
+PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). The last column of a table names the
+methods whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
 NAMES = """The names for `--model`, `--model.network`, `--data`, `--data.partition`, `--trainer.adversary.attack` and
 `--trainer.callbacks`, with their parameters. `lightning-fl list NAME` prints them in the terminal. Name your own class by its
 import path."""

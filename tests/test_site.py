@@ -178,7 +178,9 @@ def test_the_search_leads_to_an_answer(
     assert places  # an entry of all words is a browser's first result, whether or not the page's text has them
     assert {*places} <= pages[site / f"{page}.html"].ids
     stemmed = map(SearchEnglish({}).stem, words.lower().split())
-    assert index["docnames"].index("reference/changelog") not in set.union(*(pages_with(word, index) for word in stemmed))
+    assert index["docnames"].index("reference/changelog") not in set.union(
+        *(pages_with(word, index) for word in stemmed)
+    )
 
 
 def pages_with(word: str, index: dict[str, Any]) -> set[int]:

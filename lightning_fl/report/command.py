@@ -60,7 +60,7 @@ def _how(groups: Sequence[Group], metric: Metric) -> str:
         f"`{AT_BEST_VALIDATION}` is the test value of the round with the best value in validation, of rounds that have both. "
         f"{smoothing} A target is reached in the first round in which the {curve} meets it; `TargetReached` reads values that "
         "are not smoothed. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. `simulated time` is "
-        "read from the run's simulated clock, `time here` from the machine that ran it. MFLOPs are multiply-accumulates for one "
+        "read from the run's simulated clock, `wall time` from the machine that ran it. MFLOPs are multiply-accumulates for one "
         "sample / 10^6. Runs that differ only in their seeds share one row: mean ± sample standard deviation, or one number if "
         "all runs agree. Tables round their numbers; `runs.csv` and `curves.csv` contain them in full."
     )

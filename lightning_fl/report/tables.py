@@ -49,7 +49,7 @@ COSTS = {
     "downlink": Column("downlink", "bytes"),
     "simulated_seconds": Column("simulated time", "seconds"),
     "joules": Column("estimated energy", "joules"),
-    "wall_seconds": Column("time here", "seconds"),
+    "wall_seconds": Column("wall time", "seconds"),
     **{name: Column(f"ε ({neighbours})", "figures") for name, neighbours in KINDS_OF_EPSILON.items()},
 }
 SIZES = {"mflops": Column("MFLOPs", "figures"), "parameters": Column("parameters", "count")}

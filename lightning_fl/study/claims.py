@@ -6,7 +6,7 @@ paper's value and is no wider than it. With a margin, −margin takes the place 
 beyond it that does not show the paper's sign is within the margin, and no more. A claim without a paper's value only says which
 one is better. A difference below the floor, that of a method from itself (`floor` of the study), shows nothing.
 
-A gain of a paper cannot be seen where `than` leaves less room than the gain, as an accuracy cannot exceed 1 nor a loss fall
+A paper's gain has a ceiling effect if `than` leaves less room than the gain, as an accuracy cannot exceed 1 nor a loss fall
 below 0. One seed has no interval, so it reproduces nothing: it is ahead or behind.
 """
 
@@ -30,7 +30,7 @@ LEGEND = (
     "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, for a ratio "
     "of 1; in size: it also contains the paper's value and is no wider than it. Within the margin: the interval lies above "
     "−margin, but does not show the paper's sign. A claim without a paper's value holds if the interval lies on the better side. "
-    "A gain cannot be seen if the other one leaves less room up to 1 than the paper's gain. One seed has no interval and "
+    "Ceiling effect: the other method leaves less room up to 1 than the paper's gain. One seed has no interval and "
     f"reproduces nothing. After the correction of Benjamini and Hochberg for all these claims, a verdict stands if q ≤ {LEVEL}."
 )
 FLOOR = "Below the floor: a method differs from itself by as much, within the 95 % interval of its mean."
@@ -224,7 +224,7 @@ class Claim:
         room = inf if self.is_ratio else room_left(fmean(others), metric)
         p = None if is_one or (self.number in RUN_COSTS and low == high) else student_p(effects, border)
         if self.paper is not None and (-paper if falls else paper) > room and not is_behind:
-            outcome, p = f"cannot be seen here: {self.than} leaves {shown(room)}", None
+            outcome, p = f"ceiling effect: {self.than} leaves {shown(room)}", None
         elif is_one:
             outcome = f"one seed: {self._side(mean, border, falls)}"
         elif not is_ahead and not is_behind:

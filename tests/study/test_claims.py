@@ -65,10 +65,10 @@ def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -
         ([0.60, 0.61, 0.59], -0.1, "not reproduced: the other sign"),
         ([0.60, 0.40, 0.59], 0.1, "not reproduced: undecided, as the interval contains 0"),
         ([0.60, 0.40, 0.59], 0.49, "not reproduced: undecided, as the interval contains 0, and not the paper's value"),
-        ([0.60, 0.40, 0.59], 0.6, "cannot be seen here: b leaves 0.498"),
-        ([0.60, 0.61, 0.59], 0.6, "cannot be seen here: b leaves 0.498"),
+        ([0.60, 0.40, 0.59], 0.6, "ceiling effect: b leaves 0.498"),
+        ([0.60, 0.61, 0.59], 0.6, "ceiling effect: b leaves 0.498"),
         ([0.40, 0.41, 0.39], 0.6, "not reproduced: the other sign"),
-        ([0.60], 0.6, "cannot be seen here: b leaves 0.500"),
+        ([0.60], 0.6, "ceiling effect: b leaves 0.500"),
         ([0.60], 0.1, "one seed: ahead"),
         ([0.40], 0.1, "one seed: behind"),
         ([0.50], 0.1, "one seed: level"),
@@ -162,7 +162,7 @@ def test_a_small_room_of_a_loss_hides_a_fall() -> None:
     wide = Claim("a falls", "a", "b", "last", paper=-0.5)
     assert (
         judged(wide, {0: 0.39, 1: 0.40}, {0: 0.40, 1: 0.40}, falls=True).outcome
-        == "cannot be seen here: b leaves 0.400"
+        == "ceiling effect: b leaves 0.400"
     )
     narrow = Claim("a falls", "a", "b", "last", paper=-0.01)
     assert judged(narrow, {0: 0.39, 1: 0.3902}, {0: 0.40, 1: 0.40}, falls=True).outcome == "reproduced in size"

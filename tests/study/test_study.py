@@ -98,7 +98,7 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     assert re.search(r"^\| FedAvg +\| +1 \|.*\n\| FedProx +\| +1 \|", said, re.MULTILINE), (
         "lines have the choices' names"
     )
-    claim = r"\| a pull changes little +\| final: FedProx − FedAvg \| (one seed: |cannot be seen here)"
+    claim = r"\| a pull changes little +\| final: FedProx − FedAvg \| (one seed: |ceiling effect)"
     assert re.search(claim, said)
     assert re.search(claim, Path("runs/studies/study/report/report.md").read_text(encoding="utf-8"))
     page = Path("runs/studies/study/report/report.html").read_text(encoding="utf-8")
