@@ -160,10 +160,7 @@ def test_only_seeds_of_both_cells_are_compared() -> None:
 
 def test_a_small_room_of_a_loss_hides_a_fall() -> None:
     wide = Claim("a falls", "a", "b", "last", paper=-0.5)
-    assert (
-        judged(wide, {0: 0.39, 1: 0.40}, {0: 0.40, 1: 0.40}, falls=True).outcome
-        == "ceiling effect: b leaves 0.400"
-    )
+    assert judged(wide, {0: 0.39, 1: 0.40}, {0: 0.40, 1: 0.40}, falls=True).outcome == "ceiling effect: b leaves 0.400"
     narrow = Claim("a falls", "a", "b", "last", paper=-0.01)
     assert judged(narrow, {0: 0.39, 1: 0.3902}, {0: 0.40, 1: 0.40}, falls=True).outcome == "reproduced in size"
 
