@@ -35,6 +35,7 @@ from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
 from lightning_fl.algorithms.pfedme import PFedMe
 from lightning_fl.algorithms.prunefl import PruneFL
+from lightning_fl.algorithms.scaffnew import Scaffnew
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "PFedMe",
     "PruneFL",
     "RandomLayers",
+    "Scaffnew",
     "ServerAdagrad",
     "ServerAdam",
     "ServerM",

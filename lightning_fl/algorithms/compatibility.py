@@ -349,6 +349,10 @@ def pace_incompatibilities(slots: Slots) -> list[str]:
         )
     if needed := (slots.rule.needs | slots.shared) - {"model"}:
         problems.append(f"clients receive {_listed(needed)} besides the model, which would be that of another round")
+    if slots.rule.needs_whole_upload:
+        problems.append(
+            f"clients of {rule} keep a copy of their upload, which the next model that they receive must contain"
+        )
     if not (slots.exchange.one_message and slots.exchange.sends_whole):
         hint = to_declare(slots.exchange.sender, "one_message = sends_whole = True")
         problems.append(f"{exchange} takes turns with the clients of a round: use OneShot{hint}")

@@ -37,6 +37,8 @@ SERVER_FRACTION = 0.05
 RATE_OF_ADAM = 0.001
 RATES = {"PFedMe": 0.05}
 """Learning rates of methods that refuse the default."""
+CLIENTS_PER_ROUND = {"Scaffnew": 1.0}
+"""Shares of the clients in a round of methods that refuse the default."""
 OF_DATA = {"Digits": {"num_clients": 20}}
 """Values for data with so few samples that the default number of clients leaves too few for some partition."""
 SHORT_SETUP = {"FedKT": {"preset": "light", "num_clients": 10, "server_fraction": 0.2}}
@@ -124,6 +126,9 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
     if method.uses_server:
         data_values["server_fraction"] = SERVER_FRACTION
     shorter, user_values = SHORT_SETUP.get(method.name, {}), TO_FILL_IN.get(data.name, {})
+    trainer_values: dict[str, Any] = {"local_epochs": 5, "default_root_dir": folder}
+    if method.name in CLIENTS_PER_ROUND:
+        trainer_values["clients_per_round"] = CLIENTS_PER_ROUND[method.name]
     keys = [*user_values, *(key for key in DATA_KEYS if key not in user_values)]
     data_values |= shorter
     if "ByGroup" in str(data.parameters["partition"].get("default")):  # which never cuts a user
@@ -143,7 +148,7 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
             *_comment("Seed of the initial model and of every draw, such as the clients of a round.", 0),
             "seed_everything: 0",
         ],
-        ["trainer:", *_values(trainer, 1, TRAINER_KEYS, {"local_epochs": 5, "default_root_dir": folder})],
+        ["trainer:", *_values(trainer, 1, TRAINER_KEYS, trainer_values)],
         ["algorithm:", *_class(method, tuple(method.parameters), shorter)],
         ["model:", *_class(model, MODEL_KEYS, model_values, {"network": network.about})],
         ["data:", *_class(data, keys, data_values)],

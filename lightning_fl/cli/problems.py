@@ -35,7 +35,7 @@ PROBLEMS = (
     ),
     Problem(
         "clients with different data (non-IID)",
-        ("FedProx", "SCAFFOLD", "FedNova"),
+        ("FedProx", "SCAFFOLD", "Scaffnew", "FedNova"),
         ("FedDU", "FedDUM", "DataSharing", "FedDP", "FedBN", "FedRep", "Ditto", "APFL", "PFedMe"),
         "`--data.partition Dirichlet` and [others](/reference/names.md) draw such clients.",
     ),

@@ -100,11 +100,12 @@ class LocalSchedule:
         return replace(self, epochs=None, steps=max(1, steps))
 
     def in_round(self, rule: Rule, context: RoundContext) -> LocalSchedule:
-        """Return the schedule with the batches that a rule uses in the current round."""
-        full_batch, repeat = rule.takes_full_batches(context), rule.repeats
-        if (full_batch, repeat) == (self.full_batch, self.repeat):
+        """Return the schedule with the batches that a rule uses in the current round, and its number of steps if it has one."""
+        full_batch, repeat, steps = rule.takes_full_batches(context), rule.repeats, rule.steps_in_round(context)
+        if (full_batch, repeat, steps) == (self.full_batch, self.repeat, None):
             return self
-        return replace(self, full_batch=full_batch, repeat=repeat)
+        epochs, steps = (self.epochs, self.steps) if steps is None else (None, steps)
+        return replace(self, full_batch=full_batch, repeat=repeat, epochs=epochs, steps=steps)
 
     def pass_batches(self, num_samples: int) -> int:
         """Return the number of batches of one pass over `num_samples` samples."""

@@ -7,6 +7,7 @@ from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.moreau_envelope import MoreauEnvelope
 from lightning_fl.rules.normalised import Normalised
+from lightning_fl.rules.prox_skip import ProxSkip
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.pulled import Pulled
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
@@ -22,6 +23,7 @@ __all__ = [
     "LocalOptimizer",
     "MoreauEnvelope",
     "Normalised",
+    "ProxSkip",
     "Proximal",
     "Pulled",
     "RestartedMomentum",

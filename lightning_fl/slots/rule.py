@@ -110,6 +110,10 @@ class Rule(Part):
         """True if each step of this round uses the gradient on all samples of the client; the number of steps stays the same."""
         return False
 
+    def steps_in_round(self, context: RoundContext) -> int | None:
+        """Return the optimiser steps, times `repeats`, of every client in this round; None for those of the trainer's flags."""
+        return None
+
     def note_on_resume(self, context: RoundContext, planned: int) -> str:
         """Return a sentence for the log of a run that is resumed, in the present round of `context`; '' for none.
 

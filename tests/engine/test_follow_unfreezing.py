@@ -36,12 +36,17 @@ class Unfreezing(Perceptron):
             self.hidden.requires_grad_(True)
 
 
-def extended(node: Any, variance: float, name: str = "") -> Any:
-    """Give every vector (…, 10) in nested dictionaries 16 entries before its own, as they are before a first round."""
+def extended(node: Any, variance: float, layer: Tensor, name: str = "") -> Any:
+    """Give every vector (…, 10) in nested dictionaries 16 entries before its own, as they are before a first round.
+
+    A model that clients have sent gets those of the layer (16,).
+    """
     if isinstance(node, dict):
-        return {key: extended(value, variance, key) for key, value in node.items()}
+        return {key: extended(value, variance, layer, key) for key, value in node.items()}
     if not isinstance(node, Tensor) or node.shape[-1:] != (10,):
         return node
+    if name == "sent":
+        return torch.cat([layer.to(node), node])
     first = 1.0 if node.dtype == torch.bool else variance if name == "second" else 0.0
     return torch.cat([torch.full((*node.shape[:-1], 16), first, dtype=node.dtype), node], -1)
 
@@ -49,10 +54,11 @@ def extended(node: Any, variance: float, name: str = "") -> Any:
 def extend_by_hand(checkpoint: dict[str, Any], algorithm: Algorithm) -> dict[str, Any]:
     """Return a checkpoint of a run that has trained the second layer, for a run that trains both."""
     variances = [step.epsilon**2 for step in algorithm.steps if hasattr(step, "epsilon")]
-    run = extended(checkpoint["federation"]["run"], *variances or [0.0])
+    params = torch.cat([checkpoint["state_dict"][name].flatten() for name in SHAPES])
+    run = extended(checkpoint["federation"]["run"], *variances or [0.0], params[:16])
     run["names"], run["shapes"] = list(SHAPES), [list(shape) for shape in SHAPES.values()]
     run["channels_last"] = [False] * 4
-    run["params"] = torch.cat([checkpoint["state_dict"][name].flatten() for name in SHAPES])
+    run["params"] = params
     return checkpoint | {"federation": checkpoint["federation"] | {"run": run}}
 
 

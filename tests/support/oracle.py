@@ -43,13 +43,20 @@ class Problem:
     def batches(self, t: int, k: int) -> Batches:
         return islice(self._batches(self.x[k], self.y[k], [self.seed, t, 2, k]), self.num_steps(t, k))
 
+    def first_batches(self, t: int, k: int, steps: int) -> Batches:
+        """Yield the batches of so many steps of a client, or of fewer if it straggles, in as many passes as they take."""
+        stream = replace(self, epochs=10**6)._batches(self.x[k], self.y[k], [self.seed, t, 2, k])
+        return islice(stream, self._done(t, k, steps))
+
     def batches_of_passes(self, t: int) -> Batches:
         """Yield the batches of as many passes of the first client as are asked for."""
         return replace(self, epochs=10**6)._batches(self.x[0], self.y[0], [self.seed, t, 2, 0])
 
     def num_steps(self, t: int, k: int, on_each_batch: int = 1) -> int:
         """Return all steps, or for a straggler 1, 2 … or all but one with equal probability (Li et al. 2020, 5.2, has epochs)."""
-        steps = self.epochs * -(-len(self.x[k]) // self.batch_size) * on_each_batch
+        return self._done(t, k, self.epochs * -(-len(self.x[k]) // self.batch_size) * on_each_batch)
+
+    def _done(self, t: int, k: int, steps: int) -> int:
         rng = np.random.default_rng([self.seed, t, 7, k])
         return int(rng.integers(1, steps)) if steps > 1 and rng.random() < self.straggler_rate else steps
 
@@ -334,6 +341,29 @@ def pfedme(
             copies.append(copy)
         w = (1 - beta) * w + beta * sum(copies) / len(copies)
     return w, models
+
+
+def scaffnew(
+    problem: Problem, w: np.ndarray, p: float, uniform: bool = True, rate: Callable[[int], float] = lambda t: 0.1
+) -> np.ndarray:
+    """Mishchenko et al. 2022, Algorithm 2; a client learns w⁺, with which it updates h_k, when it next receives a model."""
+    sent, rates = dict[int, np.ndarray](), dict[int, float]()
+    for t in range(problem.rounds):
+        eta = rate(t)
+        seed = np.random.SeedSequence([problem.seed, t, 11, 2, 0, crc32(b"local steps")]).generate_state(1, np.uint64)[
+            0
+        ]
+        steps = int(np.random.default_rng(int(seed >> np.uint64(1))).geometric(p))
+        cohort = problem.cohort(t)
+        for k in cohort:
+            h = p / rates.get(k, eta) * (w - sent.get(k, w))
+            y = w
+            for batch in problem.first_batches(t, k, steps):
+                y = y - eta * (gradient(y, *batch) - h)
+            sent[k], rates[k] = y - eta / p * h, eta
+        sizes = [1 if uniform else len(problem.x[k]) for k in cohort]
+        w = sum(n * sent[k] for n, k in zip(sizes, cohort, strict=True)) / sum(sizes)
+    return w
 
 
 @dataclass

@@ -64,6 +64,7 @@ from lightning_fl.algorithms import (
 )
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.exchanges import LayerDivergence
+from lightning_fl.rules import ProxSkip
 from lightning_fl.steps import Apply, Distillation
 
 D = 26
@@ -323,6 +324,10 @@ ROSTER = {
         partial(SCAFFOLD, weighting="uniform", server_learning_rate=0.7),
         partial(oracle.scaffold, eta_g=0.7, uniform=True),
         costs=whole("model", "moments"),
+    ),
+    # The rule of Scaffnew, which as a method takes all clients in each round; test_scaffnew.py has it.
+    "ProxSkip": Entry(
+        partial(Algorithm, rule=ProxSkip(p=0.25), aggregator=WeightedMean("uniform")), partial(oracle.scaffnew, p=0.25)
     ),
     "FedNova": Entry(FedNova, oracle.fednova, costs=with_normaliser),
     "FedNova-proximal": Entry(partial(FedNova, mu=0.5), partial(oracle.fednova, mu=0.5), costs=with_normaliser),
