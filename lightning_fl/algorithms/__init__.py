@@ -3,6 +3,7 @@
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.apfl import APFL
 from lightning_fl.algorithms.centralised import Centralised
+from lightning_fl.algorithms.dasha import DASHA
 from lightning_fl.algorithms.data_sharing import DataSharing
 from lightning_fl.algorithms.ditto import Ditto
 from lightning_fl.algorithms.efficient_adam import EfficientAdam
@@ -40,6 +41,7 @@ from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
     "APFL",
+    "DASHA",
     "HDFL",
     "IMC",
     "SCAFFOLD",

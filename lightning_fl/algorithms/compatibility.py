@@ -219,6 +219,12 @@ def _uploads(slots: Slots) -> Iterator[str]:
     if Traits.NEEDS_ERROR_FEEDBACK in slots.uplink.traits:  # no more in ErrorFeedback
         codec = name_of(slots.uplink)
         yield f"the uplink {codec} would lose most of every upload for good: use ErrorFeedback({codec}(…))"
+    adders = [name_of(step) for step in slots.chain if step.adds_increments]
+    codec, are_increments = name_of(slots.uplink), Traits.INCREMENTS in slots.uplink.traits
+    if are_increments and not adders:
+        yield f"the uplink {codec} sends differences from earlier messages, which no step adds up: begin with Accumulate()"
+    if adders and not are_increments:
+        yield f"{adders[0]} adds up differences, and the uplink {codec} sends none: use Differences({codec}(…))"
     for step in slots.chain:
         if skewed := [name for name in sorted(step.needs_equal_weights) if not slots.aggregator.weighs_equally(name)]:
             yield (

@@ -27,7 +27,7 @@ PROBLEMS = (
     Problem(
         "few bytes",
         (
-            *("FedLDF", "RandomLayers", "HDFL", "FedADP", "FedPAQ"),
+            *("FedLDF", "RandomLayers", "HDFL", "FedADP", "FedPAQ", "DASHA"),
             *("FedAdamSSM", "FedAdamTop", "FairnessTop", "OneBitAdam", "EfficientAdam"),
         ),
         ("FedAP", "FedDUMAP", "HRank", "IMC", "PruneFL", "FedRep"),

@@ -4,6 +4,7 @@ from lightning_fl.codecs.blockwise import Blockwise
 from lightning_fl.codecs.broadcasts import Changes, Followed
 from lightning_fl.codecs.cast import Cast
 from lightning_fl.codecs.dense import Dense
+from lightning_fl.codecs.differences import Differences
 from lightning_fl.codecs.entropy_coded import EntropyCoded
 from lightning_fl.codecs.error_feedback import ErrorFeedback
 from lightning_fl.codecs.few_bits import OneBit, Quantiser
@@ -23,6 +24,7 @@ __all__ = [
     "Cast",
     "Changes",
     "Dense",
+    "Differences",
     "EntropyCoded",
     "ErrorFeedback",
     "FairTopK",

@@ -16,6 +16,10 @@ class Dense(Codec):
 
     traits = Traits.EXACT | Traits.SUMS_SUFFICE
 
+    def relative_variance(self, numel: int) -> float:
+        """Return 0."""
+        return 0.0
+
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode each vector, bits = its numbers × the width of its dtype; only masks are copied."""
         return {name: _packed(name, vector) for name, vector in message.items()}, {}

@@ -47,6 +47,10 @@ class ErrorFeedback(Codec):
         of_message = Traits.UNBIASED | Traits.NEARLY_UNBIASED | Traits.IDEMPOTENT | Traits.NEEDS_ERROR_FEEDBACK
         return self.codec.traits & ~of_message | Traits.ERROR_FEEDBACK
 
+    def relative_variance(self, numel: int) -> float | None:
+        """Return None: a message holds the errors of earlier ones."""
+        return None
+
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode z; the new memory is e and the inner codec's memory."""
         wanted = {name: x + memory[RESIDUAL + name] if RESIDUAL + name in memory else x for name, x in message.items()}

@@ -74,6 +74,14 @@ class RandomK(Codec):
         """Largest magnitude that the codec of the values sends."""
         return None if self.values is None else self.values.largest
 
+    def relative_variance(self, numel: int) -> float | None:
+        """Return (d/k)(1 + ω) − 1, ω of the codec of the values; None if the numbers are not scaled."""
+        kept = num_kept(self.alpha, numel)
+        of_values = 0.0 if self.values is None else self.values.relative_variance(kept)
+        if of_values is None or Traits.UNBIASED not in self.traits:
+            return None
+        return numel / max(1, kept) * (1 + of_values) - 1
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments, unless everything is sent as it is."""
         return compressible(name) and (self.alpha < 1 or (self.values is not None and self.values.is_lossy_for(name)))

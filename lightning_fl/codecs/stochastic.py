@@ -129,6 +129,11 @@ class QSGD(Stochastic):
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", int(self.levels))  # arithmetic with a NumPy integer may overflow
 
+    def relative_variance(self, numel: int) -> float:
+        """Return min(n/s², √n/s) for buckets of n numbers."""
+        size = min(self.bucket, numel)
+        return min(size / self.levels**2, size**0.5 / self.levels)
+
     @property
     def size_depends_on_values(self) -> bool:
         """True for Elias' code."""
@@ -204,6 +209,10 @@ class TernGrad(Stochastic):
     def traits(self) -> Traits:
         """Unbiased unless numbers are cut off; what is left of them is drawn as without, so that its error may grow."""
         return Traits.DELTAS_ONLY | Traits.ERROR_MAY_GROW | Traits.UNBIASED.only_if(self.clip is None)
+
+    def relative_variance(self, numel: int) -> float | None:
+        """Return √d − 1, as v‖x‖₁ ≤ √d ‖x‖²; None if numbers are cut off."""
+        return numel**0.5 - 1 if self.clip is None else None
 
     @property
     def most(self) -> int:

@@ -3,6 +3,7 @@
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
+from lightning_fl.rules.gradient_step import GradientStep
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.moreau_envelope import MoreauEnvelope
@@ -19,6 +20,7 @@ __all__ = [
     "CorrectedMomentum",
     "DecoupledMomentum",
     "FrozenMomentum",
+    "GradientStep",
     "LocalAdam",
     "LocalOptimizer",
     "MoreauEnvelope",

@@ -82,6 +82,8 @@ class Traits(Flag):
     """A broadcast must reach every client of the federation, because the next one builds on it."""
     CATCHES_UP = auto()
     """A client that missed broadcasts loads them when it is there again, so that those that are not pay nothing."""
+    INCREMENTS = auto()
+    """What arrives adds to what the sender has sent before, so that a step must add up the clients' means."""
     EXACT = UNBIASED | CONTRACTS | IDEMPOTENT | LOSSLESS
     """Those of a codec that sends the numbers as they are."""
 
@@ -145,6 +147,10 @@ class Codec(Part, ABC):
             not former,
             f"{cls.__name__} sets {', '.join(former)} as in version 0.3: declare {', '.join(traits)} in `traits` where it holds.",
         )
+
+    def relative_variance(self, numel: int) -> float | None:
+        """Return ω with E‖C(x) − x‖² ≤ ω‖x‖² for all x (d,), d = `numel`; None if the codec is biased, or no ω is known."""
+        return None
 
     def check(self, context: RoundContext) -> None:
         """Raise `UserError` if the codec does not fit the run; called before the first round.

@@ -27,6 +27,9 @@ class Step(Part, ABC):
     sums_suffice = False
     """True if it reads merged entries alone, no client's own data or message."""
 
+    adds_increments = False
+    """True if it adds up the means of uploads that are increments (`Traits.INCREMENTS`), in place of applying them."""
+
     weighs_samples = False
     """True if it weighs the server's samples against those of the round's clients."""
 

@@ -1,5 +1,6 @@
 """Steps: the server's work on the merged uploads."""
 
+from lightning_fl.steps.accumulate import Accumulate
 from lightning_fl.steps.apply import Apply
 from lightning_fl.steps.centred_clipping import CentredClipping
 from lightning_fl.steps.compress import Compress
@@ -14,6 +15,7 @@ from lightning_fl.steps.trust_scores import TrustScores
 from lightning_fl.steps.warmed_up_moments import WarmedUpMoments
 
 __all__ = [
+    "Accumulate",
     "Adagrad",
     "Adam",
     "Apply",

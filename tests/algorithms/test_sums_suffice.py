@@ -36,6 +36,7 @@ NO = {
     "HeteroFL": [("exchange", "FirstUnits")],
     "FjORD": [("exchange", "FirstUnits")],
     "FederatedDropout": [("exchange", "DrawnUnits")],
+    "DASHA": [("uplink", "Differences")],
     "FedBuff": [("pace", "Pace")],
     "FedAsync": [("pace", "Pace")],
 }

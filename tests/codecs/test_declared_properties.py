@@ -16,6 +16,7 @@ from lightning_fl.codecs import (
     Cast,
     Changes,
     Dense,
+    Differences,
     EntropyCoded,
     ErrorFeedback,
     FairTopK,
@@ -47,6 +48,7 @@ CODECS: list[Codec] = [
     *(EntropyCoded(QSGD()), EntropyCoded(TopK(0.3, values=Blockwise(bits=4))), EntropyCoded(STC(0.3))),
     *(Followed(Quantiser()), ErrorFeedback(TopK(0.3)), ErrorFeedback(LowRank(1)), ErrorFeedback(OneBit("l1"))),
     *(ErrorFeedback(EntropyCoded(Quantiser())), ErrorFeedback(EDEN(1, scale="min_mse"))),
+    *(Differences(RandomK(0.3)), Differences(QSGD(), momentum=0.5), Differences(Dense())),
 ]
 each_codec = pytest.mark.parametrize("codec", CODECS, ids=str)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -103,7 +103,7 @@ def test_goes_on_as_a_network_born_small_whose_states_were_sliced_by_hand(
 # Fewer numbers or neurons change their choice of coordinates to send or keep, or zero has a sign.
 COUNT_NUMBERS = (
     *("FedADP", "FedAdamTop", "FedAdamSSM", "FairnessTop", "OneBitAdam", "EfficientAdam-sign"),
-    *("IMC", "PruneFL"),
+    *("IMC", "PruneFL", "DASHA"),
 )
 
 

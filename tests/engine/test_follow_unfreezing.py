@@ -69,6 +69,7 @@ REFUSED = {
     "PFedMe": "each client of PFedMe keeps 'own/model'",
     "FedOpt": "FedOpt's step ServerOptimizer keeps 'momentum_buffer'",
     "FedAdamSSM-second": "the codec of FedAdamSSM's downlink keeps 'model'",
+    "DASHA": "the codec of DASHA's uplink keeps 'last/model'",
     "OneBitAdam": "OneBitAdam's step WarmedUpMoments keeps 'error'",
     "EfficientAdam": "EfficientAdam's step Compress keeps 'change'",
 }

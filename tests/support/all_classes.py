@@ -26,6 +26,7 @@ from lightning_fl.steps import Apply, Momentum
 
 DATA = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.long))
 GIVEN: dict[str, dict[str, Any]] = {
+    "Differences": {"codec": Dense()},
     "ErrorFeedback": {"codec": Dense()},
     "Followed": {"codec": Dense()},
     "Compress": {"codec": Dense()},

@@ -366,6 +366,30 @@ def scaffnew(
     return w
 
 
+def dasha(problem: Problem, w: np.ndarray, k: int = 26, momentum: float | None = None, full: bool = True) -> np.ndarray:
+    """Tyurin and Richtárik 2023, Algorithm 1, with k random coordinates; clients that are away keep g_k and h_k."""
+    a = 1 / (2 * (len(w) / k - 1) + 1) if momentum is None else momentum
+    total, estimates, gradients = np.zeros_like(w), dict[int, np.ndarray](), dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        for c in problem.cohort(t):
+            g, h = (kept.get(c, np.zeros_like(w)) for kept in (estimates, gradients))
+            gradients[c] = (
+                gradient(w, problem.x[c], problem.y[c]) if full else gradient(w, *next(problem.batches(t, c)))
+            )
+            wanted = gradients[c] - h - a * (g - h)
+            stream = np.random.SeedSequence([problem.seed, t, 11, c, 0, 0, crc32(b"model")]).generate_state(
+                1, np.uint64
+            )
+            generator = torch.Generator().manual_seed(int(stream[0] >> np.uint64(1)))
+            positions = torch.randperm(len(w), generator=generator)[:k].numpy()
+            sent = np.zeros_like(w)
+            sent[positions] = len(w) / k * wanted[positions]
+            estimates[c] = g + sent
+            total += sent / len(problem.x)
+        w = w - problem.learning_rate * total
+    return w
+
+
 @dataclass
 class Norm:
     """Batch normalisation of the inputs (n, 3): scale, shift, running mean and variance, and number of batches."""

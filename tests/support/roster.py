@@ -19,6 +19,7 @@ import toys
 from lightning_fl.aggregators import KeepUploads, MaskedMean, WeightedMean
 from lightning_fl.algorithms import (
     APFL,
+    DASHA,
     HDFL,
     IMC,
     SCAFFOLD,
@@ -62,6 +63,7 @@ from lightning_fl.algorithms import (
     ServerM,
     ServerYogi,
 )
+from lightning_fl.codecs import RandomK
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.exchanges import LayerDivergence
 from lightning_fl.rules import ProxSkip
@@ -324,6 +326,14 @@ ROSTER = {
         partial(SCAFFOLD, weighting="uniform", server_learning_rate=0.7),
         partial(oracle.scaffold, eta_g=0.7, uniform=True),
         costs=whole("model", "moments"),
+    ),
+    "DASHA": Entry(
+        partial(DASHA, RandomK(0.3)), partial(oracle.dasha, k=K_OF_D), each(lambda t, q: K_OF_D * q + 64, vectors(1))
+    ),
+    "DASHA-minibatch": Entry(
+        partial(DASHA, RandomK(0.3), momentum=0.5, batch="minibatch"),
+        partial(oracle.dasha, k=K_OF_D, momentum=0.5, full=False),
+        each(lambda t, q: K_OF_D * q + 64, vectors(1)),
     ),
     # The rule of Scaffnew, which as a method takes all clients in each round; test_scaffnew.py has it.
     "ProxSkip": Entry(

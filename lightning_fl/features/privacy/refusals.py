@@ -149,6 +149,8 @@ def _asking(privacy: Privacy, trainer: Run, algorithm: Algorithm, has_server_sam
         yield f"clients of {name_of(algorithm.rule)} send {', '.join(map(repr, scalars))}, no vector of the model"
     if algorithm.rule.needs_whole_upload:
         yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which was clipped since"
+    if Traits.INCREMENTS in algorithm.uplink.traits:
+        yield f"{name_of(algorithm.uplink)} builds each message on those before, which were clipped since they were sent"
     steps = [step for outer in algorithm.steps for step in outer.steps()]
     for step in (step for step in steps if step.asks_clients):
         hint = to_declare(step, "asks_clients = False")
