@@ -61,6 +61,15 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("algorithm", ["Scaffnew --algorithm.p 0.4", "DASHA --algorithm.codec QSGD"])
+def test_two_processes_keep_what_clients_have_sent(algorithm: str, tmp_path: Path) -> None:
+    """Test control variates and codec memories of all clients, and a number of local steps that is drawn."""
+    words = ("--model.network", "linear", "--trainer.max_rounds", "3", "--trainer.clients_per_round", "12")
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))
+
+
+@pytest.mark.process
 def test_two_processes_step_the_server_alike(tmp_path: Path) -> None:
     """Test an optimiser that keeps vectors and numbers of steps; a larger ε does not magnify rounding."""
     words = ("--model.network", "linear", "--trainer.max_rounds", "3")

@@ -34,6 +34,7 @@ from lightning_fl.algorithms.local_only import LocalOnly
 from lightning_fl.algorithms.method import Method as Method
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
+from lightning_fl.algorithms.perfedavg import PerFedAvg
 from lightning_fl.algorithms.pfedme import PFedMe
 from lightning_fl.algorithms.prunefl import PruneFL
 from lightning_fl.algorithms.scaffnew import Scaffnew
@@ -87,6 +88,7 @@ __all__ = [
     "LocalOnly",
     "OneBitAdam",
     "PFedMe",
+    "PerFedAvg",
     "PruneFL",
     "RandomLayers",
     "Scaffnew",

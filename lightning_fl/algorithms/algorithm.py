@@ -45,6 +45,7 @@ from lightning_fl.slots import (
     Step,
     Traits,
     Validation,
+    has_client_models,
     model_keeper,
     owned_by,
 )
@@ -271,13 +272,13 @@ class Algorithm(Remembering):
         """Return values to log with a validation, by name; they replace those of the server's model with the same names.
 
         If clients own parts of the model, it is complete only on a client. Then these are the means over the clients, each with
-        what it owns, and under `…_local` the means on the clients' own validation samples. If clients keep models of their own,
-        the values of the server's model are under `…_server`. If clients train smaller networks, the values of these are under
-        `…_width_` and the share of the units that they have.
+        what it owns, and under `…_local` the means on the clients' own validation samples. If clients predict with models of
+        their own, the values of the server's model are under `…_server`. If clients train smaller networks, the values of these
+        are under `…_width_` and the share of the units that they have.
         """
         means = validation.client_means() if validation.owns else {}
         values = dict(means)
-        if self.model_keeper is not None:
+        if has_client_models(self.personal):
             values |= {f"{name}_server": value for name, value in validation.averages().items()}
         for part in self.personal:
             values |= part.validate(validation, means)

@@ -89,7 +89,7 @@ def incompatibilities(slots: Slots) -> list[str]:
 
 def _personal(slots: Slots) -> Iterator[str]:
     """Yield the parts of what clients keep that do not fit each other or the rule."""
-    keepers = [name_of(part) for part in slots.personal if part.keeps_model]
+    keepers = [name_of(part) for part in slots.personal if part.keeps_model or part.adapts]
     if len(keepers) > 1:
         yield f"{' and '.join(keepers)} each let a client predict with a model of its own: leave one out"
     if slots.exchange.keeps_changes and not any(part.continues for part in slots.personal):

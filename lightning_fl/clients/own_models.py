@@ -16,12 +16,14 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fl.checks.evaluation_mode import keeping_attributes
+from lightning_fl.clients.adapted_models import adapted_model
 from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.gradients import gradient_here, gradient_treatment
 from lightning_fl.clients.local_schedule import ClientWork
 from lightning_fl.clients.local_training import train_locally
+from lightning_fl.data import FederatedDataModule
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, is_finite, model_keeper
+from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, adapter, is_finite, model_keeper
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.personal import OWN
 
@@ -146,13 +148,21 @@ class OwnModelTraining:
 
 
 @contextmanager
-def client_model(flat_module: FlatModule, personal: Sequence[Personal], state: Mapping[str, Tensor]) -> Iterator[None]:
+def client_model(
+    flat_module: FlatModule,
+    personal: Sequence[Personal],
+    state: Mapping[str, Tensor],
+    data: FederatedDataModule,
+    client: int,
+) -> Iterator[None]:
     """Load what a client predicts with, while the module holds the server's model, and load that again at the end.
 
     Args:
         flat_module: holds the server's model, with what clients own at first.
         personal: parts that say what clients keep.
-        state: the client's state; {} for a client that has not taken part, which predicts with the module as it is.
+        state: the client's state; {} for a client that has not taken part, which keeps nothing yet.
+        data: the clients' training samples.
+        client: index of the client.
     """
     common, part = flat_module.read_personal(), model_keeper(personal)
     flat_module.load_personal(common | {name: entry for name, entry in state.items() if name in common})
@@ -161,6 +171,9 @@ def client_model(flat_module: FlatModule, personal: Sequence[Personal], state: M
             own = _own_model(state)
             with flat_module.other_model(part.prediction(own, flat_module.params), own.buffers, own.counters):
                 yield
+        elif (adapting := adapter(personal)) is not None:
+            with adapted_model(flat_module, adapting, data, client):
+                yield
         else:
             yield
     finally:
@@ -168,20 +181,23 @@ def client_model(flat_module: FlatModule, personal: Sequence[Personal], state: M
 
 
 @contextmanager
-def predicting_model(flat_module: FlatModule, personal: Sequence[Personal], run: Run, client: int) -> Iterator[None]:
+def predicting_model(
+    flat_module: FlatModule, personal: Sequence[Personal], run: Run, data: FederatedDataModule, client: int
+) -> Iterator[None]:
     """Load what a client predicts with, whatever the module holds, and load that again at the end.
 
     Args:
         flat_module: holds the module.
         personal: parts that say what clients keep.
         run: has the server's model and the clients' states.
+        data: the clients' training samples.
         client: index of the client.
     """
     present = flat_module.read_personal()
     with flat_module.other_model(run.params, run.buffers, run.counters):
         flat_module.load_personal(run.personal)
         try:
-            with client_model(flat_module, personal, run.clients.get(client, {})):
+            with client_model(flat_module, personal, run.clients.get(client, {}), data, client):
                 yield
         finally:
             flat_module.load_personal(present)

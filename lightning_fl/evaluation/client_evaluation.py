@@ -152,7 +152,7 @@ class ClientEvaluator:
             return measure(flat_module, stage, loaders, num_batches(loaders, None), alone=True, marks_undefined=True)
 
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
-        with client_model(flat_module, self.personal, state):
+        with client_model(flat_module, self.personal, state, data, client):
             metrics, tuned = measured(), {}
             if job.schedule.epochs:
                 start = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}

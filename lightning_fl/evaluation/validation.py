@@ -21,7 +21,7 @@ from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.static_statistics import settle_statistics, statistic_batches
 from lightning_fl.processes import gather_by_client
-from lightning_fl.slots import Personal, RoundContext, State, Width, model_keeper
+from lightning_fl.slots import Personal, RoundContext, State, Width, adapter, has_client_models
 
 NEWCOMER = -1
 """Stands for all clients that have not taken part, which predict with the same model."""
@@ -65,7 +65,7 @@ class ModelValidation:
     @property
     def owns(self) -> bool:
         """True if clients own parts of the model, or models of their own."""
-        return bool(self.flat_module.read_personal()) or model_keeper(self.personal) is not None
+        return bool(self.flat_module.read_personal()) or has_client_models(self.personal)
 
     def averages(self) -> dict[str, float]:
         """Return what the module logs with the server's model and with what clients own at first."""
@@ -89,14 +89,15 @@ class ModelValidation:
         The processes share the clients; each measures its own on all batches.
         """
         clients = self._clients()
-        groups = list(dict.fromkeys(client if client in self.states else NEWCOMER for client in clients))
+        apart = clients if adapter(self.personal) is not None else self.states.keys()
+        groups = list(dict.fromkeys(client if client in apart else NEWCOMER for client in clients))
         fabric = self.flat_module.fabric
         rank, num_ranks = fabric.global_rank, fabric.world_size
         mine = {client: self._measure(client, self.loaders, self._limits) for client in groups[rank::num_ranks]}
         my_values = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
         measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, my_values)
         return {
-            **_means([measured[client if client in self.states else NEWCOMER] for client in clients]),
+            **_means([measured[client if client in apart else NEWCOMER] for client in clients]),
             **{f"{name}_local": value for name, value in _means(local.values()).items()},
         }
 
@@ -129,7 +130,7 @@ class ModelValidation:
         return self._measure(client, loaders, num_batches(loaders, limit))
 
     def _measure(self, client: int, loaders: CombinedLoader, limits: Sequence[int | float]) -> dict[str, float]:
-        with client_model(self.flat_module, self.personal, self.states.get(client, {})):
+        with client_model(self.flat_module, self.personal, self.states.get(client, {}), self.data, client):
             return measure(self.flat_module, self.stage, loaders, limits, alone=True, probes=self._probes)
 
     @property

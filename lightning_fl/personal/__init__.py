@@ -1,5 +1,6 @@
 """Personal parts: what each client keeps for itself, trains besides, and predicts with."""
 
+from lightning_fl.personal.adapted_model import AdaptedModel
 from lightning_fl.personal.head_then_body import HeadThenBody
 from lightning_fl.personal.kept_model import KeptModel
 from lightning_fl.personal.mixed_model import MixedModel
@@ -10,6 +11,7 @@ from lightning_fl.personal.personal_norms import PersonalNorms
 from lightning_fl.personal.trained_alone import TrainedAlone
 
 __all__ = [
+    "AdaptedModel",
     "HeadThenBody",
     "KeptModel",
     "MixedModel",

@@ -5,6 +5,7 @@ from lightning_fl.rules.control_variates import ControlVariates
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
 from lightning_fl.rules.gradient_step import GradientStep
 from lightning_fl.rules.local_optimizer import LocalOptimizer
+from lightning_fl.rules.meta_gradient import MetaGradient
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.moreau_envelope import MoreauEnvelope
 from lightning_fl.rules.normalised import Normalised
@@ -23,6 +24,7 @@ __all__ = [
     "GradientStep",
     "LocalAdam",
     "LocalOptimizer",
+    "MetaGradient",
     "MoreauEnvelope",
     "Normalised",
     "ProxSkip",

@@ -26,7 +26,18 @@ from lightning_fl.slots.message import (
 )
 from lightning_fl.slots.pace import Pace
 from lightning_fl.slots.part import Part, check_inner, parts_in
-from lightning_fl.slots.personal import Owned, OwnModel, OwnTraining, Personal, Phase, model_keeper, owned_by, phased
+from lightning_fl.slots.personal import (
+    Owned,
+    OwnModel,
+    OwnTraining,
+    Personal,
+    Phase,
+    adapter,
+    has_client_models,
+    model_keeper,
+    owned_by,
+    phased,
+)
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.round_context import Draw, RoundContext
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
@@ -83,9 +94,11 @@ __all__ = [
     "Uploader",
     "Validation",
     "Width",
+    "adapter",
     "check_inner",
     "compressible",
     "forwards",
+    "has_client_models",
     "is_finite",
     "kept_columns",
     "kind_of",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -92,6 +92,8 @@ class Personal(Part):
 
     keeps_model = False
     """True if each client keeps a whole model of its own; then `finish` makes it."""
+    adapts = False
+    """True if each client predicts with what `adapt` makes of the server's model on the client's own samples."""
     continues = False
     """True if the training of the model that the client uploads begins at the client's own, not at the received one."""
     num_models = 1
@@ -145,6 +147,15 @@ class Personal(Part):
         """Return the parameters (d,) with which a client predicts, given its own model and the server's parameters (d,)."""
         return own.params
 
+    def adapt(self, params: Tensor, gradient: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the parameters (d,) with which a client predicts that keeps no model of its own.
+
+        Args:
+            params: the server's parameters (d,), not to be changed.
+            gradient: returns the gradient (d,) of one minibatch of the client's training samples at parameters (d,).
+        """
+        return params
+
     def validate(self, validation: Validation, means: dict[str, float]) -> dict[str, float]:
         """Return further values to log with a validation, by name.
 
@@ -164,6 +175,16 @@ def owned_by(parts: Sequence[Personal], module: nn.Module) -> Owned:
 def model_keeper(parts: Sequence[Personal]) -> Personal | None:
     """Return the part by which each client keeps a whole model of its own; None if there is none."""
     return next((part for part in parts if part.keeps_model), None)
+
+
+def adapter(parts: Sequence[Personal]) -> Personal | None:
+    """Return the part by which each client adapts the server's model before it predicts; None if there is none."""
+    return next((part for part in parts if part.adapts), None)
+
+
+def has_client_models(parts: Sequence[Personal]) -> bool:
+    """True if each client predicts with a whole model of its own, which it keeps or makes of the server's."""
+    return model_keeper(parts) is not None or adapter(parts) is not None
 
 
 def phased(parts: Sequence[Personal]) -> Personal | None:

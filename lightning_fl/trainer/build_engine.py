@@ -54,7 +54,7 @@ from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.link.messages import RoundObserver
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
-from lightning_fl.slots import Gradients, Personal, RoundContext, Rule
+from lightning_fl.slots import Gradients, Personal, RoundContext, Rule, has_client_models
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -93,7 +93,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     _check_schedules(trainer, data)
     schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
-    owns = bool(flat_module.read_personal()) or algorithm.model_keeper is not None
+    owns = bool(flat_module.read_personal()) or has_client_models(algorithm.personal)
     check_privacy(trainer, algorithm, schedulers, buffers, len(data.server_indices) > 0, owns, data.val_fraction > 0)
     privacy = mechanism_of(trainer.privacy, data.client_sizes, selected)
     flat_module.shared_by_clients.restores = flat_module.logs.computes_for_each_client = privacy.parts_clients

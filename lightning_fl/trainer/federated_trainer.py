@@ -265,7 +265,7 @@ class FederatedTrainer(TrainerInterface):
             is_whole(client) and 0 <= client <= most,
             f"client_model needs the index of a client, 0 to {most}, got {client!r}.",
         )
-        with predicting_model(self.flat_module, self.algorithm.personal, self.run, client):
+        with predicting_model(self.flat_module, self.algorithm.personal, self.run, self.fit_loop.engine.data, client):
             yield self.lightning_module
 
     def save_checkpoint(  # type: ignore[override]

@@ -191,8 +191,9 @@ def test_a_round_that_nobody_survives_changes_nothing(
     assert not torch.equal(states[2, "start"]["params"], states[2, "end"]["params"])
 
 
-@pytest.mark.parametrize("name", [*FEDERATED, "LocalOnly"])
+@pytest.mark.parametrize("name", [name for name in (*FEDERATED, "LocalOnly") if name != "PerFedAvg"])
 def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: MakeTrainer) -> None:
+    """Check all methods but one whose clients leave out a last minibatch that has no second one."""
     entry = ROSTER[name]
     x, y = samples(entry.num_samples)
     data = entry.federation()

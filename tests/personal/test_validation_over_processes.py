@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torchmetrics import MeanSquaredError
 from toys import Normalised, federation
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.algorithms import FedBN
+from lightning_fl.algorithms import Algorithm, FedBN, PerFedAvg
 from lightning_fl.evaluation import validation
 
 
@@ -29,7 +30,11 @@ class Measured(Normalised):
         self.log("val/error", self.error)
 
 
-def fit(folder: Path) -> None:
+def fit_adapted(folder: Path) -> None:
+    fit(folder, PerFedAvg())
+
+
+def fit(folder: Path, algorithm: Algorithm | None = None) -> None:
     torch.manual_seed(0)
     clients: list[int] = []
     plain = validation.ModelValidation._measure
@@ -48,18 +53,19 @@ def fit(folder: Path) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Measured(), federation(), FedBN())
+    trainer.fit(Measured(), federation(), algorithm or FedBN())
     values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
     (folder / f"{trainer.global_rank}.json").write_text(json.dumps({"values": values, "clients": clients}))
 
 
 @pytest.mark.process
-def test_processes_share_the_clients_and_agree_with_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train", [fit, fit_adapted])
+def test_processes_share_the_clients_and_agree_with_one(train: Callable[[Path], None], tmp_path: Path) -> None:
     found = {}
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        processes.run(fit, folder, num_processes=count)
+        processes.run(train, folder, num_processes=count)
         found[count] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
     ((alone,), (first, second)) = found[1], found[2]
     assert {"val/loss", "val/accuracy", "val/error"} <= alone["values"].keys()

@@ -366,6 +366,18 @@ def scaffnew(
     return w
 
 
+def per_fedavg(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
+    """Fallah et al. 2020, Algorithm 1 with the first-order gradient."""
+
+    def local(w: np.ndarray, batches: Batches, eta: float) -> np.ndarray:
+        y = w.copy()
+        while (first := next(batches, None)) and (second := next(batches, None)):
+            y = y - eta * gradient(y - beta * gradient(y, *first), *second)
+        return y
+
+    return fedavg(problem, w, local)
+
+
 def dasha(problem: Problem, w: np.ndarray, k: int = 26, momentum: float | None = None, full: bool = True) -> np.ndarray:
     """Tyurin and Richtárik 2023, Algorithm 1, with k random coordinates; clients that are away keep g_k and h_k."""
     a = 1 / (2 * (len(w) / k - 1) + 1) if momentum is None else momentum

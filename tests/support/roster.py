@@ -55,6 +55,7 @@ from lightning_fl.algorithms import (
     HybridFL,
     LocalOnly,
     OneBitAdam,
+    PerFedAvg,
     PFedMe,
     PruneFL,
     RandomLayers,
@@ -265,6 +266,7 @@ ROSTER = {
         partial(PFedMe, strength=6.0, inner_steps=3, inner_learning_rate=0.05, server_learning_rate=0.7),
         lambda given, w: oracle.pfedme(given, w, strength=6.0, inner_steps=3, alpha=0.05, beta=0.7)[0],
     ),
+    "PerFedAvg": Entry(partial(PerFedAvg, beta=0.3), partial(oracle.per_fedavg, beta=0.3)),
     "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm; test_fedbn.py has one
     "ServerM": Entry(partial(ServerM, beta=0.6), partial(oracle.server_momentum, beta=0.6)),
     "ServerM-first": Entry(
