@@ -115,7 +115,9 @@ def uses_server(method: Algorithm) -> bool:
     try:
         method.arrange_data(MagicMock(server_indices=[], client_sizes=np.ones(9)))
         server = MagicMock(num_samples=0, require_samples=refuse)
-        method.check(MagicMock(num_rounds=100, num_clients=100, local_epochs=5, learning_rate=0.05), server, 100)
+        buffers = MagicMock(names=())
+        context = MagicMock(num_rounds=100, num_clients=100, local_epochs=5, learning_rate=0.05, buffer_layout=buffers)
+        method.check(context, server, 100)
     except UserError as error:
         if "server_fraction" not in str(error):  # any other refusal is an error of this program
             raise

@@ -61,9 +61,9 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("algorithm", ["Scaffnew --algorithm.p 0.4", "DASHA --algorithm.codec QSGD"])
-def test_two_processes_keep_what_clients_have_sent(algorithm: str, tmp_path: Path) -> None:
-    """Test control variates and codec memories of all clients, and a number of local steps that is drawn."""
+@pytest.mark.parametrize("algorithm", ["Scaffnew --algorithm.p 0.4", "DASHA --algorithm.codec QSGD", "IFCA"])
+def test_two_processes_know_what_clients_have_sent(algorithm: str, tmp_path: Path) -> None:
+    """Test control variates, codec memories, a number of local steps that is drawn, and several models of the server."""
     words = ("--model.network", "linear", "--trainer.max_rounds", "3", "--trainer.clients_per_round", "12")
     one = ran(tmp_path / "one", *words, algorithm=algorithm)
     agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))

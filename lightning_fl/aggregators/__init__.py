@@ -8,6 +8,7 @@ from lightning_fl.aggregators.keep_uploads import KeepUploads
 from lightning_fl.aggregators.krum import Krum, MultiKrum
 from lightning_fl.aggregators.majority_vote import MajorityVote
 from lightning_fl.aggregators.masked_mean import MaskedMean
+from lightning_fl.aggregators.mean_of_each import MeanOfEach
 from lightning_fl.aggregators.norm_bound import NormBound
 from lightning_fl.aggregators.normalised_mean import NormalisedMean
 from lightning_fl.aggregators.stale_mean import StaleMean
@@ -23,6 +24,7 @@ __all__ = [
     "Krum",
     "MajorityVote",
     "MaskedMean",
+    "MeanOfEach",
     "MultiKrum",
     "NormBound",
     "NormalisedMean",

@@ -29,6 +29,7 @@ from lightning_fl.algorithms.fjord import FjORD
 from lightning_fl.algorithms.heterofl import HeteroFL
 from lightning_fl.algorithms.hrank import HRank
 from lightning_fl.algorithms.hybrid_fl import HybridFL
+from lightning_fl.algorithms.ifca import IFCA
 from lightning_fl.algorithms.imc import IMC
 from lightning_fl.algorithms.local_only import LocalOnly
 from lightning_fl.algorithms.method import Method as Method
@@ -44,6 +45,7 @@ __all__ = [
     "APFL",
     "DASHA",
     "HDFL",
+    "IFCA",
     "IMC",
     "SCAFFOLD",
     "Algorithm",

@@ -109,7 +109,7 @@ def _unmet(slots: Slots) -> Iterator[str]:
     requirements: list[tuple[Iterable[Part], frozenset[str], str]] = [
         ([slots.rule], shared | early, "no step shares"),
         (slots.step_rules, shared, "no step shares"),
-        (slots.chain, sent | early | {UPLOADS, PROPOSAL}, f"{sender} does not send"),
+        (slots.chain, sent | early | slots.aggregator.provides | {UPLOADS, PROPOSAL}, f"{sender} does not send"),
         (readers, sent, f"{sender} does not send"),
     ]
     if early:

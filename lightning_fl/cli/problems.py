@@ -36,7 +36,7 @@ PROBLEMS = (
     Problem(
         "clients with different data (non-IID)",
         ("FedProx", "SCAFFOLD", "Scaffnew", "FedNova"),
-        ("FedDU", "FedDUM", "DataSharing", "FedDP", "FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "PerFedAvg"),
+        ("FedDU", "FedDUM", "DataSharing", "FedDP", "FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "PerFedAvg", "IFCA"),
         "`--data.partition Dirichlet` and [others](/reference/names.md) draw such clients.",
     ),
     Problem(
@@ -73,7 +73,7 @@ PROBLEMS = (
     ),
     Problem(
         "a model for each client",
-        ("FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "PerFedAvg", "FedDP"),
+        ("FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "PerFedAvg", "IFCA", "FedDP"),
         besides="[`personal`](/how-to/personalise.md) lets any method keep layers with the clients.",
     ),
     Problem(

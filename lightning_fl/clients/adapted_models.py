@@ -1,4 +1,4 @@
-"""Models that clients make from the server's on their own samples to predict with; see `lightning_fl.slots.Personal.adapt`."""
+"""Models that clients make of the server's on their own samples to predict with; see `lightning_fl.slots.Personal.adapt`."""
 
 from __future__ import annotations
 
@@ -11,50 +11,71 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fl.checks.evaluation_mode import evaluating, keeping_attributes
+from lightning_fl.clients.gradients import full_loss
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.slots import Personal
+from lightning_fl.slots import Message, Personal
 
 
-@contextmanager
-def adapted_model(flat_module: FlatModule, part: Personal, data: FederatedDataModule, client: int) -> Iterator[None]:
-    """Load what a client makes of the model in the module, and load that again at the end.
+class ClientSamples:
+    """Implementation of `lightning_fl.slots.OwnSamples`, while the module holds the server's model.
 
-    The gradient is that of the client's first minibatch, in the stored order and without augmentation, in training mode. Nothing
-    else changes: random generators, attributes of the module and what it logs are afterwards what they were. A client without
-    samples predicts with the model as it is.
+    Attributes:
+        shared: entries that the server's steps send down with the model.
+        buffers: float buffers (d_b,) after the last gradient.
+        counters: integer buffers by name, as well.
     """
-    content = next(iter(data.client(client).batches(data.batch_size)), None)
-    if content is None:
-        yield
-        return
-    params, buffers, counters = (
-        flat_module.params.clone(),
-        flat_module.read_buffers().clone(),
-        flat_module.read_counters(),
-    )
 
-    def gradient(at: Tensor) -> Tensor:
-        nonlocal buffers, counters
-        module = flat_module.module
+    def __init__(self, flat_module: FlatModule, data: FederatedDataModule, client: int, shared: Message) -> None:
+        self._flat_module, self._data, self._client, self.shared = flat_module, data, client, shared
+        self.buffers, self.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
+
+    def gradient(self, params: Tensor) -> Tensor:
+        """Return the gradient of the first minibatch, in the stored order and without augmentation.
+
+        Random generators, attributes of the module and what it logs are afterwards what they were.
+        """
+        flat_module, data, module = self._flat_module, self._data, self._flat_module.module
+        content = next(iter(data.client(self._client).batches(data.batch_size)))
         with (
-            flat_module.other_model(at, buffers, counters),
+            flat_module.other_model(params, self.buffers, self.counters),
             isolate_rng(),
             keeping_attributes(list(module.modules())),
             evaluating(module),
             torch.enable_grad(),
             flat_module.lending({}, _drop),
         ):
-            flat_module.seed(client)  # so that it does not matter which process measures the client
+            flat_module.seed(self._client)  # so that it does not matter which process measures the client
             module.train()
             with flat_module.fabric.strategy.precision.forward_context():
                 loss, _ = flat_module.training_step(flat_module.transfer(content, data.train.resident), 0)
             found = gradient_of(flat_module, loss)
-            buffers, counters = flat_module.read_buffers().clone(), flat_module.read_counters()
+            self.buffers, self.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
         return found
 
-    adapted = part.adapt(params, gradient)
-    with flat_module.other_model(adapted, buffers, counters):
+    def loss(self, params: Tensor) -> Tensor:
+        """Return the mean loss on all samples."""
+        flat_module, data, samples = self._flat_module, self._data, self._data.client(self._client)
+        size = data.batch_size
+        sizes = [min(size, len(samples) - start) for start in range(0, len(samples), size)]
+        with flat_module.other_model(params, self.buffers, self.counters), isolate_rng():
+            return full_loss(flat_module, samples.batches(size), sizes, data.train.resident)
+
+
+@contextmanager
+def adapted_model(
+    flat_module: FlatModule, part: Personal, data: FederatedDataModule, client: int, shared: Message
+) -> Iterator[None]:
+    """Load what a client makes of the model in the module, and load that again at the end.
+
+    A client without samples predicts with the model as it is.
+    """
+    if not data.client_sizes[client]:
+        yield
+        return
+    own = ClientSamples(flat_module, data, client, shared)
+    adapted = part.adapt(flat_module.params.clone(), own)
+    with flat_module.other_model(adapted, own.buffers, own.counters):
         yield
 
 

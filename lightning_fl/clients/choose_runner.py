@@ -77,6 +77,11 @@ def choose_runner(
         wanted != "stacked" or not keeps_models,
         "runner 'stacked' keeps no model of each client's own, as this method does: use runner 'auto' or 'serial'.",
     )
+    losses = f"{type(job.rule).__name__} reads losses of whole models"
+    require(
+        wanted != "stacked" or not job.rule.reads_losses,
+        f"runner 'stacked' measures no losses before the training, but {losses}: use runner 'auto' or 'serial'.",
+    )
     if wanted == "auto" and not pays and not on_cpu and num_clients >= least_clients:
         size = "of unknown size" if work is None else f"of {work / 1e6:,.0f} million multiply-accumulates"
         rank_zero_info(
@@ -92,6 +97,9 @@ def choose_runner(
         return serial
     if keeps_models:
         rank_zero_info("Clients train one after the other, because each keeps a model of its own.")
+        return serial
+    if job.rule.reads_losses:
+        rank_zero_info(f"Clients train one after the other, because {losses}.")
         return serial
     obstacles, client_bytes, draws = _try(flat_module, job, data)
     name = type(flat_module.module).__name__

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.checks.evaluation_mode import keeping_attributes
+from lightning_fl.checks.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.stack import Stack
@@ -94,6 +94,25 @@ def full_gradient(
     if group is not None:
         group.sum_gradient(flat_module)
     return _take_gradient(flat_module)
+
+
+def full_loss(
+    flat_module: FlatModule, batches: Iterable[Any], sizes: list[int], resident: bool, group: DeviceGroup | None = None
+) -> Tensor:
+    """Return the mean over samples of the training loss at the module's parameters, in evaluation mode; () in float64.
+
+    The module is afterwards what it was. Values that it logs are dropped. The arguments are those of `full_gradient`.
+    """
+    module, total = flat_module.module, torch.zeros((), dtype=torch.float64, device=flat_module.fabric.device)
+    with evaluating(module), keeping_attributes(list(module.modules())), torch.no_grad():
+        for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
+            mine = size if group is None else group.num_rows(size)
+            if mine:
+                with flat_module.lending({}, _drop), flat_module.fabric.autocast():
+                    loss, _ = flat_module.training_step(flat_module.transfer(batch, resident), index)
+                if loss is not None:
+                    total += loss.double() * (mine / sum(sizes))
+    return total if group is None else total.new_tensor(sum(group.gather(float(total))))
 
 
 def gradient_at_received(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
 from lightning_fl.clients.device_group import DeviceGroup
-from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
+from lightning_fl.clients.gradients import full_gradient, full_loss, gradient_at_received, gradient_treatment
 from lightning_fl.clients.local_schedule import ClientWork
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
@@ -246,9 +246,20 @@ def begin_training(
         flat_module.load(start["model"], start["buffers"], counters)
         flat_module.load_personal(owned)
     local.learning_rate = optimizer.learning_rate
+    if job.rule.reads_losses:
+        local.full_loss = partial(_loss_at, flat_module, job, work)
     start_parts(job, local)
     flat_module.seed(seed)
     return local, progress
+
+
+def _loss_at(flat_module: FlatModule, job: ClientJob, work: ClientWork, params: Tensor) -> Tensor:
+    """Return the mean loss () on all of a client's samples at parameters (d,), with the received buffers."""
+    schedule, num_samples = job.schedule, len(work.selection)
+    share = {} if job.group is None else {"share": job.group.rows}
+    contents = work.selection.batches(schedule.batch_size, None, **share)
+    with flat_module.other_model(params, job.received["buffers"], job.counters):
+        return full_loss(flat_module, contents, schedule.batch_sizes(num_samples), work.resident, job.group)
 
 
 def start_parts(job: ClientJob, local: LocalTraining) -> None:

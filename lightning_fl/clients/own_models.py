@@ -23,7 +23,7 @@ from lightning_fl.clients.local_schedule import ClientWork
 from lightning_fl.clients.local_training import train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, adapter, is_finite, model_keeper
+from lightning_fl.slots import LocalTraining, Message, OwnModel, Personal, Rule, State, adapter, is_finite, model_keeper
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.personal import OWN
 
@@ -154,6 +154,7 @@ def client_model(
     state: Mapping[str, Tensor],
     data: FederatedDataModule,
     client: int,
+    shared: Message,
 ) -> Iterator[None]:
     """Load what a client predicts with, while the module holds the server's model, and load that again at the end.
 
@@ -163,6 +164,7 @@ def client_model(
         state: the client's state; {} for a client that has not taken part, which keeps nothing yet.
         data: the clients' training samples.
         client: index of the client.
+        shared: entries that the server's steps send down with the model; {} outside a run.
     """
     common, part = flat_module.read_personal(), model_keeper(personal)
     flat_module.load_personal(common | {name: entry for name, entry in state.items() if name in common})
@@ -172,7 +174,7 @@ def client_model(
             with flat_module.other_model(part.prediction(own, flat_module.params), own.buffers, own.counters):
                 yield
         elif (adapting := adapter(personal)) is not None:
-            with adapted_model(flat_module, adapting, data, client):
+            with adapted_model(flat_module, adapting, data, client, shared):
                 yield
         else:
             yield
@@ -182,7 +184,12 @@ def client_model(
 
 @contextmanager
 def predicting_model(
-    flat_module: FlatModule, personal: Sequence[Personal], run: Run, data: FederatedDataModule, client: int
+    flat_module: FlatModule,
+    personal: Sequence[Personal],
+    run: Run,
+    data: FederatedDataModule,
+    client: int,
+    shared: Message,
 ) -> Iterator[None]:
     """Load what a client predicts with, whatever the module holds, and load that again at the end.
 
@@ -192,12 +199,13 @@ def predicting_model(
         run: has the server's model and the clients' states.
         data: the clients' training samples.
         client: index of the client.
+        shared: entries that the server's steps send down with the model.
     """
     present = flat_module.read_personal()
     with flat_module.other_model(run.params, run.buffers, run.counters):
         flat_module.load_personal(run.personal)
         try:
-            with client_model(flat_module, personal, run.clients.get(client, {}), data, client):
+            with client_model(flat_module, personal, run.clients.get(client, {}), data, client, shared):
                 yield
         finally:
             flat_module.load_personal(present)

@@ -27,7 +27,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import LogCollector
 from lightning_fl.processes import gather_by_client, share_of
 from lightning_fl.rules import LocalOptimizer
-from lightning_fl.slots import Personal, RoundContext, model_keeper
+from lightning_fl.slots import Message, Personal, RoundContext, model_keeper
 from lightning_fl.state.run_state import EVALUATION, Run
 
 
@@ -61,6 +61,7 @@ class ClientEvaluator:
         context: facts about the run.
         schedule: length and batches of a client's local training, of which fine-tuning takes all but the length.
         personal: parts that say what clients keep.
+        shared: entries that the server's steps send down with the model; {} outside a run.
     """
 
     flat_module: FlatModule
@@ -69,6 +70,7 @@ class ClientEvaluator:
     context: RoundContext
     schedule: LocalSchedule
     personal: tuple[Personal, ...]
+    shared: Message = field(default_factory=dict)
 
     @property
     def round(self) -> int:
@@ -152,7 +154,7 @@ class ClientEvaluator:
             return measure(flat_module, stage, loaders, num_batches(loaders, None), alone=True, marks_undefined=True)
 
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
-        with client_model(flat_module, self.personal, state, data, client):
+        with client_model(flat_module, self.personal, state, data, client, self.shared):
             metrics, tuned = measured(), {}
             if job.schedule.epochs:
                 start = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}

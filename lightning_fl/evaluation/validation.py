@@ -21,7 +21,7 @@ from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.static_statistics import settle_statistics, statistic_batches
 from lightning_fl.processes import gather_by_client
-from lightning_fl.slots import Personal, RoundContext, State, Width, adapter, has_client_models
+from lightning_fl.slots import Message, Personal, RoundContext, State, Width, adapter, has_client_models
 
 NEWCOMER = -1
 """Stands for all clients that have not taken part, which predict with the same model."""
@@ -43,6 +43,7 @@ class ModelValidation:
         context: context of the run; None outside a run.
         cohort_size: clients of a round, K; 0 outside a run.
         random: draws the clients to measure.
+        shared: entries that the server's steps send down with the model; {} outside a run.
     """
 
     flat_module: FlatModule
@@ -56,6 +57,7 @@ class ModelValidation:
     context: RoundContext | None = None
     cohort_size: int = 0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    shared: Message = field(default_factory=dict)
 
     @property
     def module(self) -> Any:
@@ -130,7 +132,8 @@ class ModelValidation:
         return self._measure(client, loaders, num_batches(loaders, limit))
 
     def _measure(self, client: int, loaders: CombinedLoader, limits: Sequence[int | float]) -> dict[str, float]:
-        with client_model(self.flat_module, self.personal, self.states.get(client, {}), self.data, client):
+        state = self.states.get(client, {})
+        with client_model(self.flat_module, self.personal, state, self.data, client, self.shared):
             return measure(self.flat_module, self.stage, loaders, limits, alone=True, probes=self._probes)
 
     @property

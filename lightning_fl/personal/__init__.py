@@ -1,6 +1,7 @@
 """Personal parts: what each client keeps for itself, trains besides, and predicts with."""
 
 from lightning_fl.personal.adapted_model import AdaptedModel
+from lightning_fl.personal.best_of_models import BestOfModels
 from lightning_fl.personal.head_then_body import HeadThenBody
 from lightning_fl.personal.kept_model import KeptModel
 from lightning_fl.personal.mixed_model import MixedModel
@@ -12,6 +13,7 @@ from lightning_fl.personal.trained_alone import TrainedAlone
 
 __all__ = [
     "AdaptedModel",
+    "BestOfModels",
     "HeadThenBody",
     "KeptModel",
     "MixedModel",

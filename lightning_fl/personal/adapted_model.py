@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
 from torch import Tensor
 
-from lightning_fl.slots import Personal
+from lightning_fl.slots import OwnSamples, Personal
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,6 @@ class AdaptedModel(Personal):
     adapts = True
     beta: Annotated[float, Gt(0)] = 0.01
 
-    def adapt(self, params: Tensor, gradient: Callable[[Tensor], Tensor]) -> Tensor:
+    def adapt(self, params: Tensor, own: OwnSamples) -> Tensor:
         """Take the step."""
-        return params - self.beta * gradient(params)
+        return params - self.beta * own.gradient(params)

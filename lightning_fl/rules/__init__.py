@@ -1,6 +1,7 @@
 """Rules: a client's use of its gradients, and its upload."""
 
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
+from lightning_fl.rules.best_model import BestModel
 from lightning_fl.rules.control_variates import ControlVariates
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
 from lightning_fl.rules.gradient_step import GradientStep
@@ -17,6 +18,7 @@ from lightning_fl.rules.squared_gradients import SquaredGradients
 from lightning_fl.rules.thresholded import Thresholded
 
 __all__ = [
+    "BestModel",
     "ControlVariates",
     "CorrectedMomentum",
     "DecoupledMomentum",

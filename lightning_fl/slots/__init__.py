@@ -14,6 +14,7 @@ from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
+    CHOSEN,
     MEAN_GRADIENT,
     PROPOSAL,
     SENT,
@@ -23,12 +24,14 @@ from lightning_fl.slots.message import (
     State,
     compressible,
     is_finite,
+    several_models,
 )
 from lightning_fl.slots.pace import Pace
 from lightning_fl.slots.part import Part, check_inner, parts_in
 from lightning_fl.slots.personal import (
     Owned,
     OwnModel,
+    OwnSamples,
     OwnTraining,
     Personal,
     Phase,
@@ -49,6 +52,7 @@ from lightning_fl.slots.width import WIDTHS, Width
 from lightning_fl.vectors.kinds import KINDS, kind_of
 
 __all__ = [
+    "CHOSEN",
     "KINDS",
     "MEAN_GRADIENT",
     "PROPOSAL",
@@ -68,6 +72,7 @@ __all__ = [
     "Merging",
     "Message",
     "OwnModel",
+    "OwnSamples",
     "OwnTraining",
     "Owned",
     "Pace",
@@ -106,5 +111,6 @@ __all__ = [
     "owned_by",
     "parts_in",
     "phased",
+    "several_models",
     "through",
 ]

@@ -20,12 +20,23 @@ UPLOAD_WEIGHTS = "uploads/weight"
 """Name of the clients' weights (K,) in the mean of their models, not yet divided by their sum; comes with `UPLOADS`."""
 SENT = "mask/sent"
 """Name of the masks of what each client sent (`Upload.sent`), which an exchange of parts provides for the aggregator."""
+CHOSEN = "mask/chosen"
+"""Name of the mask (C,), bools, that tells which of C models an upload has trained, by a single True."""
 PROPOSAL = "model/proposal"
 """Name of the proposal of the earlier steps (`ServerTurn.proposal`)."""
 Message = dict[str, Tensor]
 """Vectors by name, `kind` or `kind/name`: (d,) for `model` and `moments/…`, (d_b,) for `buffers`."""
 State = dict[str, Tensor]
 """Tensors that a part keeps from round to round, by any name."""
+
+
+def several_models(count: int) -> tuple[str, ...]:
+    """Return the names of the entries with several models, of which the first is `model`.
+
+    >>> several_models(3)
+    ('model', 'model/2', 'model/3')
+    """
+    return ("model", *(f"model/{number}" for number in range(2, count + 1)))[:count]
 
 
 def is_finite(*messages: Message) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lightning_fl.slots.message import State
+from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
@@ -83,6 +83,22 @@ class OwnTraining(Protocol):
         """
 
 
+class OwnSamples(Protocol):
+    """A client's training samples, by which a part adapts the server's model.
+
+    Attributes:
+        shared: entries that the server's steps send down with the model; {} outside a run.
+    """
+
+    shared: Message
+
+    def gradient(self, params: Tensor) -> Tensor:
+        """Return the gradient (d,) of one minibatch at parameters (d,), in training mode, whose buffers the client then has."""
+
+    def loss(self, params: Tensor) -> Tensor:
+        """Return the mean loss () on all samples at parameters (d,), in evaluation mode."""
+
+
 class Personal(Part):
     """Says what each client keeps for itself. The base class keeps nothing.
 
@@ -147,12 +163,12 @@ class Personal(Part):
         """Return the parameters (d,) with which a client predicts, given its own model and the server's parameters (d,)."""
         return own.params
 
-    def adapt(self, params: Tensor, gradient: Callable[[Tensor], Tensor]) -> Tensor:
+    def adapt(self, params: Tensor, own: OwnSamples) -> Tensor:
         """Return the parameters (d,) with which a client predicts that keeps no model of its own.
 
         Args:
             params: the server's parameters (d,), not to be changed.
-            gradient: returns the gradient (d,) of one minibatch of the client's training samples at parameters (d,).
+            own: the client's training samples.
         """
         return params
 

@@ -28,6 +28,10 @@ class Gradients(Flag):
     """`LocalTraining.full_gradient`, the gradient on all samples at the received model; costs one more pass over them."""
 
 
+def _no_loss(params: Tensor) -> Tensor:
+    return params.new_zeros(())
+
+
 @dataclass
 class LocalTraining:
     """A client's local training, as a rule sees it. A stack of K clients adds a leading axis: (K, d) instead of (d,).
@@ -49,6 +53,8 @@ class LocalTraining:
         full_gradient: gradient (d,) of the loss on all samples at the received model; empty unless the rule reads it.
         gradient_at_received: gradient (d,) of the minibatch loss at the received model; empty unless the rule reads it.
         num_samples: samples that the client reads in all its steps, each counted once a pass; (K, 1) in a stack.
+        full_loss: returns the mean loss () on all samples, in evaluation mode, of a model (d,), for `start`; 0 unless the rule
+            `reads_losses`.
     """
 
     context: RoundContext
@@ -65,6 +71,7 @@ class LocalTraining:
     full_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
     gradient_at_received: Tensor = field(default_factory=lambda: torch.zeros(0))
     num_samples: float | Tensor = 0.0
+    full_loss: Callable[[Tensor], Tensor] = _no_loss
 
     def drop_vectors(self) -> None:
         """Drop the vectors that nobody reads after `Rule.finish`, as a module's progress may still be read."""
@@ -84,6 +91,8 @@ class Rule(Part):
 
     reads = Gradients.MINIBATCH
     """Gradients that the rule reads; the others are not computed."""
+    reads_losses = False
+    """True if `start` reads `LocalTraining.full_loss`; clients then train one after the other."""
     own_step = False
     """True if `step` replaces the module's optimiser, which must then be plain SGD."""
     plain_sgd_reason = "so that momentum or adaptive step sizes of the optimiser would be lost"

@@ -5,6 +5,7 @@ from lightning_fl.steps.apply import Apply
 from lightning_fl.steps.centred_clipping import CentredClipping
 from lightning_fl.steps.compress import Compress
 from lightning_fl.steps.distillation import Distillation
+from lightning_fl.steps.further_models import FurtherModels
 from lightning_fl.steps.product_mean import ProductMean
 from lightning_fl.steps.reconfiguration import Reconfiguration
 from lightning_fl.steps.server_optimizers import Adagrad, Adam, Momentum, MomentumInStages, Yogi
@@ -24,6 +25,7 @@ __all__ = [
     "ControlUpdate",
     "Distillation",
     "DynamicServerUpdate",
+    "FurtherModels",
     "GradientMomentum",
     "Moments",
     "Momentum",

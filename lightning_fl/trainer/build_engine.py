@@ -54,7 +54,7 @@ from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.link.messages import RoundObserver
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
-from lightning_fl.slots import Gradients, Personal, RoundContext, Rule, has_client_models
+from lightning_fl.slots import Gradients, Message, Personal, RoundContext, Rule, adapter, has_client_models
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -365,7 +365,25 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
             flat_module.optimizer.schedules.load_state_dict(rates, run.round)
     num_clients = int((data.client_sizes > 0).sum())
     context = RoundContext(run.layout, run.buffer_layout, num_clients, round=run.round, unpruned=run.unpruned)
-    return ClientEvaluator(flat_module, data, run, context, schedule, trainer.algorithm.personal)
+    shared = shared_outside(trainer)
+    return ClientEvaluator(flat_module, data, run, context, schedule, trainer.algorithm.personal, shared)
+
+
+def shared_outside(trainer: TrainerInterface) -> Message:
+    """Return what the server's steps would send down with the model that a validation or test measures.
+
+    {} where no client adapts the model by it, or no run has made it.
+    """
+    algorithm, saved = trainer.algorithm, trainer.evaluated.run
+    if adapter(algorithm.personal) is None:
+        return {}
+    fits = "run" in vars(trainer) and trainer.run.layout == trainer.active_module.layout
+    server = trainer.run.server if fits else {}
+    if saved is not None:
+        run = _new_run(trainer.active_module)
+        run.load_state_dict({**saved, "clients": {}, "client_memory": {}, "server_memory": {}})
+        server = run.server
+    return algorithm.share(server) if server.keys() == {*algorithm.step_names()} else {}
 
 
 def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network) -> Run:

@@ -29,6 +29,7 @@ from lightning_fl.processes import gather_logs
 from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
+from lightning_fl.trainer.build_engine import shared_outside
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_monitors
 from lightning_fl.trainer.loaders import request_loaders
@@ -64,7 +65,9 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     states = what_clients_own(flat_module, trainer.algorithm.personal, client_states)
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
     personal, most = trainer.algorithm.personal, most_clients(trainer)
-    validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states, personal, most)
+    validation = ModelValidation(
+        flat_module, trainer.data, stage, loaders, limit, states, personal, most, shared=shared_outside(trainer)
+    )
     callback_values = _logged_by_callbacks(trainer)
     averages = evaluate_with_method(trainer, validation) | callback_values
     num_results = len(counts) if is_sequential(loaders) else 1
@@ -322,6 +325,7 @@ class RoundEvaluation:
             engine.context,
             engine.population.cohort_size,
             trainer.run.random(VALIDATION),
+            trainer.algorithm.share(trainer.run.server),
         )
         hides_clients = trainer.fit_loop.privacy.hides_costs
         averages = evaluate_with_method(trainer, validation, hides_clients=hides_clients)
@@ -353,6 +357,7 @@ class RoundEvaluation:
             what_clients_own(flat_module, trainer.algorithm.personal, trainer.run.clients),
             trainer.algorithm.personal,
             most_clients(trainer),
+            shared=trainer.algorithm.share(trainer.run.server),
         )
         with _as_between_rounds(trainer, "test"):
             logged, hides_clients = self._validated | record.keys(), trainer.fit_loop.privacy.hides_costs

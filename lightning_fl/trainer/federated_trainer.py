@@ -265,7 +265,8 @@ class FederatedTrainer(TrainerInterface):
             is_whole(client) and 0 <= client <= most,
             f"client_model needs the index of a client, 0 to {most}, got {client!r}.",
         )
-        with predicting_model(self.flat_module, self.algorithm.personal, self.run, self.fit_loop.engine.data, client):
+        data, shared = self.fit_loop.engine.data, self.algorithm.share(self.run.server)
+        with predicting_model(self.flat_module, self.algorithm.personal, self.run, data, client, shared):
             yield self.lightning_module
 
     def save_checkpoint(  # type: ignore[override]
@@ -336,7 +337,13 @@ class FederatedTrainer(TrainerInterface):
         if self.fitting:
             run = self.fit_loop.engine
             evaluator = ClientEvaluator(
-                run.flat_module, run.data, run.run, run.context, run.schedule, self.algorithm.personal
+                run.flat_module,
+                run.data,
+                run.run,
+                run.context,
+                run.schedule,
+                self.algorithm.personal,
+                self.algorithm.share(run.run.server),
             )
         else:
             evaluator = client_evaluator(self, trains=finetune_epochs > 0)

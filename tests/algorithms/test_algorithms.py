@@ -104,13 +104,17 @@ def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_t
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in FEDERATED if name in WHOLE and name not in ("FedLDF-map", "FedBN") and "FedADP" not in name],
+    [
+        name
+        for name in FEDERATED
+        if name in WHOLE and name not in ("FedLDF-map", "FedBN", "IFCA") and "FedADP" not in name
+    ],
 )
 def test_running_statistics_are_means_of_the_clients(name: str, make_trainer: MakeTrainer) -> None:
     """Check a feature that is 5 in every sample: its running mean rises from 0 towards 5 in every round, and never beyond.
 
-    FedLDF's map names the layers of another network, FedADP sends no unit that hardly changes, and FedBN no statistics, nor do
-    methods whose clients train smaller networks.
+    FedLDF's map names the layers of another network, FedADP sends no unit that hardly changes, FedBN no statistics, nor do
+    methods whose clients train smaller networks, and IFCA refuses them.
     """
     entry = ROSTER[name]
     x, y = samples(entry.num_samples)

@@ -37,6 +37,7 @@ NO = {
     "FjORD": [("exchange", "FirstUnits")],
     "FederatedDropout": [("exchange", "DrawnUnits")],
     "DASHA": [("uplink", "Differences")],
+    "IFCA": [("aggregator", "MeanOfEach")],
     "FedBuff": [("pace", "Pace")],
     "FedAsync": [("pace", "Pace")],
 }

@@ -19,6 +19,7 @@ from lightning_fl import UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.clients.choose_runner import describe_runner
+from lightning_fl.steps import FurtherModels
 
 SHAPES = {"hidden.weight": (4, 3), "hidden.bias": (4,), "output.weight": (2, 4), "output.bias": (2,)}
 
@@ -39,7 +40,7 @@ class Unfreezing(Perceptron):
 def extended(node: Any, variance: float, layer: Tensor, name: str = "") -> Any:
     """Give every vector (…, 10) in nested dictionaries 16 entries before its own, as they are before a first round.
 
-    A model that clients have sent gets those of the layer (16,).
+    A model that clients have sent gets those of the layer (16,), and further models of the server get them with turned signs.
     """
     if isinstance(node, dict):
         return {key: extended(value, variance, layer, key) for key, value in node.items()}
@@ -47,6 +48,8 @@ def extended(node: Any, variance: float, layer: Tensor, name: str = "") -> Any:
         return node
     if name == "sent":
         return torch.cat([layer.to(node), node])
+    if name.startswith("model/"):
+        return torch.cat([FurtherModels(3).init(torch.cat([layer, layer.new_zeros(10)]))[name][:16].to(node), node])
     first = 1.0 if node.dtype == torch.bool else variance if name == "second" else 0.0
     return torch.cat([torch.full((*node.shape[:-1], 16), first, dtype=node.dtype), node], -1)
 

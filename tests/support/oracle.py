@@ -378,6 +378,31 @@ def per_fedavg(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
     return fedavg(problem, w, local)
 
 
+def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    """Return the mean of ½‖W₂ tanh(W₁x + b₁) + b₂ − y‖²."""
+    return float(0.5 * np.square(output(w, x) - y).sum(1).mean())
+
+
+def turned_signs(w: np.ndarray, number: int) -> np.ndarray:
+    """Return a model with half of its signs turned, by a generator that has the model's number as its seed."""
+    turned = torch.rand(len(w), generator=torch.Generator().manual_seed(number)).numpy() < 0.5
+    return np.where(turned, -w, w)
+
+
+def ifca(problem: Problem, w: np.ndarray, clusters: int) -> list[np.ndarray]:
+    """Ghosh et al. 2020, Algorithm 1 with averaged models."""
+    models = [w, *(turned_signs(w, number) for number in range(1, clusters))]
+    for t in range(problem.rounds):
+        changes = [(np.zeros_like(w), 0) for _ in models]
+        for k in problem.cohort(t):
+            j = int(np.argmin([loss(model, problem.x[k], problem.y[k]) for model in models]))
+            y = sgd(models[j], problem.batches(t, k), problem.learning_rate)
+            total, count = changes[j]
+            changes[j] = total + len(problem.x[k]) * (y - models[j]), count + len(problem.x[k])
+        models = [model + total / max(count, 1) for model, (total, count) in zip(models, changes, strict=True)]
+    return models
+
+
 def dasha(problem: Problem, w: np.ndarray, k: int = 26, momentum: float | None = None, full: bool = True) -> np.ndarray:
     """Tyurin and Richtárik 2023, Algorithm 1, with k random coordinates; clients that are away keep g_k and h_k."""
     a = 1 / (2 * (len(w) / k - 1) + 1) if momentum is None else momentum

@@ -12,12 +12,12 @@ from lightning_fl.data import Arrays, Partition
 
 
 class Regression(L.LightningModule):
-    """Module x (B, d) → ⟨x, w⟩ with the mean of ½(⟨x, w⟩ − y)² as its loss; w begins at 0."""
+    """Module x (B, d) → ⟨x, w⟩ with the mean of ½(⟨x, w⟩ − y)² as its loss."""
 
-    def __init__(self, d: int, lr: float = 1.0) -> None:
+    def __init__(self, d: int, lr: float = 1.0, start: float = 0.0) -> None:
         super().__init__()
         self.lr = lr
-        self.w = nn.Parameter(torch.zeros(d, dtype=torch.float64))
+        self.w = nn.Parameter(torch.full((d,), start, dtype=torch.float64))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch

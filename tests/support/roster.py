@@ -21,6 +21,7 @@ from lightning_fl.algorithms import (
     APFL,
     DASHA,
     HDFL,
+    IFCA,
     IMC,
     SCAFFOLD,
     Algorithm,
@@ -95,6 +96,16 @@ def whole(*kinds: str) -> Costs:
     def costs(turn: Turn) -> tuple[Bits, Bits]:
         bits = dict.fromkeys(kinds, turn.width * D * turn.clients)
         return bits, bits
+
+    return costs
+
+
+def one_of(count: int) -> Costs:
+    """Count several models down, and one and a mask of them up."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits]:
+        model = turn.width * D * turn.clients
+        return {"model": model, "mask": count * turn.clients}, {"model": count * model}
 
     return costs
 
@@ -245,9 +256,10 @@ class Entry(NamedTuple):
 
     @property
     def runners(self) -> tuple[str, ...]:
-        """Runners that can train the method; clients with models of their own, or widths of each step, train one by one."""
+        """Runners that can train the method; clients that keep or choose models, or widths of each step, train one by one."""
         algorithm = self.algorithm()
-        return ("serial",) if algorithm.model_keeper or algorithm.exchange.differs_in_steps else ("serial", "stacked")
+        one_by_one = algorithm.model_keeper or algorithm.exchange.differs_in_steps or algorithm.rule.reads_losses
+        return ("serial",) if one_by_one else ("serial", "stacked")
 
     @property
     def num_samples(self) -> int:
@@ -267,6 +279,7 @@ ROSTER = {
         lambda given, w: oracle.pfedme(given, w, strength=6.0, inner_steps=3, alpha=0.05, beta=0.7)[0],
     ),
     "PerFedAvg": Entry(partial(PerFedAvg, beta=0.3), partial(oracle.per_fedavg, beta=0.3)),
+    "IFCA": Entry(partial(IFCA, clusters=3), lambda given, w: oracle.ifca(given, w, clusters=3)[0], one_of(3)),
     "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm; test_fedbn.py has one
     "ServerM": Entry(partial(ServerM, beta=0.6), partial(oracle.server_momentum, beta=0.6)),
     "ServerM-first": Entry(

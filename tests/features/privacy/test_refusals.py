@@ -43,7 +43,7 @@ from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.features.privacy.refusals import check_privacy
-from lightning_fl.slots import ServerTurn, State, Step
+from lightning_fl.slots import ServerTurn, State, Step, has_client_models
 from lightning_fl.steps import Apply
 
 ALIKE = ClientPrivacy(noise_multiplier=0)
@@ -55,6 +55,9 @@ REASONS = {
     "LocalOnly": "clients of LocalOnly send nothing",
     "DeviceM-mime": "clients of CorrectedMomentum send their gradient on all samples",
     "SCAFFOLD": "clients of ControlVariates keep a copy of what they sent",
+    "ProxSkip": "clients of ProxSkip keep a copy of what they sent",
+    "DASHA": "Differences builds each message on those before",
+    "IFCA": "MeanOfEach needs more than a sum of uploads",
     "FedNova": "NormalisedMean needs more than a sum of uploads: use WeightedMean",
     "FedDU": "DynamicServerUpdate asks clients before the first round",
     "FedDF": "Distillation looks at single clients",
@@ -123,7 +126,7 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
         }
     )
     owned = algorithm.owned(Normalised())
-    owns = bool(owned.parameters or owned.buffers) or algorithm.model_keeper is not None
+    owns = bool(owned.parameters or owned.buffers) or has_client_models(algorithm.personal)
     buffers, schedulers, hold_out = (given.pop(name, ()) for name in ("buffers", "schedulers", "hold_out"))
     try:
         check_privacy(trainer, algorithm, schedulers, buffers, has_server_samples, owns, bool(hold_out))

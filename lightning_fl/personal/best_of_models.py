@@ -1,0 +1,33 @@
+"""The server's model that suits a client best (IFCA; Ghosh et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from lightning_fl.slots import OwnSamples, Personal, several_models
+
+
+@dataclass(frozen=True)
+class BestOfModels(Personal):
+    """Predict with the one of the server's present models that has the least loss on the client's training samples.
+
+    Nothing is kept: a client chooses when it predicts. Of equal losses the first counts. Where there is only the first model, as
+    in a module without a run, it predicts with that.
+
+    Attributes:
+        num_models: models C ≥ 1 of the server.
+    """
+
+    adapts = True
+    num_models: Annotated[int, Ge(1)] = 2
+
+    def adapt(self, params: Tensor, own: OwnSamples) -> Tensor:
+        """Return the parameters of the best model."""
+        further = [own.shared[name] for name in several_models(self.num_models)[1:] if name in own.shared]
+        models = [params, *(model.to(params) for model in further)]
+        return models[int(torch.stack([own.loss(model) for model in models]).argmin())]
