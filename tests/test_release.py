@@ -35,7 +35,7 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 """Dependencies by the name of their package, if it is not the same."""
-OPTIONAL = {"IPython", "constriction", "datasets", "dp_accounting", "pandas"}
+OPTIONAL = {"IPython", "constriction", "datasets", "dp_accounting", "optuna", "pandas"}
 """Packages that are only imported where the user has them."""
 KINDS = ["Results that change", "What breaks", "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 """Changes that users must know before they upgrade, then Keep a Changelog's sections, in its order."""

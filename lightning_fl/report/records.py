@@ -30,6 +30,8 @@ from lightning_fl.vectors.kinds import KINDS
 
 ASIDE = re.compile(r"\.|earlier-\d+")
 """Names of folders in which runs do not count."""
+BUDGET = re.compile(r"trainer\.callbacks\.\d+\.max_uplink_bytes")
+"""Setting of the `CommunicationMeter` that ends a run."""
 MOST_NAMES = 20
 ENERGY = "energy/total_joules"
 """Column of `EnergyMeter`."""
@@ -135,13 +137,20 @@ def read_run(path: str | Path) -> Record:
     if num_rounds > every * len(rounds):
         gaps.append(f"{num_rounds - every * len(rounds)} of its first {num_rounds} rounds have no row")
     planned = settings.get("trainer.max_rounds")
-    if isinstance(planned, int) and num_rounds < planned:
+    if isinstance(planned, int) and num_rounds < planned and not _has_spent_its_budget(settings, columns):
         gaps.append(f"it ends after {num_rounds} of {planned} rounds")
     bits, problem = _read_bits(folder)
     algorithm = str(settings.get("algorithm") or folder.name)
     return Record(
         folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite, tuple(legs), read_metric(folder)
     )
+
+
+def _has_spent_its_budget(settings: Mapping[str, Any], columns: Mapping[str, Floats]) -> bool:
+    """True if a `CommunicationMeter` ended the run when its uplink bytes were sent."""
+    budgets = [value for key, value in settings.items() if BUDGET.fullmatch(key) and is_real(value)]
+    sent = columns.get("comm/total_uplink_bytes")
+    return sent is not None and any(sent[-1] >= budget for budget in budgets)
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:

@@ -8,6 +8,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,12 +21,15 @@ from lightning_fl.report import flags
 from lightning_fl.report.command import OfStudy, write_report
 from lightning_fl.report.comparison import Curve, Metric, common_metric, curves_with
 from lightning_fl.report.document import Part, Picture, Sections
+from lightning_fl.report.labels import counted
 from lightning_fl.report.records import readable
 from lightning_fl.study import budget
 from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, floors, legend
 from lightning_fl.study.costs import PlanFit, costs
-from lightning_fl.study.runner import Outcome, command, is_done, train
+from lightning_fl.study.runner import Outcome, command, is_done, train, train_all
+from lightning_fl.study.search import Searches, open_searches, within_budget
+from lightning_fl.study.search_report import search_parts
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
 
 
@@ -82,24 +86,67 @@ def study(
     cores = os.cpu_count() or 1
     jobs = cores if parsed.jobs is None else parsed.jobs
     check_whole("--jobs", jobs, 1)
+    # Also parts divide the cores by the jobs of the whole study, since threads decide the last bits.
+    most = len(file.cells) * max(len(file.seeds), 0 if file.search is None else file.search.trials)
+    jobs = min(jobs, most)
+    threads = max(1, cores // jobs)
+    part_of([], parsed.part)  # refuses what is no part before a search that takes hours
+    searches = None
+    if file.search is not None:
+        resolve = _remembering(resolve)
+        searches = open_searches(file, out, resolve)
+        if parsed.dry_run and not searches.is_over():
+            return _search_costs(file, searches, out, resolve, jobs, threads, plan), True
+    if not parsed.dry_run:
+        remove_empty(require_writable(str(out / "report"), flag="--out"))
+    if searches is not None:
+        if not searches.is_over():
+            train_all(searches, jobs, threads, _num_accelerators(), "Searching", searches.num_rounds)
+        searches.check_winners()
+        file = file.with_flags(searches.winners())
     every_run = file.runs(out, resolve)
     runs = part_of(every_run, parsed.part)
-    jobs = min(jobs, len(every_run))  # of parts, too, since threads decide the last bits
-    threads = max(1, cores // jobs)
     if parsed.dry_run:
         commands = [shlex.join(["lightning-fl", *command(run, threads)]) for run in runs]
         return "\n".join([*commands, *([] if plan is None else costs(runs, jobs, plan))]), True
-    remove_empty(require_writable(str(out / "report"), flag="--out"))
-    from torch.cuda import device_count
-
-    outcome = train(runs, jobs, threads, parsed.retry, device_count())
+    outcome = train(runs, jobs, threads, parsed.retry, _num_accelerators())
     done = outcome.done if runs == every_run else [run for run in every_run if is_done(run)]
     said = []
     if done:
         words = [str(path), *file.report_flags, "--out", str(out / "report"), "--html"]
-        said = [_reported(file, parsed.file, out, done, flags.build_parser().parse_args(words))]
+        said = [_reported(file, parsed.file, out, done, flags.build_parser().parse_args(words), searches)]
     left = _left(outcome)
     return "\n".join([*said, *left]), not left
+
+
+def _num_accelerators() -> int:
+    from torch.cuda import device_count
+
+    return device_count()
+
+
+def _remembering(resolve: Resolve) -> Resolve:
+    """Return a function that checks the same arguments once, as the searches and the runs of a study need the same ones."""
+    remembered = cache(resolve)
+    return lambda words: remembered(tuple(words))
+
+
+def _search_costs(
+    file: StudyFile, searches: Searches, out: Path, resolve: Resolve, jobs: int, threads: int, plan: PlanFit | None
+) -> str:
+    """Return the commands of the trials with the combinations' own values, and what all trials and the winners' runs cost."""
+    assert file.search is not None
+    firsts = [search.run(0, search.defaults) for search in searches.by_cell.values()]
+    lines = [
+        f"# A search comes first: {file.search}. The first trials:",
+        *(shlex.join(["lightning-fl", *command(run, threads)]) for run in firsts),
+    ]
+    if plan is not None:
+        runs = [*searches.runs_left(), *file.runs(out, resolve)]
+        lines += costs(runs, jobs, within_budget(plan, file.search))
+        left, seeds = counted(len(searches.runs_left()), "trial"), counted(len(file.seeds), "run")
+        lines.append(f"# These are {left} and {seeds} of each winner, as if each cost what the first trial does.")
+    return "\n".join(lines)
 
 
 def part_of(runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
@@ -148,16 +195,30 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
     parsed = parser.parse_args(arguments)
     flags.look_of(parsed)  # refuses what is impossible before the configurations are made, which takes seconds
     out = Path(*folders) if folders else folder_of(path)
-    done = [run for run in file.runs(out, resolve) if is_done(run)]
+    searches = None
+    tuned = {cell.name for cell in file.cells}
+    if file.search is not None:
+        resolve = _remembering(resolve)
+        searches = open_searches(file, out, resolve, checks=False)
+        winners = searches.winners()
+        file, tuned = file.with_flags(winners), {*winners}
+    done = [run for run in file.runs(out, resolve) if run.cell in tuned and is_done(run)]
     require(
         bool(done),
         f"no run that {path} now describes is done in {out}: `lightning-fl study {name}` trains them; if it was given --out, "
         "name that folder after the file.",
     )
-    return _reported(file, name, out, done, parsed)
+    return _reported(file, name, out, done, parsed, searches)
 
 
-def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun], parsed: Namespace) -> str:
+def _reported(
+    file: StudyFile,
+    name: str,
+    out: Path,
+    done: Sequence[PlannedRun],
+    parsed: Namespace,
+    searches: Searches | None = None,
+) -> str:
     """Write the report of the runs that are done, with the claims, and return it as text.
 
     Args:
@@ -166,6 +227,7 @@ def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun],
         out: folder of the study.
         done: runs that are done.
         parsed: flags of the report; claims and budget are left out if these ask for another comparison than the file's.
+        searches: searches whose winners the runs are; None for a study without.
     """
     place = {cell.name: position for position, cell in enumerate(file.cells)}
     done = sorted(done, key=lambda run: (place[run.cell], run.seed))
@@ -180,7 +242,8 @@ def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun],
     def sections(look: Look) -> Sections:
         claims: Sections = {"Claims": _claims(file, curves, never_finite)} if file.claims and is_files_own else {}
         within: Sections = _within_budget(file, curves, look) if is_files_own else {}
-        return {**claims, **within, **({"Left out": [left_out]} if left_out else {})}
+        searched: Sections = {} if searches is None else {"Search": search_parts(searches, look)}
+        return {**claims, **within, **searched, **({"Left out": [left_out]} if left_out else {})}
 
     lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}
     parsed.runs = [folder for line_folders in lines.values() for folder in line_folders]

@@ -1,4 +1,4 @@
-"""Pictures of a study with a budget: accuracy against bytes with the front, and the areas of a grid of two axes."""
+"""Pictures of a study: accuracy within a budget with the front, the areas of a grid of two axes, and searches by trials."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from lightning_fl.outputs.figures import COLOURS, Look, in_picture
+from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
 from lightning_fl.report.plots import scale_axis
 from lightning_fl.study.budget import Found, on_front
 
@@ -102,6 +103,37 @@ def draw_areas(cells: Found, choices: Choices, look: Look = Look()) -> Figure | 
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         figure.colorbar(shown, label="area")
+    return figure
+
+
+def draw_trials(
+    best: Mapping[str, Mapping[int, float]],
+    values: Mapping[str, Mapping[int, float]],
+    short: str,
+    look: Look = Look(),  # noqa: B008
+) -> Figure | None:
+    """Draw the best value so far of each search, and those of the single trials; None if no trial has a value.
+
+    Args:
+        best: best value by cell and number of trials.
+        values: values of the trials by cell and number.
+        short: name of the metric.
+        look: look of the picture.
+    """
+    if not any(best.values()):
+        return None
+    with matplotlib.rc_context(look.style):
+        figure = Figure(figsize=look.size, layout="constrained")
+        axes = figure.subplots()
+        for index, name in enumerate(best):
+            style = line_style(index)
+            axes.step([*best[name]], [*best[name].values()], where="post", label=in_picture(name), **style)
+            axes.plot([*values[name]], [*values[name].values()], ".", color=style["color"], alpha=0.4)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        axes.set_xlabel("trials")
+        axes.set_ylabel(in_picture(f"best {short} on held-out samples"))
+        longest = max(map(len, best)) + 12
+        figure.legend(loc="outside lower center", ncols=max(1, look.line_length // longest), frameon=False)
     return figure
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from filelock import lock_descriptor
 from tqdm import tqdm
@@ -72,6 +72,7 @@ class _Fit:
     process: subprocess.Popen[bytes]
     lock: BinaryIO
     began: float
+    is_stopped: bool = False
 
     def close(self) -> None:
         """Let go of the lock and of the pipe that the fit watches."""
@@ -80,21 +81,80 @@ class _Fit:
             self.process.stdin.close()
 
 
-class _Pace:
-    """Rounds by second of the runs that are to be trained."""
+class Supply(Protocol):
+    """Runs to train, of which the next may depend on how earlier ones have ended."""
 
-    def __init__(self, runs: Sequence[PlannedRun]) -> None:
-        self.runs, self.known, self.began = tuple(runs), sum(map(_rounds_logged, runs)), time.monotonic()
+    def take(self) -> PlannedRun | None:
+        """Return a run to begin now; None if there is none at this moment."""
 
-    def left(self, runs: Sequence[PlannedRun]) -> str:
-        """Return in words how many runs are left, and how long they take at this pace; empty if none are."""
+    def is_over(self) -> bool:
+        """True if no further run will come."""
+
+    def should_stop(self, run: PlannedRun) -> bool:
+        """True if a run that is under way is to end after the round that it has logged."""
+
+    def ended(self, run: PlannedRun, said: str | None) -> None:
+        """Note how a run has ended: None if it is done or was stopped, or why it has failed."""
+
+    def elsewhere(self, run: PlannedRun) -> None:
+        """Note that another process trains a run."""
+
+    def left(self, active: Sequence[PlannedRun]) -> str:
+        """Return in words what is left besides the runs that have ended; empty if nothing is."""
+
+    def rounds_done(self) -> int:
+        """Return the number of rounds of all runs that are trained."""
+
+
+class _Listed:
+    """Supply of given runs.
+
+    Args:
+        runs: runs in the order in which they begin.
+        retry: try runs again that failed before.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], retry: bool) -> None:
+        self.runs, self.outcome, self.waiting = runs, Outcome(), list[PlannedRun]()
+        for run in runs:
+            if is_done(run):
+                continue
+            if (run.folder / FAILED).is_file() and not retry:
+                self.outcome.failed[run] = failure_of(run)
+                continue
+            self.waiting.append(run)
+        self.to_train = tuple(self.waiting)
+        self.known, self.began = sum(map(_rounds_logged, self.to_train)), time.monotonic()
+
+    def take(self) -> PlannedRun | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def is_over(self) -> bool:
+        return not self.waiting
+
+    def should_stop(self, run: PlannedRun) -> bool:
+        return False
+
+    def ended(self, run: PlannedRun, said: str | None) -> None:
+        if said is not None:
+            self.outcome.failed[run] = said
+
+    def elsewhere(self, run: PlannedRun) -> None:
+        self.outcome.elsewhere.append(run)
+
+    def left(self, active: Sequence[PlannedRun]) -> str:
+        """Return how many runs are left, and how long they take at the pace so far, in rounds by second."""
+        runs = [*self.waiting, *active]
         if not runs:
             return ""
-        trained = sum(map(_rounds_logged, self.runs)) - self.known
+        trained = sum(map(_rounds_logged, self.to_train)) - self.known
         rounds = sum(run.num_rounds - _rounds_logged(run) for run in runs)
         seconds = (time.monotonic() - self.began) * rounds / trained if trained > 0 else 0.0
         about = f", about {_duration(seconds)}" if round(seconds) else ""
-        return f" ({len(runs)} of {len(self.runs)} left{about})"
+        return f" ({len(runs)} of {len(self.to_train)} left{about})"
+
+    def rounds_done(self) -> int:
+        return sum(map(rounds_done, self.runs))
 
 
 def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_accelerators: int = 0) -> Outcome:
@@ -110,46 +170,62 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
         retry: try runs again that failed before.
         num_accelerators: the processes get GPUs in turn if there are several.
     """
-    outcome, waiting, active = Outcome(), list[PlannedRun](), list[_Fit]()
-    for run in runs:
-        if is_done(run):
-            continue
-        if (run.folder / FAILED).is_file() and not retry:
-            outcome.failed[run] = str(_content(run, FAILED).get("said", f"{FAILED} cannot be read"))
-            continue
-        waiting.append(run)
-    pace = _Pace(waiting)
-    slots: SimpleQueue[int] = SimpleQueue()
-    for slot in range(jobs):
-        slots.put(slot)
-    with _progress(runs, waiting) as bar, _stopping(active):
-        for run in waiting:
-            if note := _beginning(run)[1]:
-                bar.write(f"{run.cell}, seed {run.seed}: {note}", file=sys.stderr)
-        while waiting or active:
-            while waiting and not slots.empty():
-                run, slot = waiting.pop(0), slots.get()
-                try:
-                    fit = _begin(run, slot, threads, slot % num_accelerators if num_accelerators > 1 else None)
-                except OSError as error:
-                    outcome.failed[run] = f"{error.filename or run.folder} cannot be written ({reason_of(error)})"
-                    slots.put(slot)
-                    continue
-                if fit is None:
-                    outcome.elsewhere.append(run)
-                    slots.put(slot)
-                else:
-                    active.append(fit)
-            for fit in [fit for fit in active if fit.process.poll() is not None]:
-                active.remove(fit)
-                slots.put(fit.slot)
-                _end(fit, outcome, bar, pace.left([*waiting, *(other.run for other in active)]))
-            bar.update(sum(map(_rounds_done, runs)) - bar.n)
-            if active:
-                time.sleep(POLL_SECONDS)
+    supply = _Listed(runs, retry)
+    about = f"{len(supply.waiting)} of {len(runs)} runs to train"
+    total = sum(run.num_rounds for run in runs)
+    train_all(supply, jobs, threads, num_accelerators, about if supply.waiting else "", total)
+    outcome = supply.outcome
     outcome.done = [run for run in runs if run not in outcome.failed and is_done(run)]
     outcome.elsewhere = [run for run in outcome.elsewhere if run not in outcome.done]
     return outcome
+
+
+def train_all(supply: Supply, jobs: int, threads: int, num_accelerators: int, about: str, num_rounds: int) -> None:
+    """Train runs until their supply is over, `jobs` at once, and show the progress.
+
+    Args:
+        supply: runs, which learns how each ends.
+        jobs: number of processes.
+        threads: threads of each.
+        num_accelerators: the processes get GPUs in turn if there are several.
+        about: title of the progress bar; empty for no bar.
+        num_rounds: rounds of all runs.
+    """
+    active = list[_Fit]()
+    slots: SimpleQueue[int] = SimpleQueue()
+    for slot in range(jobs):
+        slots.put(slot)
+    with _progress(supply, about, num_rounds) as bar, _stopping(active):
+        while True:
+            while not slots.empty() and (run := supply.take()) is not None:
+                slot = slots.get()
+                try:
+                    if note := _beginning(run)[1]:
+                        bar.write(f"{run.name}: {note}", file=sys.stderr)
+                    fit = _begin(run, slot, threads, slot % num_accelerators if num_accelerators > 1 else None)
+                except OSError as error:
+                    supply.ended(run, f"{error.filename or run.folder} cannot be written ({reason_of(error)})")
+                    slots.put(slot)
+                    continue
+                if fit is None:
+                    supply.elsewhere(run)
+                    slots.put(slot)
+                else:
+                    active.append(fit)
+            finished = [fit for fit in active if fit.process.poll() is not None]
+            for fit in finished:
+                active.remove(fit)
+                slots.put(fit.slot)
+                _end(fit, supply, bar, [other.run for other in active])
+            for fit in active:
+                if not fit.is_stopped and supply.should_stop(fit.run):
+                    fit.is_stopped = True
+                    fit.process.terminate()
+            bar.update(supply.rounds_done() - bar.n)
+            if not active and supply.is_over():
+                return
+            if not finished:
+                time.sleep(POLL_SECONDS)
 
 
 def command(run: PlannedRun, threads: int) -> list[str]:
@@ -208,6 +284,11 @@ def _content(run: PlannedRun, name: str) -> dict[str, Any]:
     return {}
 
 
+def failure_of(run: PlannedRun) -> str:
+    """Return why a run has failed."""
+    return str(_content(run, FAILED).get("said", f"{FAILED} cannot be read"))
+
+
 def is_done(run: PlannedRun) -> bool:
     """True if a run has ended with rows that can be read, unless it may now last longer than the time after which it ended."""
     if not (run.folder / DONE).is_file():
@@ -220,6 +301,15 @@ def is_done(run: PlannedRun) -> bool:
     if limit is None or not is_real(limit) or record.num_rounds >= run.num_rounds:
         return True
     return run.max_seconds is not None and run.max_seconds <= limit
+
+
+def is_locked(run: PlannedRun) -> bool:
+    """True if a process trains a run."""
+    path = run.folder / LOCK
+    if not path.is_file():
+        return False
+    with path.open("ab") as lock:
+        return not lock_descriptor(lock.fileno(), blocking=False)
 
 
 def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit | None:
@@ -259,16 +349,17 @@ def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) ->
         )
 
 
-def _end(fit: _Fit, outcome: Outcome, bar: tqdm[Any], left: str) -> None:
+def _end(fit: _Fit, supply: Supply, bar: tqdm[Any], active: Sequence[PlannedRun]) -> None:
     """Note how a fit ended, and print a line about it and about what is left."""
     run, seconds = fit.run, time.monotonic() - fit.began
-    name = f"{run.cell}, seed {run.seed}"
     problem = _problem(run)
-    if fit.process.returncode == 0 and problem is None:
+    if problem is None and (fit.process.returncode == 0 or fit.is_stopped):
         with replacing(run.folder / DONE, "w") as file:
             done = {"arguments": run.arguments, "seconds": round(seconds, 1), "max_seconds": run.max_seconds}
             file.write(json.dumps(done, indent=1) + "\n")
-        bar.write(f"{name}: done in {_duration(seconds)}{left}", file=sys.stderr)
+        supply.ended(run, None)
+        how = "stopped early" if fit.is_stopped else "done"
+        bar.write(f"{run.name}: {how} in {_duration(seconds)}{supply.left(active)}", file=sys.stderr)
     else:
         lines = (run.folder / OUTPUT).read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {fit.process.returncode}")
@@ -276,18 +367,16 @@ def _end(fit: _Fit, outcome: Outcome, bar: tqdm[Any], left: str) -> None:
         said = last if problem is None or fit.process.returncode else problem
         with replacing(run.folder / FAILED, "w") as file:
             file.write(json.dumps({"exit_code": fit.process.returncode, "said": said}, indent=1) + "\n")
-        outcome.failed[run] = said
-        bar.write(f"{name}: failed{left}: {said}", file=sys.stderr)
+        supply.ended(run, said)
+        bar.write(f"{run.name}: failed{supply.left(active)}: {said}", file=sys.stderr)
     fit.close()
 
 
 @contextmanager
-def _progress(runs: Sequence[PlannedRun], waiting: Sequence[PlannedRun]) -> Iterator[tqdm[Any]]:
+def _progress(supply: Supply, about: str, num_rounds: int) -> Iterator[tqdm[Any]]:
     """Show the rounds of all runs, and the time left."""
-    total, done = sum(run.num_rounds for run in runs), sum(map(_rounds_done, runs))
-    hidden = not waiting or not sys.stderr.isatty()
-    about = f"{len(waiting)} of {len(runs)} runs to train"
-    with tqdm(total=total, initial=done, desc=about, unit="round", dynamic_ncols=True, disable=hidden) as bar:
+    done, hidden = supply.rounds_done(), not about or not sys.stderr.isatty()
+    with tqdm(total=num_rounds, initial=done, desc=about, unit="round", dynamic_ncols=True, disable=hidden) as bar:
         yield bar
 
 
@@ -319,7 +408,7 @@ def _stopping(active: list[_Fit]) -> Iterator[None]:
             fit.close()
 
 
-def _rounds_done(run: PlannedRun) -> int:
+def rounds_done(run: PlannedRun) -> int:
     """Return the number of rounds that a run has logged, all of them if it has ended."""
     return run.num_rounds if (run.folder / DONE).is_file() else _rounds_logged(run)
 

@@ -15,6 +15,7 @@ regime:                                   # network, data, clients and rounds be
   paper: CNN, CIFAR-10, 100 clients, 500 rounds
   here: LeNet-5, digits, 100 clients, 30 rounds
   alike: false                            # true if the runs are in the paper's own regime (false if not given)
+search: {trials: 20, …}                   # choose flags of every combination first, see `lightning_fl.study.search_file`
 floor: [[short, again]]                   # cells that are the same method, as with other threads: how far it differs from itself
 claims:                                   # see `lightning_fl.study.claims_file`
   - {text: FedProx sends less, better: FedProx, than: FedAvg, in: target_uplink, paper: 0.8}
@@ -28,7 +29,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
 from math import prod
@@ -47,10 +48,11 @@ from lightning_fl.report.records import flatten, require_same_data
 from lightning_fl.study.budget import Budget, read_budget
 from lightning_fl.study.claims import Claim
 from lightning_fl.study.claims_file import read_claims
+from lightning_fl.study.search_file import SearchFile, read_search
 
 KEYS = (
     *("base", "seeds", "grid", "exclude", "target", "metric", "window", "budget", "chance"),
-    *("takes", "regime", "floor", "claims"),
+    *("takes", "regime", "search", "floor", "claims"),
 )
 NEEDED = ("seeds", "grid")
 MOST_COMBINATIONS, MOST_RUNS = 10_000, 100_000
@@ -89,6 +91,7 @@ class PlannedRun:
         arguments: arguments of its fit, without the folder.
         num_rounds: rounds that it has.
         max_seconds: seconds after which it ends before its last round; None for no limit.
+        trial: number of the trial of a search; None for a run that the study compares.
     """
 
     cell: str
@@ -97,6 +100,12 @@ class PlannedRun:
     arguments: tuple[str, ...]
     num_rounds: int
     max_seconds: float | None = None
+    trial: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return f"{self.cell}, seed {self.seed}" if self.trial is None else f"{self.cell}, trial {self.trial}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class StudyFile:
     """Content of a study file.
 
     Attributes:
-        cells: combinations of choices that are not excluded.
+        cells: combinations of choices that are not excluded; those of a search end at its budget.
         seeds: seeds of each cell.
         target: value whose cost is reported, or None.
         metric: metric to compare; None for the one that the runs are about.
@@ -129,6 +138,7 @@ class StudyFile:
         regime: regimes of the paper and of the runs; None if the file does not say them.
         takes: what all runs take, in words; empty if the file does not say it.
         floor: pairs of cells that are the same method.
+        search: flags to choose for each cell before its runs are trained; None for no search.
     """
 
     cells: tuple[Cell, ...]
@@ -141,12 +151,18 @@ class StudyFile:
     regime: Regime | None = None
     takes: str = ""
     floor: tuple[tuple[str, str], ...] = ()
+    search: SearchFile | None = None
 
     @property
     def report_flags(self) -> list[str]:
         """Flags of the report."""
         flags = {"target": self.target, "metric": self.metric, "window": self.window}
         return [f"--{name}={value}" for name, value in flags.items() if value is not None]
+
+    def with_flags(self, flags: Mapping[str, Sequence[str]]) -> StudyFile:
+        """Return the study with more arguments for the cells that are named."""
+        cells = [replace(cell, arguments=(*cell.arguments, *flags.get(cell.name, ()))) for cell in self.cells]
+        return replace(self, cells=tuple(cells))
 
     def runs(self, out: Path, resolve: Resolve) -> list[PlannedRun]:
         """Return all runs, seed by seed, so that a study that is stopped has whole comparisons.
@@ -162,7 +178,7 @@ class StudyFile:
         # The digest and the rounds are the same for all seeds. The bar shows on a terminal.
         for cell in tqdm(self.cells, desc="Checking", unit="cell", leave=False, disable=None):
             try:
-                config = resolve((*cell.arguments, *_seeded(self.seeds[0])))
+                config = resolve((*cell.arguments, *seeded(self.seeds[0])))
                 self._check_metric(config)
             except UserError as error:
                 incompatible.setdefault(str(error).rstrip("."), []).append(cell.name)
@@ -170,7 +186,7 @@ class StudyFile:
             resolved[cell.name] = config
         same: dict[str, list[str]] = {}
         for name, config in resolved.items():
-            same.setdefault(_digest(config), []).append(name)
+            same.setdefault(digest_of(config), []).append(name)
         for names in same.values():
             require(
                 len(names) == 1 or any(set(names) == set(pair) for pair in self.floor),
@@ -178,13 +194,13 @@ class StudyFile:
             )
         require(not incompatible, "; ".join(f"{', '.join(names)}: {why}" for why, names in incompatible.items()) + ".")
         require_same_data({name: flatten(config) for name, config in resolved.items()}, "study")
-        digests = {name: _digest(config) for name, config in resolved.items()}
+        digests = {name: digest_of(config) for name, config in resolved.items()}
         return [
             PlannedRun(
                 cell.name,
                 seed,
                 out / cell.name / f"seed-{seed}-{digests[cell.name]}",
-                (*cell.arguments, *_seeded(seed)),
+                (*cell.arguments, *seeded(seed)),
                 int(resolved[cell.name]["trainer"]["max_rounds"]),
                 seconds_of(resolved[cell.name]["trainer"].get("max_time")),
             )
@@ -237,7 +253,9 @@ def read_study(path: Path) -> StudyFile:
     require(isinstance(takes, str), f"takes must be words, got {takes!r}.")
     regime = _regime(content.get("regime"))
     floor, budget = _floor(content.get("floor", []), names), read_budget(content)
-    return StudyFile(cells, tuple(seeds), claims, budget, target, metric, window, regime, takes, floor)
+    search = read_search(content.get("search"), {cell.name: cell.choices for cell in cells}, seeds, metric)
+    file = StudyFile(cells, tuple(seeds), claims, budget, target, metric, window, regime, takes, floor, search)
+    return file if search is None else file.with_flags(dict.fromkeys(names, search.arguments))
 
 
 def _floor(content: Any, cells: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -358,7 +376,7 @@ def _cells(base: tuple[str, ...], grid: Mapping[str, Mapping[str, tuple[str, ...
         yield Cell("-".join(names), (*base, *words), names)
 
 
-def _seeded(seed: int) -> tuple[str, str]:
+def seeded(seed: int) -> tuple[str, str]:
     """Return the flags of a seed, which decides the partition too."""
     return f"--seed_everything={seed}", f"--data.seed={seed}"
 
@@ -379,7 +397,7 @@ def seconds_of(max_time: Any) -> float | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _digest(config: Mapping[str, Any]) -> str:
+def digest_of(config: Mapping[str, Any]) -> str:
     """Return eight characters for what a configuration does, whatever its seeds, paths, loggers and devices."""
     settings = experiment_settings(flatten({key: value for key, value in config.items() if key != "config"}))
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]

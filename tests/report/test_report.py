@@ -371,6 +371,15 @@ def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple], tmp_path:
 # ---------------------------------------------------------------------------------------------------- mistakes
 
 
+@pytest.mark.parametrize(("budget", "lacks_rounds"), [(9000, False), (9001, True), (None, True)])
+def test_a_run_that_has_spent_its_budget_lacks_no_rounds(
+    budget: float | None, lacks_rounds: bool, tmp_path: Path
+) -> None:
+    meter = {"class_path": "CommunicationMeter", "init_args": {"max_uplink_bytes": budget}}
+    write_run(tmp_path / "a", rising(9), trainer={"max_rounds": 50, "callbacks": [meter]})  # 1,000 bytes a round
+    assert read_run(tmp_path / "a").gaps == ("it ends after 9 of 50 rounds",) * lacks_rounds
+
+
 def test_a_truncated_file_is_used_as_far_as_it_is_whole(run: Callable[..., tuple], tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", rising(50)) / "metrics.csv"
     whole = path.read_bytes()

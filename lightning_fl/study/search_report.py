@@ -1,0 +1,82 @@
+"""What a report says of the searches of a study: the flags, the winners, their costs, and the best value by trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_fl.outputs.figures import Look
+from lightning_fl.outputs.plan import duration
+from lightning_fl.outputs.units import in_bytes, significant
+from lightning_fl.report.document import Part, Picture, Table
+from lightning_fl.study.search import Searches
+from lightning_fl.study.search_file import written
+
+LEGEND = (
+    "Searched: {searched}. No other table, picture or claim has a trial: they have the winners' runs alone, whose seeds the "
+    "search has not seen. `default` is what the first trial has reached, with the combination's own values, and `best` what the "
+    "winner has: the mean of the last evaluations, a tenth of all, on samples that clients hold out, that the budget had paid "
+    "for. `best` is chosen on the values that it reports. Bytes and time are those of all trials, pruned and failed ones, too; "
+    "time is the sum of their rounds."
+)
+
+
+def search_parts(searches: Searches, look: Look) -> list[Part]:
+    """Return the tables of what was searched, found and spent, and the picture of the best values by trials."""
+    from lightning_fl.study.pictures import draw_trials
+
+    every = list(searches.by_cell.values())
+    short = every[0].metric.short
+    failed = [
+        f"{search.cell.name}, trial {trial.number} failed: {trial.said}"
+        for search in every
+        for trial in search.trials()
+        if trial.state == "FAIL"
+    ]
+    parts: list[Part] = [LEGEND.format(searched=every[0].file), flags_table(searches), costs_table(searches), failed]
+    best = {name: search.best_so_far() for name, search in searches.by_cell.items()}
+    values = {
+        name: {trial.number + 1: trial.value for trial in search.trials() if trial.is_complete}
+        for name, search in searches.by_cell.items()
+    }
+    if figure := draw_trials(best, values, short, look):
+        parts.append(Picture("trials", f"Best {short} on held-out samples by the number of trials", figure, look))
+    return parts
+
+
+def flags_table(searches: Searches) -> Table:
+    """Return a row for each combination and flag: where it was searched, its own value, and the winner's."""
+    rows = []
+    for name, search in searches.by_cell.items():
+        winner = search.winner()
+        for flag, values in search.flags.items():
+            found = "" if winner is None else _shown(winner.flags[flag])
+            rows.append([name, flag, str(values), _shown(search.defaults[flag]), found])
+    return Table(["combination", "flag", "searched", "default", "found"], rows, num_texts=3)
+
+
+def costs_table(searches: Searches) -> Table:
+    """Return a row for each combination: what the default and the winner have reached, and what the trials have cost."""
+    rows = []
+    for name, search in searches.by_cell.items():
+        trials, winner = search.trials(), search.winner()
+        states = [trial.state for trial in trials]
+        default = [f"{trial.value:.3f}" for trial in trials[:1] if trial.is_complete]
+        rows.append(
+            [
+                name,
+                "".join(default),
+                "" if winner is None else f"{winner.value:.3f}",
+                "" if winner is None else str(winner.number),
+                f"{search.num_ended()} of {search.file.trials}",
+                str(states.count("PRUNED")),
+                str(states.count("FAIL")),
+                in_bytes(sum(trial.uplink_bytes for trial in trials)),
+                duration(sum(trial.seconds for trial in trials)),
+            ]
+        )
+    header = ["combination", "default", "best", "best trial", "trials", "pruned", "failed", "uplink", "time"]
+    return Table(header, rows)
+
+
+def _shown(value: Any) -> str:
+    return significant(value) if isinstance(value, float) else written(value)
