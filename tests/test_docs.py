@@ -101,6 +101,8 @@ def skip_without_packages(document: Path) -> None:
     text = document.read_text()
     if "ClientPrivacy" in text:
         pytest.importorskip("dp_accounting", reason="pip install 'lightning-fl[privacy]'")
+    if "lightning-fl[search]" in text:
+        pytest.importorskip("optuna", reason="pip install 'lightning-fl[search]'")
     from_where = {"pandas": "'lightning-fl[notebook]'", "peft": "'lightning-fl[peft]'", "transformers": "transformers"}
     for package, what in {**from_where, "optuna": "optuna"}.items():
         if f"import {package}" in text or f"from {package} import" in text:

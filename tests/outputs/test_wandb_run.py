@@ -323,7 +323,7 @@ def test_trials_of_a_sweep_run_side_by_side(path: Path, tmp_path: Path) -> None:
         assert len(lines) == 2
         assert sweep["metric"]["name"] in header.split(",")
         config = yaml.safe_load((folder / "config.yaml").read_text())
-        assert config["data"]["init_args"]["val_fraction"] == 0.1
+        assert f"--data.val_fraction={config['data']['init_args']['val_fraction']}" in sweep["command"]
         for name, value in given.items():
             assert config["algorithm"]["init_args"][name.removeprefix("algorithm.")] == yaml.safe_load(value)
         found = written(next(iter((tmp_path / "wandb").glob(f"offline-run-*-{run_id}"))))

@@ -25,6 +25,7 @@ from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.outputs.figures import Look
 from lightning_fl.report.flags import build_parser
 from lightning_fl.study.command import _reported, part_of
+from lightning_fl.study.search import open_searches
 from lightning_fl.study.study_file import PlannedRun, read_study
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
@@ -254,6 +255,8 @@ def test_the_packages_studies_fit(path: Path, monkeypatch: pytest.MonkeyPatch) -
         cell for cell in study.cells if not seen.issuperset(cell.arguments) and not seen.update(cell.arguments)
     )
     runs = replace(study, cells=cells, seeds=(0,)).runs(Path("out"), resolve)
+    if study.search is not None:
+        assert len(open_searches(study, Path("out"), resolve).by_cell) == len(study.cells)
     again = {second for _, second in study.floor}
     assert (
         len({run.folder.name for run in runs if run.cell not in again})
