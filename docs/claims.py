@@ -40,10 +40,13 @@ PAGES = [
 PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
-    "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small", "feddumap_steps"),
-    "FedLDF": ("fedldf_lenet5", "fedldf_small"),
-    "FedDP": ("feddp_width", "feddp_small", "feddp_controls"),
-    "FedAdam-SSM": ("fedadam_ssm", "fedadam_ssm_dirichlet", "fedadam_ssm_clients", "fedadam_ssm_small"),
+    "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small", "feddumap_steps", "tuned_feddum"),
+    "FedLDF": ("fedldf_lenet5", "fedldf_small", "tuned_fedldf"),
+    "FedDP": ("feddp_width", "feddp_small", "feddp_controls", "tuned_feddp"),
+    "FedAdam-SSM": (
+        *("fedadam_ssm", "fedadam_ssm_dirichlet", "fedadam_ssm_clients", "fedadam_ssm_small"),
+        "tuned_fedadam_ssm",
+    ),
     "Server optimisers": ("fedopt_clients",),
     "Personal models": ("personal_small",),
 }
