@@ -28,8 +28,8 @@ from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, floors, legend
 from lightning_fl.study.costs import PlanFit, costs
 from lightning_fl.study.runner import Outcome, command, is_done, train, train_all
-from lightning_fl.study.search import Searches, open_searches, within_budget
 from lightning_fl.study.search_report import search_parts
+from lightning_fl.study.searches import Searches, open_searches, within_budget
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
 
 

@@ -8,8 +8,8 @@ from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.plan import duration
 from lightning_fl.outputs.units import in_bytes, significant
 from lightning_fl.report.document import Part, Picture, Table
-from lightning_fl.study.search import Searches
 from lightning_fl.study.search_file import written
+from lightning_fl.study.searches import Searches
 
 LEGEND = (
     "Searched: {searched}. No other table, picture or claim has a trial: they have the winners' runs alone, whose seeds the "

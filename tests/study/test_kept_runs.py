@@ -18,7 +18,7 @@ from lightning_fl.report.records import read_run
 from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import Claim
 from lightning_fl.study.command import curves_of
-from lightning_fl.study.search import open_searches
+from lightning_fl.study.searches import open_searches
 from lightning_fl.study.study_file import read_study
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")

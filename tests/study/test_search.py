@@ -18,9 +18,10 @@ from searched import FIT, MU, RATE, opened, trained
 from lightning_fl import UserError
 from lightning_fl.cli import main
 from lightning_fl.outputs.figures import Look
-from lightning_fl.study import runner, search
-from lightning_fl.study.search import Searches, Trial
+from lightning_fl.study import runner, searches
+from lightning_fl.study.search import Trial
 from lightning_fl.study.search_report import costs_table, flags_table, search_parts
+from lightning_fl.study.searches import Searches
 
 pytestmark = pytest.mark.process
 SMALL = [
@@ -207,7 +208,7 @@ def test_mistakes_are_found_before_the_first_trial(change: dict[str, Any], said:
 
 
 def test_optuna_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    monkeypatch.setattr(searches, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"search needs the package optuna.*pip install 'lightning-fl\[search\]'"):
         opened(tmp_path)
 

@@ -25,7 +25,7 @@ from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.outputs.figures import Look
 from lightning_fl.report.flags import build_parser
 from lightning_fl.study.command import _reported, part_of
-from lightning_fl.study.search import open_searches
+from lightning_fl.study.searches import open_searches
 from lightning_fl.study.study_file import PlannedRun, read_study
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")

@@ -8,7 +8,7 @@ import yaml
 
 from lightning_fl import UserError
 from lightning_fl.study.runner import train_all
-from lightning_fl.study.search import Searches, open_searches
+from lightning_fl.study.searches import Searches, open_searches
 from lightning_fl.study.study_file import read_study
 
 FIT = """
