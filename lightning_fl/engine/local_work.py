@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -60,9 +60,14 @@ class LocalWork:
         )
         return Fraction(total, max(1, int(counts.sum())))
 
-    def num_macs(self, clients: Iterable[int], macs: int) -> int:
-        """Return the multiply-accumulates of these clients' forward passes, given those of a sample with the whole network."""
-        return sum(self.num_samples([client]) * round(self.share_of(client) * macs) for client in clients)
+    def counts(self, clients: Sequence[int], macs: int | None) -> dict[str, int]:
+        """Return what these clients do, by column; `macs` are the multiply-accumulates of a sample with the whole network."""
+        stragglers, num_samples = self.num_stragglers(clients), self.num_samples(clients)
+        counts = {} if stragglers is None else {"clients/straggling": stragglers}
+        counts["clients/samples"] = num_samples  # also of rejected clients, once for each gradient
+        if self.share is not None and macs is not None:
+            counts["clients/macs"] = sum(self.num_samples([k]) * round(self.share_of(k) * macs) for k in clients)
+        return counts
 
     def num_stragglers(self, clients: Iterable[int]) -> int | None:
         """Return the number of these clients that run out of time; None if clients never do."""

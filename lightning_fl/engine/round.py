@@ -44,7 +44,7 @@ def train_round(engine: Engine) -> dict[str, float]:
     provided = _take_uploads(engine, roles.broadcast(link, cohort), cohort, link, collector)
     merged, outcome = collector.finish(cohort, link, run.params, engine.prunings)
     averages = _averages(engine, cohort, outcome, collector)
-    num_samples, stragglers = work.num_samples(cohort.answering), work.num_stragglers(cohort.answering)
+    trained = work.counts(cohort.answering, engine.network.macs)
     finished = Round(run, cohort, link, outcome, work, averages, collector.metrics)
     run.book(roles.costs(finished), link)
     if not collector.is_skipped:
@@ -62,11 +62,9 @@ def train_round(engine: Engine) -> dict[str, float]:
             own.keys() - observer.public, f"{type(observer).__name__} reports of clients"
         )
         columns |= own
-    if work.share is not None and engine.network.macs is not None:
-        columns["clients/macs"] = work.num_macs(cohort.answering, engine.network.macs)
     _commit(engine, finished.proposal, outcome, collector)
     reported = collector.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
-    return round_record(run, cohort, outcome, engine.network, averages, num_samples, stragglers, reported, columns)
+    return round_record(run, cohort, outcome, engine.network, averages, trained, reported, columns)
 
 
 def _collector(engine: Engine, context: RoundContext) -> UploadCollector:

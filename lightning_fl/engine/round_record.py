@@ -22,8 +22,7 @@ def round_record(
     outcome: Outcome,
     network: Network,
     averages: Mapping[str, float],
-    num_samples: int,
-    num_stragglers: int | None,
+    trained: Mapping[str, int],
     server: Mapping[str, float],
     observed: Mapping[str, float],
 ) -> dict[str, float]:
@@ -35,8 +34,7 @@ def round_record(
         outcome: outcome of its clients.
         network: network that they trained.
         averages: averages of the values that the module logged, by name.
-        num_samples: samples whose gradients clients have computed, also rejected clients, once for each gradient.
-        num_stragglers: clients that ran out of time; None if clients never do.
+        trained: counts of the clients' local training, by column.
         server: values that the server's steps report, by name.
         observed: columns of what stands around the round.
     """
@@ -51,8 +49,7 @@ def round_record(
         "clients/accepted": outcome.num_accepted,
         "clients/rejected": outcome.num_uploads - outcome.num_accepted,
         "clients/dropped": cohort.num_dropped,
-        **({} if num_stragglers is None else {"clients/straggling": num_stragglers}),
-        "clients/samples": num_samples,
+        **trained,
         "model/parameters": network.num_parameters,
         **({} if num_trainable == network.num_parameters else {"model/trainable": num_trainable}),
         **({} if network.macs is None else {"model/macs": network.macs}),

@@ -66,6 +66,9 @@ REASONS = {
     "RandomLayers": "DrawnLayers chooses what single clients send",
     "HDFL": "DrawnClients chooses what single clients send",
     "FedADP": "PrunedUnits chooses what single clients send",
+    "HeteroFL": "FirstUnits chooses what single clients send",
+    "FjORD": "FirstUnits chooses what single clients send",
+    "FederatedDropout": "DrawnUnits chooses what single clients send",
     "PruneFL": "send 'scalars/importance', no vector of the model",
     "OneBitAdam": "WarmedUpAdam sends other entries in some rounds than in others",
 }
