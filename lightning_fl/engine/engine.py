@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Protocol
+from weakref import ref
 
 from torch import Tensor
 
@@ -92,7 +93,7 @@ class Engine:
     setup_steps_left_out: int = field(default=0, init=False)
     of_clients: dict[str, str] = field(default_factory=dict, init=False)
     queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
-    _drawn: tuple[tuple[object, ...], Cohort] | None = field(default=None, init=False, repr=False)
+    _drawn: tuple[tuple[object, ...], ref[Tensor], Cohort] | None = field(default=None, init=False, repr=False)
     has_drifted: bool = field(default=False, init=False)
     _settled_in: int | None = field(default=None, init=False, repr=False)
     _says_dropped: bool = field(default=False, init=False, repr=False)
@@ -145,11 +146,11 @@ class Engine:
     def cohort(self) -> Cohort:
         """Cohort of the present round, drawn once."""
         run = self.run
-        # Who is in time depends on the sizes of model and training, which callbacks may change.
+        # Who is in time depends on the sizes of model and training, and who trains on its numbers; callbacks may change them.
         drawn_for: tuple[object, ...] = run.seed, run.round, self.schedule, self.network, id(run.unpruned)
-        if self._drawn is None or self._drawn[0] != drawn_for:
-            self._drawn = drawn_for, self.roles.sample.cohort(run)
-        return self._drawn[1]
+        if self._drawn is None or self._drawn[0] != drawn_for or self._drawn[1]() is not run.params:
+            self._drawn = drawn_for, ref(run.params), self.roles.sample.cohort(run)
+        return self._drawn[2]
 
     @property
     def work(self) -> LocalWork:
@@ -250,10 +251,21 @@ class Engine:
 
         In an exchange that chooses parts of the model, a client alone sends all that it might have to. Nothing changes the run.
         """
-        run, method, roles = self.run, self.algorithm, self._dry_roles
-        context = self.context
+        method, roles, first = self.algorithm, self._dry_roles, list(selected[:1])
+        link, job = self.dry_broadcast(selected)
+        job, clients = method.exchange.before_training(job, first, roles.train, link)
+        for _ in roles.collect(roles.train(job, clients), link):
+            """Let the client send its messages."""
+        return link
+
+    def dry_broadcast(self, selected: Sequence[int]) -> tuple[Link, ClientJob]:
+        """Return a link of its own over which the broadcast of the present round went to some clients, and their job.
+
+        They receive what they are going to receive in the round, bit for bit. Nothing changes the run.
+        """
+        run, method, first = self.run, self.algorithm, list(selected[:1])
         link = Link(
-            context,
+            self.context,
             method.uplink,
             method.downlink,
             server_memory=run.server_memory,
@@ -263,12 +275,7 @@ class Engine:
             timed=selected,
             is_unchanged=run.is_unchanged,
         )
-        first = list(selected[:1])
-        job = roles.broadcast(link, Cohort(list(selected), first, first))
-        job, clients = method.exchange.before_training(job, first, roles.train, link)
-        for _ in roles.collect(roles.train(job, clients), link):
-            """Let the client send its messages."""
-        return link
+        return link, self._dry_roles.broadcast(link, Cohort(list(selected), first, first))
 
     def planned_bits(self, selected: Sequence[int]) -> dict[int, tuple[int, int]]:
         """Return the bits that each selected client will send and those that it will receive; all processes must call it."""

@@ -25,6 +25,8 @@ class Cohort:
         mine: answering clients that this process trains, alone or with the others of its group.
         late: selected clients that do not drop out, but would answer after the round is closed.
         begin: simulated seconds at which the round begins.
+        asked: selected clients that do not drop out and say how large their loss at the received model is, before some of them
+            are chosen to train; () if nobody is asked.
     """
 
     selected: list[int]
@@ -32,11 +34,18 @@ class Cohort:
     mine: list[int]
     late: Sequence[int] = ()
     begin: float = 0.0
+    asked: Sequence[int] = ()
 
     @property
     def num_dropped(self) -> int:
         """Selected clients that drop out."""
-        return len(self.selected) - len(self.answering) - len(self.late)
+        return len(self.selected) - (len(self.asked) or len(self.answering) + len(self.late))
+
+    @property
+    def passed_over(self) -> list[int]:
+        """Asked clients that are not chosen to train."""
+        chosen = {*self.answering, *self.late}
+        return [client for client in self.asked if client not in chosen]
 
     def work(self, present: LocalWork) -> LocalWork:
         """Return the length of these clients' training, given that of clients that begin in the present round."""
@@ -82,8 +91,11 @@ class Population:
 
     def cohort(self, run: Run) -> Cohort:
         """Draw the cohort of the run's present round."""
-        begin, there = self._there(run)
-        selected = self._drawn(run, there)
+        begin, there = self.there(run)
+        return self.cohort_of(run, self._drawn(run, there), begin)
+
+    def cohort_of(self, run: Run, selected: list[int], begin: float) -> Cohort:
+        """Return the cohort of selected clients, of which some may drop out, in a round that begins at a simulated second."""
         answering = self.answering(run, selected)
         return Cohort(selected, answering, self.mine(answering), begin=begin)
 
@@ -93,7 +105,7 @@ class Population:
 
     def select(self, run: Run) -> list[int]:
         """Draw the clients that receive the broadcast of the run's present round."""
-        return self._drawn(run, self._there(run)[1])
+        return self._drawn(run, self.there(run)[1])
 
     @property
     def num_needed(self) -> int:
@@ -103,10 +115,9 @@ class Population:
     @property
     def num_selected(self) -> int:
         """Clients that a round selects of all that have samples, if it draws a fixed number."""
-        # Without rounding error: 1.1 times 10 is above 11 in floats.
-        return min(ceil(self.over_selection * self.cohort_size - 1e-9), len(self.eligible))
+        return num_to_select(self.cohort_size, self.over_selection, len(self.eligible))
 
-    def _there(self, run: Run) -> tuple[float, np.ndarray]:
+    def there(self, run: Run) -> tuple[float, np.ndarray]:
         """Return the time at which the present round begins, and the clients with samples that are there then."""
         if self.availability is None:
             return run.simulated_seconds, self.eligible
@@ -119,9 +130,8 @@ class Population:
                 int(client) for client in there[run.random(COHORT).random(len(there)) < self.cohort_size / len(there)]
             ]
         if self.sampling == "passes":
-            number, position = divmod(run.round, ceil(len(there) / self.cohort_size))
-            order = run.random(COHORT, in_round=number).permutation(there)
-            return [int(client) for client in order[position * self.cohort_size :][: self.cohort_size]]
+            number, place = place_in_pass(run.round, len(there), self.cohort_size)
+            return run.random(COHORT, in_round=number).permutation(there)[place].tolist()
         chosen = run.random(COHORT).choice(there, min(self.num_selected, len(there)), replace=False)
         return [int(client) for client in chosen]
 
@@ -140,3 +150,25 @@ class Population:
     def everyone(self) -> Sequence[int]:
         """The clients that have samples, ascending; a range if all have."""
         return range(len(self.sizes)) if len(self.eligible) == len(self.sizes) else self.eligible.tolist()
+
+
+def num_to_select(cohort_size: int, over_selection: float, num_eligible: int) -> int:
+    """Return the number of clients that a round selects, of which the first K to answer count, all if these are fewer.
+
+    >>> num_to_select(10, 1.1, num_eligible=100), num_to_select(10, 1.1, num_eligible=10)
+    (11, 10)
+    """
+    # Without rounding error: 1.1 times 10 is above 11 in floats.
+    return min(ceil(over_selection * cohort_size - 1e-9), num_eligible)
+
+
+def place_in_pass(index: int, num_clients: int, cohort_size: int) -> tuple[int, slice]:
+    """Return the number of a round's pass over all clients, from 0, and the places of the round's clients in its order.
+
+    The last round of a pass may be smaller.
+
+    >>> [place_in_pass(index, num_clients=5, cohort_size=2) for index in (0, 2, 3)]
+    [(0, slice(0, 2, None)), (0, slice(4, 6, None)), (1, slice(0, 2, None))]
+    """
+    number, position = divmod(index, ceil(num_clients / cohort_size))
+    return number, slice(position * cohort_size, (position + 1) * cohort_size)

@@ -123,7 +123,7 @@ class ClientEvaluator:
         )
         schedule = replace(self.schedule, epochs=finetune_epochs, steps=None, most_steps=None, reports_last_loss=False)
         mine = {}
-        with _leaving_no_trace(flat_module):
+        with leaving_no_trace(flat_module):
             job = self._job(schedule)
             for client in share_of(clients, sizes, fabric.global_rank, fabric.world_size):
                 measured = rows[client][: limit * data.eval_batch_size if isinstance(limit, int) else None]
@@ -169,7 +169,7 @@ class ClientEvaluator:
 
 
 @contextmanager
-def _leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
+def leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
     """Restore model, logs, random generators and attributes of the module afterwards, and call no callback inside."""
     module, logs = flat_module.module, flat_module.logs
     present = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()

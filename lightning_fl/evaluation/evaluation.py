@@ -82,18 +82,34 @@ def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: S
     Returns:
         Mean loss, the same on every rank; NaN if there was no loss.
     """
-    module, fabric = flat_module.module, flat_module.fabric
-    total = num_samples = 0.0
+    fabric = flat_module.fabric
+    mine = summed_training_loss(flat_module, batches, sizes, resident, fabric.global_rank, fabric.world_size)
+    total, num_samples = (sum(parts) for parts in zip(*gather_objects(fabric, mine), strict=True))
+    return total / num_samples if num_samples else nan
+
+
+def summed_training_loss(
+    flat_module: FlatModule,
+    batches: Iterable[Any],
+    sizes: Sequence[int],
+    resident: bool,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> tuple[float, float]:
+    """Return the sum over samples of the loss of `training_step` in evaluation mode, and the samples that had a loss.
+
+    It is that of each `num_ranks`-th batch alone, beginning with the one at `rank`; see `mean_training_loss`.
+    """
+    module, total, num_samples = flat_module.module, 0.0, 0.0
     with evaluating(module), measuring(module), torch.no_grad(), flat_module.lending({}, _nothing):
         for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
-            if index % fabric.world_size == fabric.global_rank:
+            if index % num_ranks == rank:
                 batch = flat_module.transfer(batch, resident)
-                with fabric.autocast():
+                with flat_module.fabric.autocast():
                     loss, _ = flat_module.training_step(batch, index)
                 if loss is not None:
                     total, num_samples = total + float(loss) * size, num_samples + size
-    total, num_samples = (sum(parts) for parts in zip(*gather_objects(fabric, (total, num_samples)), strict=True))
-    return total / num_samples if num_samples else nan
+    return total, num_samples
 
 
 def _nothing(*arguments: Any, **options: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,8 @@ from lightning_fl.state.run_state import CLOCK, JITTER, Run
 
 Bits = tuple[int, int]
 """Bits that a client sends, and those that it receives."""
+GRADIENT_PASSES = 3
+"""Forward passes that take as long as a gradient."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,28 @@ class Computation:
         macs: multiply-accumulates of a sample's forward pass of the whole network.
         share: these as a fraction of those when the run began.
         growth: samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for.
+        asked: clients that compute their loss at the received model first, in a forward pass over their samples.
+        passed_over: those of them that do not train then.
     """
 
     work: LocalWork
     macs: float
     share: float
     growth: float
+    asked: Collection[int] = ()
+    passed_over: Collection[int] = ()
 
     def of_client(self, client: int) -> Training:
-        """Return the local training of a client, as far as it gets."""
-        measured, part = self.work.planned_samples(client) / self.growth, self.work.share_of(client)
-        return Training(self.work.num_samples([client]), measured, self.macs * part, self.share * part)
+        """Return what a client computes, as far as it gets."""
+        samples: float = 0 if client in self.passed_over else self.work.num_samples([client])
+        if client in self.asked:
+            samples += int(self.work.sizes[client]) / GRADIENT_PASSES
+        return self.whole(client)._replace(samples=samples)
+
+    def whole(self, client: int) -> Training:
+        """Return the local training of a client that does not stop early."""
+        planned, part = self.work.planned_samples(client), self.work.share_of(client)
+        return Training(planned, planned / self.growth, self.macs * part, self.share * part)
 
 
 class ClientDevices:
@@ -79,6 +92,10 @@ class ClientDevices:
         """Return the seconds in a round of a client that sends and receives so many bits."""
         seconds = self.clock.seconds_on(self.device(client), *bits, computation.of_client(client))
         return seconds / self.jitter(client, computation.work.run)
+
+    def expected_seconds(self, client: int, computation: Computation, bits: Bits) -> float:
+        """Return the seconds in a round of a client that is as fast as usual and does not stop early."""
+        return self.clock.seconds_on(self.device(client), *bits, computation.whole(client))
 
     def jitter(self, client: int, run: Run) -> float:
         """Return how many times as fast as usual a client is in the present round of the run."""
@@ -145,7 +162,7 @@ class RoundTimes:
         is_short = self.cohort.late and len(answering) < self.num_places
         if self.deadline is not None and self.cohort.selected and (not answering or is_short):
             return self.deadline
-        last = max((self.clients[client] for client in answering), default=0.0)
+        last = max((self.clients[client] for client in (*answering, *self.cohort.passed_over)), default=0.0)
         # Messages whose size depends on what is trained may take longer than was planned.
         return last if self.deadline is None else min(last, self.deadline)
 

@@ -14,7 +14,14 @@ from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round, Sampler
-from lightning_fl.features.clock.client_devices import Bits, ClientDevices, Computation, RoundTimes, in_time
+from lightning_fl.features.clock.client_devices import (
+    GRADIENT_PASSES,
+    Bits,
+    ClientDevices,
+    Computation,
+    RoundTimes,
+    in_time,
+)
 from lightning_fl.features.clock.simulated_clock import SimulatedClock
 from lightning_fl.link.link import DIRECTIONS, Link
 from lightning_fl.outputs.losses import say_lost
@@ -63,7 +70,7 @@ class SimulatedTime(Observer):
 
     def _costs(self, engine: Engine, costs_of: Callable[[Round], Costs], finished: Round) -> Costs:
         """Return what a round has cost, with its seconds."""
-        costs, computation = costs_of(finished), self.computation(finished.work, engine.network)
+        costs, computation = costs_of(finished), self.computation(finished.work, engine.network, finished.cohort)
         up, down = (self.run.ledger.bits_of_next(way, costs.broadcast_bits, costs.bits) for way in DIRECTIONS)
         if self.devices is not None:
             bits = added_by_client(finished.link.broadcast_bits_by_client, finished.outcome.bits_by_client)
@@ -81,10 +88,19 @@ class SimulatedTime(Observer):
             )
         return {} if self.times is None else self.times.columns()
 
-    def computation(self, work: LocalWork, network: Network) -> Computation:
-        """Return what clients compute in a round, given the length of their local training and the module as they train it."""
+    def computation(self, work: LocalWork, network: Network, cohort: Cohort | None = None) -> Computation:
+        """Return what clients compute in a round.
+
+        Args:
+            work: length of their local training.
+            network: module as they train it.
+            cohort: clients of the round, which says who is asked before the training; None if nobody is.
+        """
         macs, at_start = network.macs or 0, self.run.macs_at_start or 0
-        return Computation(work, macs, macs / at_start if macs and at_start else 1.0, self._growth(work))
+        share, growth = macs / at_start if macs and at_start else 1.0, self._growth(work)
+        if cohort is None or not cohort.asked:
+            return Computation(work, macs, share, growth)
+        return Computation(work, macs, share, growth, frozenset(cohort.asked), frozenset(cohort.passed_over))
 
     def plan(self, clients: Iterable[int], computation: Computation, bits: Mapping[int, Bits]) -> dict[int, float]:
         """Work out and keep the seconds that clients are going to need, in their order, with a clock of clients.
@@ -96,6 +112,16 @@ class SimulatedTime(Observer):
         """
         self.planned = {client: self._seconds_of(client, computation, bits[client]) for client in clients}
         return self.planned
+
+    def expected_seconds(self, clients: Sequence[int], engine: Engine) -> dict[int, float]:
+        """Return the seconds that clients are expected to need in the present round; all processes must call it.
+
+        With a clock of clients, each of them as fast as usual and with all its steps.
+        """
+        assert self.devices is not None
+        work = engine.work_of(engine.schedule, engine.run, engine.context)
+        bits, computation = engine.planned_bits(clients), self.computation(work, engine.network)
+        return {client: self.devices.expected_seconds(client, computation, bits[client]) for client in clients}
 
     def seconds_of(self, client: int, work: LocalWork, network: Network, bits: Bits) -> float:
         """Return the seconds of a client in a round, with a clock of clients."""
@@ -121,7 +147,8 @@ class SimulatedTime(Observer):
             computation: what its clients have computed.
             bits: bits that each selected client has sent and received.
         """
-        seconds = {client: self._seconds_of(client, computation, bits[client]) for client in cohort.answering}
+        here = (*cohort.answering, *cohort.passed_over)
+        seconds = {client: self._seconds_of(client, computation, bits[client]) for client in here}
         seconds |= {client: self.planned[client] for client in cohort.late}
         return RoundTimes(cohort, num_places, self.deadline, seconds, bits)
 
@@ -137,8 +164,12 @@ class SimulatedTime(Observer):
             return (cohort.begin - run.simulated_seconds) + coming + times.seconds
         work = computation.work
         most = max(cohort.answering, key=lambda client: self.sizes[client] * work.share_of(client), default=None)
-        num_samples = 0 if most is None else work.planned_samples(most)
+        num_samples: float = 0 if most is None else work.planned_samples(most)
         growth, part = (0.0, 0.0) if most is None else (computation.growth, work.share_of(most))
+        if cohort.asked and num_samples:
+            asked_samples = max(int(self.sizes[client]) for client in cohort.asked) / GRADIENT_PASSES
+            growth *= 1 + asked_samples / num_samples
+            num_samples += asked_samples
         return self.clock.seconds(
             uplink_bits, downlink_bits, computation.macs * num_samples * part, computation.share * growth * part
         )
@@ -182,7 +213,7 @@ class InTime:
         engine, cohort = self.engine, self.inner.cohort(run)
         work = engine.work_of(engine.schedule, run, engine.context)
         bits = engine.planned_bits(cohort.selected)
-        planned = self.time.plan(cohort.answering, self.time.computation(work, engine.network), bits)
+        planned = self.time.plan(cohort.answering, self.time.computation(work, engine.network, cohort), bits)
         answering = in_time(planned, engine.population.cohort_size, self.time.deadline)
         accepted = set(answering)
         late = [client for client in cohort.answering if client not in accepted]
