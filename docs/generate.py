@@ -46,7 +46,15 @@ COPIES = {
 """Markdown files outside docs/, and their pages."""
 UNSEARCHED = "---\nnosearch: true\n---\n\n"
 """Begin of a page whose words the search does not know: the changelog has all words, and answers nothing."""
-PACKAGES = (*lightning_fl._PACKAGES, "features.attacks", "features.clock", "features.privacy", "report", "study")
+PACKAGES = (
+    *lightning_fl._PACKAGES,
+    "features.attacks",
+    "features.clock",
+    "features.privacy",
+    "features.selection",
+    "report",
+    "study",
+)
 SLOTS = (("rule",), ("uplink", "downlink"), ("exchange",), ("aggregator",), ("steps",), ("personal",))
 """The six slots by the parameters of `Algorithm` that fill them."""
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
@@ -193,7 +201,17 @@ def names_page() -> str:
     """Return the page of networks, data sets, partitions, attacks and callbacks, with their parameters."""
     blocks = ["# Networks, data, attacks, callbacks", NAMES]
     known = catalogue.entries()
-    for section in ("models", "networks", "data", "partitions", "shifts", "attacks", "callbacks", "privacy"):
+    for section in (
+        "models",
+        "networks",
+        "data",
+        "partitions",
+        "shifts",
+        "attacks",
+        "callbacks",
+        "privacy",
+        "selections",
+    ):
         blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
         for entry in (one for one in known if one.section == section):
             blocks += [f"### {entry.name}", markdown(entry.about)]

@@ -34,7 +34,7 @@ from lightning_fl.cli.federated_cli import FederatedCLI
 from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
-from lightning_fl.features import attacks, privacy
+from lightning_fl.features import attacks, privacy, selection
 from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.personal.personal_gates import ClientGates
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
@@ -56,6 +56,7 @@ def contents() -> list[dict[str, Any]]:
         "attacks": classes(attacks, attacks.Attack),
         "callbacks": classes(callbacks),
         "privacy": classes(privacy, Privacy),
+        "selections": classes(selection, selection.Selection),
         "rules": classes(rules, Rule),
         "codecs": classes(codecs, Codec),
         "exchanges": classes(exchanges, Exchange),

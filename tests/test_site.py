@@ -38,7 +38,15 @@ from sphinx.search.en import SearchEnglish  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 METHODS = [entry for entry in catalogue.entries() if entry.section == "algorithms"]
-PACKAGES = (*lightning_fl._PACKAGES, "features.attacks", "features.clock", "features.privacy", "report", "study")
+PACKAGES = (
+    *lightning_fl._PACKAGES,
+    "features.attacks",
+    "features.clock",
+    "features.privacy",
+    "features.selection",
+    "report",
+    "study",
+)
 FETCHING = {("script", "src"), ("img", "src"), ("source", "srcset"), ("iframe", "src"), ("link", "href")}
 """Tags and attributes whose addresses a browser fetches to show a page."""
 OUTSIDE = re.compile(r"(https?:)?//")

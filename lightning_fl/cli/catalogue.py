@@ -36,6 +36,7 @@ FLAGS = {
     "attacks": "--trainer.adversary.attack",
     "callbacks": "--trainer.callbacks",
     "privacy": "--trainer.privacy",
+    "selections": "--trainer.selection",
     "rules": "--algorithm.rule",
     "codecs": "--algorithm.uplink",
     "exchanges": "--algorithm.exchange",

@@ -18,7 +18,7 @@ from lightning_fl import aggregators, algorithms, callbacks, codecs, data, excha
 from lightning_fl.checks import is_lightnings
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
-from lightning_fl.features import attacks, privacy
+from lightning_fl.features import attacks, privacy, selection
 from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
@@ -38,6 +38,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "attack": ([attacks], attacks.Attack),
     "model": ([modules], LightningModule),
     "privacy": ([privacy], Privacy),
+    "selection": ([selection], selection.Selection),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
     **dict.fromkeys(("optimizer", "server_optimizer"), ([torch.optim], torch.optim.Optimizer)),

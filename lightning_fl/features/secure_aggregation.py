@@ -215,6 +215,7 @@ class Flags(Protocol):
 
     algorithm: Algorithm
     loss_guard: Any
+    selection: Any
     over_selection: float | None
 
     @property
@@ -238,6 +239,11 @@ def check_sums(trainer: Flags, protocol: SecureAggregation, population: Populati
     require(
         trainer.loss_guard.clients is None,
         f"{limit} loss_guard.clients reads the loss of each: leave one of them out.",
+    )
+    require(
+        trainer.selection is None or trainer.selection.sums_suffice,
+        f"{limit} trainer.selection {type(trainer.selection).__name__} reads something of each: use another selection, such as "
+        "ByNorm with approximate.",
     )
     require(
         method.trains_in_rounds,

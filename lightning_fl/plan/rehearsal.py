@@ -88,11 +88,16 @@ class Rehearsed:
 
     @property
     def macs(self) -> list[int]:
-        """Multiply-accumulates of the clients' forward passes in each round; 0 if unknown."""
-        rows = [
-            (row.get("clients/macs"), int(row.get("model/macs", 0)) * int(row["clients/samples"])) for row in self.rows
-        ]
-        return [whole if smaller is None else int(smaller) for smaller, whole in rows]
+        """Multiply-accumulates of the forward passes of the clients' training in each round; 0 if unknown.
+
+        Samples on which clients have only computed their loss count as a third, as a gradient takes three forward passes.
+        """
+        found = []
+        for row in self.rows:
+            macs, asked = int(row.get("model/macs", 0)), int(row.get("clients/asked_samples", 0))
+            trained = int(row.get("clients/macs", macs * int(row["clients/samples"])))
+            found.append(trained + macs * asked // 3)
+        return found
 
     def bits(self, direction: str) -> list[int]:
         """Return the bits of each round in a direction."""

@@ -52,7 +52,7 @@ class Result:
         logs: values that the module logged: name to (sum over samples, number of samples).
         num_steps: optimiser steps that it made.
         owned: part of `state` that it trained and never sends, its personal parameters.
-        last_loss: mean training loss of its last pass over its samples; None if there is none or the loss guard does not need it.
+        last_loss: mean training loss of its last pass over its samples; None if there is none or nobody reads it.
         attacking: 1 if the client attacks, 0 if not, and a share for a mean of several uploads; None without an adversary. Only
             what is reported may depend on it.
         num_uploads: number of uploads of which it is the mean.

@@ -31,6 +31,7 @@ from lightning_fl.vectors.submodel import Submodel
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
 CLOCK, JITTER, AGAIN, NOISE = 12, 13, 14, 15
 ATTACK = 20
+SELECTION = 30
 
 # Fields of a Run that a checkpoint holds under their own names.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")

@@ -33,7 +33,7 @@ from lightning_fl.engine.follow_pruning import require_prunable
 from lightning_fl.engine.local_work import LocalWork
 from lightning_fl.engine.network import Network
 from lightning_fl.engine.normalisation import check_single_samples
-from lightning_fl.engine.population import Population
+from lightning_fl.engine.population import Population, num_to_select
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
 from lightning_fl.features.asynchrony.refusals import check_pace
@@ -49,6 +49,9 @@ from lightning_fl.features.privacy.mechanisms import mechanism_of
 from lightning_fl.features.privacy.refusals import check_privacy
 from lightning_fl.features.round_notes import RoundNotes
 from lightning_fl.features.secure_aggregation import SumsOfClients, check_sums
+from lightning_fl.features.selection import Reads
+from lightning_fl.features.selection.refusals import check_selection
+from lightning_fl.features.selection.selecting import Selecting
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.link.messages import RoundObserver
@@ -77,7 +80,11 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     check_dropped(data)
     sizes = trainer.data.client_indices.sizes if algorithm.pools_clients else data.client_sizes
     num_eligible = int((sizes > 0).sum())
-    num_clients = cohort_size(trainer.clients_per_round, num_eligible)
+    num_clients = num_senders = cohort_size(trainer.clients_per_round, num_eligible)
+    if trainer.selection is not None:
+        num_selected = num_to_select(num_clients, trainer.over_selection or 1.0, num_eligible)
+        check_selection(trainer, trainer.selection, num_selected, num_eligible, data.reads_own_loaders)
+        num_clients = trainer.selection.num_training(num_clients)
     own_schedule = replace(_local_schedule(trainer, trainer.data), most_steps=None)  # of a whole local training
     schedule = _local_schedule(trainer, data, (num_clients, num_eligible))
     num_clients = 1 if algorithm.pools_clients else num_clients
@@ -131,7 +138,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
         _client_devices(trainer),
         None if algorithm.pools_clients else trainer.deadline,
     )
-    engine.features = _features(trainer, engine, time, privacy, num_clients)
+    engine.features = _features(trainer, engine, time, privacy, num_clients, num_senders)
     for callback in trainer.callbacks:
         if getattr(callback, "removes_filters", False):
             require_prunable(algorithm, type(callback).__name__)
@@ -154,7 +161,12 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
 
 
 def _features(
-    trainer: TrainerInterface, engine: Engine, time: SimulatedTime, privacy: Mechanism, cohort_size: int
+    trainer: TrainerInterface,
+    engine: Engine,
+    time: SimulatedTime,
+    privacy: Mechanism,
+    cohort_size: int,
+    num_senders: int,
 ) -> list[Feature]:
     """Return what stands around the rounds of a run, the innermost first.
 
@@ -164,13 +176,17 @@ def _features(
         time: simulated time of the run.
         privacy: privacy of the run.
         cohort_size: clients of a round, K.
+        num_senders: those of them that a selection lets send their update.
 
     Raises:
         UserError: the attack does not fit the method or the data.
     """
     method, run, guard = engine.algorithm, engine.run, trainer.loss_guard
     trains_own = bool(run.personal_layout.names) or any(part.continues for part in method.personal)
-    features: list[Feature] = [] if method.pace is not None else [time]
+    # Before the clock, which says who of the selected clients is late.
+    selection = trainer.selection
+    features: list[Feature] = [] if selection is None else [Selecting(selection, num_senders, time.expected_seconds)]
+    features += [] if method.pace is not None else [time]
     # Before privacy: they tell of a clip before it adapts.
     may_explode = guard.clients is not None
     features.append(RoundNotes(engine.flat_module, may_explode, privacy.hides_clients, trains_own, privacy.clip))
@@ -432,7 +448,7 @@ def _local_schedule(
         clip_value=trainer.gradient_clip_val,
         # Without a barrier a checkpoint keeps the schedule, and holds plain values only.
         clip_algorithm="value" if trainer.gradient_clip_algorithm == "value" else "norm",
-        reports_last_loss=trainer.loss_guard.clients is not None,
+        reports_last_loss=trainer.loss_guard.clients is not None or _reads_last_losses(trainer),
         straggler_rate=trainer.straggler_rate,
         drop_last=data.drop_last,
         in_order=trainer.overfit_batches > 0,
@@ -449,6 +465,11 @@ def _local_schedule(
     trainer.most_local_steps = replace(schedule, repeat=repeats).num_steps(batches_per_epoch)
     trainer.round_batches = batches_per_epoch * repeats
     return schedule
+
+
+def _reads_last_losses(trainer: TrainerInterface) -> bool:
+    """True if the selection of clients reads the losses of their last training."""
+    return trainer.selection is not None and Reads.LAST_LOSSES in trainer.selection.reads
 
 
 def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> None:

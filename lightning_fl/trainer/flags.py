@@ -36,6 +36,7 @@ from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.features.secure_aggregation import SecureAggregation
+from lightning_fl.features.selection import Selection
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch
@@ -97,6 +98,7 @@ class TrainerFlags(Trainer, ABC):
         max_steps: Annotated[int | None, Ge(-1), Flag(ROUNDS)] = None,
         min_steps: Annotated[int | None, Ge(0), Flag(ROUNDS)] = None,
         clients_per_round: Annotated[ClientsPerRound, Flag(ROUNDS)] = 10,
+        selection: Annotated[Selection | None, Flag(ROUNDS)] = None,
         local_epochs: Annotated[int | None, Ge(1), Flag(ROUNDS)] = None,
         local_steps: Annotated[int | None, Ge(1), Flag(ROUNDS)] = None,
         client_optimizer: Annotated[Literal["module", "sgd"], Flag(ROUNDS, "must stay")] = "module",
@@ -166,6 +168,8 @@ class TrainerFlags(Trainer, ABC):
                 Of each round the steps of the client that makes the most count. Without it, or with -1, max_rounds is the limit.
             min_steps: Steps, counted in the same way, before which no callback or module ends the run; none if not given.
             clients_per_round: Clients selected in each round, a count or a fraction in (0, 1] of those that have samples.
+            selection: How these clients are selected, such as BySize, or PowerOfChoice with its candidates; uniformly without
+                replacement if not given.
             local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
             local_steps: Optimiser steps of a client in a round, instead of local_epochs.
             client_optimizer: `module` for the optimiser of the module, or `sgd` for plain SGD at that optimiser's learning rates,
@@ -258,6 +262,7 @@ class TrainerFlags(Trainer, ABC):
         self.max_steps = -1 if max_steps is None else max_steps
         self.min_steps = min_steps
         self.clients_per_round = clients_per_round
+        self.selection = selection
         self.local_epochs = local_epochs
         self.local_steps = local_steps
         self.client_optimizer = client_optimizer
@@ -398,6 +403,10 @@ class TrainerFlags(Trainer, ABC):
             f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: give one of them.",
         )
         self._check_client_times()
+        require(
+            self.selection is None or isinstance(self.selection, Selection),
+            f"selection must be a Selection of lightning_fl.features.selection, such as BySize(), got {self.selection!r}.",
+        )
         require(
             self.secure_aggregation is None or isinstance(self.secure_aggregation, SecureAggregation),
             f"secure_aggregation is SecureAggregation(), with other sizes if need be, or None, got {self.secure_aggregation!r}.",

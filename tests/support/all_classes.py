@@ -16,7 +16,7 @@ from lightning_fl import data as all_data
 from lightning_fl.aggregators import CoordinateMedian, WeightedMean
 from lightning_fl.codecs import Dense
 from lightning_fl.exchanges import OneShot
-from lightning_fl.features import attacks
+from lightning_fl.features import attacks, selection
 from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.secure_aggregation import SecureAggregation
@@ -46,6 +46,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Leaf": {"train": ".", "test": ".", "num_clients": 2, "partition": all_data.IID()},
     "Arrays": {"train": DATA.tensors, "test": DATA.tensors},
     "TargetReached": {"target": 0.5},
+    **{name: {"candidates": 5} for name in ("ByNorm", "Fastest", "PowerOfChoice")},
     "Adversary": {"attack": attacks.SignFlip()},
     "ImageClassifier": {"network": "linear", "in_channels": 1, "image_size": 8},
 }
@@ -61,6 +62,7 @@ def classes() -> Iterator[type]:
         aggregators,
         steps,
         attacks,
+        selection,
         algorithms,
         all_callbacks,
         all_data,
@@ -73,6 +75,8 @@ def classes() -> Iterator[type]:
                 "Source",
                 "Honest",
                 "AttackContext",
+                "Reads",
+                "SelectionTurn",
                 *([] if find_spec("datasets") else ["HuggingFace"]),
             )
             if isinstance(found, type) and not isabstract(found) and name not in left_out:

@@ -41,6 +41,7 @@ class Run(Protocol):
     availability: Any
     clock: Any
     secure_aggregation: Any
+    selection: Any
     given_metric: Any
 
     @property
@@ -81,10 +82,11 @@ def check_privacy(
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
             *_drawing(trainer, by_chance=True),
+            *_selecting(trainer),
             *_hiding(trainer.privacy, trainer, algorithm, hold_out),
         ]
     if isinstance(trainer.privacy, LocalPrivacy) and trainer.privacy.noise_multiplier:
-        problems += _drawing(trainer, by_chance=False)
+        problems += [*_drawing(trainer, by_chance=False), *_reporting(trainer)]
     _refuse(trainer.privacy, algorithm, problems)
 
 
@@ -274,6 +276,19 @@ def _drawing(trainer: Run, by_chance: bool) -> Iterator[str]:
     for flag in (*flags, "availability") if by_chance else flags:
         if getattr(trainer, flag) not in (None, 1):
             yield f"trainer.{flag} {why if by_chance else 'lets the time that a client trains tell of its samples'}: leave it out"
+
+
+def _selecting(trainer: Run) -> Iterator[str]:
+    """Yield the selection that draws a round's clients, in place of the sampling whose privacy loss is counted."""
+    if trainer.selection is not None:
+        name = type(trainer.selection).__name__
+        yield f"trainer.selection {name} draws clients, of which the claim knows those of privacy.sampling alone: leave it out"
+
+
+def _reporting(trainer: Run) -> Iterator[str]:
+    """Yield the selection that reads of single clients what no noise covers."""
+    if trainer.selection is not None and (facts := trainer.selection.tells_of_samples):
+        yield f"trainer.selection {type(trainer.selection).__name__} reads clients' {facts} without noise: use another selection"
 
 
 def _buffers(privacy: Privacy, buffers: Iterable[str]) -> Iterator[str]:

@@ -1,0 +1,16 @@
+"""Draw the clients of a round uniformly without replacement (McMahan et al., AISTATS 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.features.selection.selection import Selection, SelectionTurn, uniformly
+
+
+@dataclass(frozen=True)
+class Uniform(Selection):
+    """Draw the clients of a round uniformly without replacement, as without a selection."""
+
+    def draw(self, turn: SelectionTurn) -> list[int]:
+        """Return K clients."""
+        return uniformly(turn, turn.num_clients)
