@@ -456,6 +456,19 @@ def test_late_clients_of_a_selection_are_not_waited_for(
     assert are_late or selection.repeats or selection == Fastest(6) or "over_selection" in flags
 
 
+def test_candidates_are_drawn_from_those_that_are_there(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    there = tmp_path / "there.csv"
+    there.write_text("client,start_seconds,end_seconds\n" + "".join(f"{k},0,9\n" for k in (0, 2, 3, 5)))
+    for selection in (PowerOfChoice(6), ByNorm(4), BySize(unbiased=True), Fastest(6)):
+        cohorts = Cohorts()
+        trainer = make_trainer(
+            clients_per_round=2, selection=selection, clock=PHONES, availability=there, callbacks=cohorts
+        )
+        trainer.fit(Perceptron(), federation())
+        assert {client for clients in cohorts.rounds for client in clients} <= {0, 2, 3, 5}
+        assert trainer.history.get("clients/asked", [4, 4])[1] == 4
+
+
 def test_the_time_of_asked_clients_by_hand(make_trainer: MakeTrainer) -> None:
     """All are asked, and need a forward pass, the model and a number; the K chosen ones train and send besides."""
     clock = ClientClock(macs_per_second=1e6, uplink_mebibytes_per_second=1e-3, downlink_mebibytes_per_second=1e-2)
