@@ -124,6 +124,7 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
             "availability": None,
             "clock": SimulatedClock(),
             "secure_aggregation": None,
+            "selection": None,
             "given_metric": (None, None),
             **given,
         }
