@@ -52,11 +52,6 @@ class ByNorm(Selection):
         return self.unbiased
 
     @property
-    def reweighs(self) -> bool:
-        """True: only those that send count, with other weights than usual."""
-        return True
-
-    @property
     def sums_suffice(self) -> bool:
         """True for Algorithm 2."""
         return self.approximate

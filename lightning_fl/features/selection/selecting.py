@@ -10,6 +10,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round
+from lightning_fl.errors import require
 from lightning_fl.features.selection.client_losses import client_losses
 from lightning_fl.features.selection.reweighted_mean import ReweightedMean
 from lightning_fl.features.selection.selection import NUMBER_BITS, Reads, Selection, SelectionTurn
@@ -107,7 +108,14 @@ class SelectedClients:
             run.features.get(STATE, {}).get(LOSSES, {}),
             lambda clients: self.seconds(clients, self.engine),
         )
-        return begin, [int(client) for client in self.selection.draw(turn)]
+        drawn = [int(client) for client in self.selection.draw(turn)]
+        name, unknown = type(self.selection).__name__, sorted({*drawn}.difference(there.tolist()))
+        require(not unknown, f"{name} draws clients that are not among those of its turn, such as {unknown[:1]}.")
+        require(
+            self.selection.repeats or len({*drawn}) == len(drawn),
+            f"{name} draws a client twice in a round: draw without replacement, or let repeats return True in its class.",
+        )
+        return begin, drawn
 
     def select(self, run: Run) -> list[int]:
         """Return the clients that receive the broadcast."""
@@ -128,6 +136,10 @@ class SelectedClients:
         _, job = engine.dry_broadcast(selected)
         losses = client_losses(engine, cohort.answering, job.received)
         chosen = set(self.selection.choose(losses, population.num_selected))
+        require(
+            chosen <= losses.keys(),
+            f"{type(self.selection).__name__} chooses clients that have not told their loss: choose among the keys of losses.",
+        )
         answering = [client for client in cohort.answering if client in chosen]
         return replace(cohort, answering=answering, mine=population.mine(answering), asked=cohort.answering)
 

@@ -102,7 +102,7 @@ class Selection(Checked, ABC):
     @property
     def reweighs(self) -> bool:
         """True if uploads count by other weights than those of the method's aggregator."""
-        return self.repeats or self.counts_alike
+        return self.repeats or self.counts_alike or Reads.NORMS in self.reads
 
     @property
     def sums_suffice(self) -> bool:

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from lightning_fl.features.selection import (
     Fastest,
     InTurn,
     PowerOfChoice,
+    Reads,
     Selection,
     SelectionTurn,
     Uniform,
@@ -653,6 +654,60 @@ def test_local_noise_allows_what_reads_no_samples(selection: Selection, make_tra
 def test_a_selection_is_an_object(selection: Any, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=r"selection must be a Selection of lightning_fl\.features\.selection, such as"):
         make_trainer(selection=selection)
+
+
+@dataclass(frozen=True)
+class Chooses(Listed):
+    """Selection that reads losses, of a user's own."""
+
+    reads = Reads.LOSSES
+    chosen: tuple[int, ...] | None = None
+
+    def choose(self, losses: Mapping[int, float], num_clients: int) -> Sequence[int]:
+        return super().choose(losses, num_clients) if self.chosen is None else self.chosen
+
+
+@dataclass(frozen=True)
+class Reports(Listed):
+    """Selection that reads norms, of a user's own: the clients with the largest norms send."""
+
+    reads = Reads.NORMS
+
+    def probabilities(self, norms: Mapping[int, float], num_clients: int) -> dict[int, float]:
+        least = sorted(norms.values())[-num_clients]
+        return {client: float(norm >= least) for client, norm in norms.items()}
+
+
+@pytest.mark.parametrize(
+    ("selection", "sentence"),
+    [
+        (Listed(((0, 1, 6),)), "Listed draws clients that are not among those of its turn, such as [6]."),
+        (
+            Listed(((0, 1, 1),)),
+            "Listed draws a client twice in a round: draw without replacement, or let repeats return",
+        ),
+        (Chooses(((0, 1, 2, 3),)), "Chooses reads losses, so its class needs the method choose(losses, num_clients)."),
+        (
+            Chooses(((0, 1, 2, 3),), (4,)),
+            "Chooses chooses clients that have not told their loss: choose among the keys",
+        ),
+    ],
+)
+def test_a_selection_of_ones_own_is_refused_where_it_fails(
+    selection: Selection, sentence: str, make_trainer: MakeTrainer
+) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        make_trainer(selection=selection).fit(Perceptron(), federation())
+
+
+def test_a_selection_of_ones_own_by_losses_or_norms(make_trainer: MakeTrainer) -> None:
+    chooses, reports = Chooses(((0, 1, 2, 3, 4),), (1, 4)), Reports((tuple(range(6)),))
+    for selection, columns in ((chooses, {"asked": 5, "accepted": 2}), (reports, {"sending": 3, "accepted": 6})):
+        trainer = make_trainer(max_rounds=1, selection=selection)
+        trainer.fit(Perceptron(), federation())
+        assert {name: trainer.fit_loop.rows[0][f"clients/{name}"] for name in columns} == columns
+    with pytest.raises(UserError, match="Reports weighs uploads anew, and CoordinateMedian needs more than weights"):
+        make_trainer(selection=reports).fit(Perceptron(), federation(), FedAvg(aggregator=CoordinateMedian()))
 
 
 # -- the command line --------------------------------------------------------------------------------------------------------
