@@ -41,7 +41,7 @@ def mean_of(problem: Problem, t: int, w: np.ndarray, cohort: list[int], alike: b
 
 
 def by_size(replace: bool, alike: bool = False) -> Round:
-    """Li et al. 2020, scheme II, if `replace` and `alike`."""
+    """Li et al. 2020, the scheme with replacement, if `replace` and `alike`."""
 
     def train_round(problem: Problem, t: int, w: np.ndarray) -> np.ndarray:
         return w + mean_of(problem, t, w, drawn_by_size(problem, t, problem.cohort_size, replace), alike)

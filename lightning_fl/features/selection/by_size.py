@@ -1,4 +1,4 @@
-"""Draw clients by their numbers of samples (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II).
+"""Draw clients by their numbers of samples (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020).
 
 S ← K clients, P(k) = p_k = n_k / Σ_j n_j        `draw`
 x ← x + (1/K) Σ_{k ∈ S} Δ_k                      `counts_alike`, with replacement: E = Σ_k p_k Δ_k

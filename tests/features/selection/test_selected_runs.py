@@ -57,7 +57,7 @@ PHONES = ClientClock(devices="phones")
 ORACLES: dict[str, tuple[Selection, Callable[[], oracle.Round]]] = {
     "by size": (BySize(), lambda: oracle.by_size(replace=False)),
     "by size, with replacement": (BySize(replace=True), lambda: oracle.by_size(replace=True)),
-    "scheme II": (BySize(unbiased=True), lambda: oracle.by_size(replace=True, alike=True)),
+    "unbiased": (BySize(unbiased=True), lambda: oracle.by_size(replace=True, alike=True)),
     "in turn": (InTurn(shuffled=False), lambda: oracle.in_order),
     "pow-d": (PowerOfChoice(5), lambda: oracle.power_of_choice(5)),
     "rpow-d": (PowerOfChoice(5, reuse_losses=True), lambda: oracle.reused_power_of_choice(5)),
