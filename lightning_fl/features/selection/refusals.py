@@ -59,6 +59,11 @@ def check_selection(
     )
     if Reads.LOSSES in selection.reads:
         _check_asking(trainer, name, reads_own_loaders)
+    require(
+        Reads.NORMS not in selection.reads or not (selection.repeats or selection.counts_alike),
+        f"trainer.selection {name} reads norms, by which uploads count, so that draws cannot count besides: leave repeats and "
+        "counts_alike False in its class.",
+    )
     if selection.reweighs:
         _check_weights(trainer, name)
 

@@ -678,9 +678,17 @@ class Reports(Listed):
         return {client: float(norm >= least) for client, norm in norms.items()}
 
 
+@dataclass(frozen=True)
+class CountsTwice(Reports):
+    """Selection with two weights for an upload."""
+
+    counts_alike = True
+
+
 @pytest.mark.parametrize(
     ("selection", "sentence"),
     [
+        (CountsTwice(), "CountsTwice reads norms, by which uploads count, so that draws cannot count besides"),
         (Listed(((0, 1, 6),)), "Listed draws clients that are not among those of its turn, such as [6]."),
         (
             Listed(((0, 1, 1),)),
