@@ -76,6 +76,10 @@ def _check_asking(trainer: Flags, name: str, reads_own_loaders: bool) -> None:
     )
     require(method.exchange.uses_link, f"{asks} those of {method.name} send nothing: leave it out.")
     require(
+        not method.exchange.cuts,
+        f"{asks} those of {method.name} have smaller networks, whose losses cannot be compared: use another selection.",
+    )
+    require(
         not trainer.active_module.is_manual,
         f"{asks} training_step of {type(trainer.active_module.module).__name__} makes optimiser steps itself "
         "(automatic_optimization is False): use another selection.",

@@ -30,6 +30,7 @@ from lightning_fl.algorithms import (
     FedLDF,
     FedNova,
     FedRep,
+    HeteroFL,
     LocalOnly,
 )
 from lightning_fl.callbacks import EnergyMeter
@@ -571,6 +572,8 @@ REFUSED: list[tuple[Selection, dict[str, Any], Any, str]] = [
     (BySize(), {}, lambda: FedKT(mode="one_shot"), "and FedKT has no rounds with clients: leave it out."),
     (BySize(), {}, FedBuff, "FedBuff draws a client whenever a place becomes idle"),
     (PowerOfChoice(5), {}, LocalOnly, "and those of LocalOnly send nothing: leave it out."),
+    (PowerOfChoice(5), {}, HeteroFL, "and those of HeteroFL have smaller networks, whose losses cannot be compared"),
+    (ByNorm(5), {}, HeteroFL, "trainer.selection ByNorm weighs uploads anew, and MaskedMean needs more than weights"),
     (ByNorm(5), {}, LocalOnly, "clients of LocalOnly do not send their whole update once in a round"),
     (
         ByNorm(5),
