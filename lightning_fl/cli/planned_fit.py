@@ -17,12 +17,16 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs.plan import Plan
 
 
+class _Refused(BaseException):
+    """Sentence of a parser; no `Exception`, which an outer parser would catch and say in other words."""
+
+
 class _PlannedParser(FederatedArgumentParser):
-    """Parser that raises a `UserError` instead of ending the program."""
+    """Parser that raises its sentence instead of ending the program."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the sentence that the command line would print."""
-        raise UserError(explain(message, self)) from ex
+        raise _Refused(explain(message, self)) from ex
 
 
 class _PlannedFit(FederatedCLI):
@@ -99,6 +103,8 @@ def _sentences() -> Iterator[None]:
     """Raise the sentence that the command line would print for an error."""
     try:
         yield
+    except _Refused as refused:
+        raise UserError(str(refused)) from refused
     except Exception as error:
         sentence = sentence_of(error)
         if sentence is None:

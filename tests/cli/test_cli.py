@@ -20,7 +20,8 @@ from lightning_fl import aggregators, algorithms, callbacks, codecs, exchanges, 
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import sentence_of
-from lightning_fl.cli.planned_fit import _PlannedFit, _PlannedParser
+from lightning_fl.cli.planned_fit import _PlannedFit, _PlannedParser, resolve
+from lightning_fl.errors import UserError
 from lightning_fl.trainer import FederatedTrainer
 from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 
@@ -221,6 +222,22 @@ def test_any_codec_serves_any_method(lightning_fl: Command, small: str) -> None:
         ("Algorithm --algorithm.downlink TopK", "too coarse for a whole model"),
     ],
 )
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--algorithm.uplink=QSGD", "--algorithm.uplink.s=4"],
+        ["--algorithm.uplink=ErrorFeedback", "--algorithm.uplink.codec=TopK", "--algorithm.uplink.codec.alpha=2"],
+        ["--algorithm=FedProx", "--algorithm.my=0.1"],
+        ["--trainer.clients_per_rounds=3"],
+    ],
+    ids=" ".join,
+)
+def test_a_study_says_what_a_fit_says(words: list[str], lightning_fl: Command, small: str) -> None:
+    with pytest.raises(UserError) as refused:
+        resolve(["--config", small, *words])
+    assert lightning_fl("fit", "--config", small, *words).sentence == str(refused.value)
+
+
 def test_mistakes_with_codecs_end_with_a_sentence(words: str, sentence: str, lightning_fl: Command, small: str) -> None:
     assert sentence in lightning_fl("fit", "--config", small, "--algorithm", *words.split()).sentence
 
