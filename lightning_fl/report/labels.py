@@ -68,13 +68,26 @@ def labels(firsts: Sequence[Record]) -> list[str]:
         own = [key for key in varied if _has_unusual_part(record, key)]
         keys = list(dict.fromkeys([*chosen[record.algorithm], *own]))
         settings = [text for key in keys if (text := _part_label(record, key, keys) or setting(record, key))]
-        texts.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *dict.fromkeys(settings)]))
+        texts.append(", ".join([_short(_method(record), LONGEST_FOLDER), *dict.fromkeys(settings)]))
     is_allowed = [texts.count(label) == 1 and len(label) <= LONGEST_LABEL for label in texts]
     by_folder = {record.algorithm for record, allowed in zip(firsts, is_allowed, strict=True) if not allowed}
     return [
-        f"{_short(record.algorithm, LONGEST_FOLDER)} ({folder})" if record.algorithm in by_folder else label
+        f"{_short(_method(record), LONGEST_FOLDER)} ({folder})" if record.algorithm in by_folder else label
         for label, record, folder in zip(texts, firsts, _folders(firsts), strict=True)
     ]
+
+
+def _method(record: Record) -> str:
+    """Return the name of a run's method: FedAvg for an `Algorithm` whose slots are FedAvg's, but for its codecs."""
+    if record.algorithm != "Algorithm":
+        return record.algorithm
+    slots = {
+        slot: record.settings.get(f"algorithm.{slot}")
+        for slot in (*SLOTS, "steps", "personal", "steps.1", "personal.0")
+    }
+    own = {slot for slot, part in slots.items() if part not in (None, [], *USUAL)} - {"uplink", "downlink"}
+    is_first_usual = record.settings.get("algorithm.steps.0") in (None, "Apply")
+    return record.algorithm if own or not is_first_usual else "FedAvg"
 
 
 def distinguishing_settings(algorithm: str, records: Sequence[Record]) -> list[str]:

@@ -73,7 +73,11 @@ def test_parts_are_shown_of_all_runs_that_have_them_if_others_have_none(tmp_path
     assert labelled(tmp_path / "c", smaller, prox | {"uplink": top}) == ["FedAvg, TopK(0.05)", "FedProx, TopK(0.1)"]
     assert labelled(tmp_path / "d", {"uplink": top}, prox | {"uplink": top}) == ["FedAvg", "FedProx"]
     usual = {"rule": part("LocalOptimizer"), "uplink": part("Dense"), "aggregator": part("WeightedMean")}
-    assert labelled(tmp_path / "e", {"algorithm": "Algorithm"} | usual, prox) == ["Algorithm", "FedProx"]
+    assert labelled(tmp_path / "e", {"algorithm": "Algorithm"} | usual, prox) == ["FedAvg", "FedProx"]
+    qsgd = usual | {"algorithm": "Algorithm", "uplink": part("QSGD", levels=4), "steps": None, "personal": []}
+    assert labelled(tmp_path / "f", qsgd, prox) == ["FedAvg, QSGD(4)", "FedProx"]
+    mine = qsgd | {"steps": [part("Apply"), part("Momentum", beta=0.9)]}
+    assert labelled(tmp_path / "g", mine, prox)[0] == "Algorithm, QSGD(4)"
 
 
 def test_secure_aggregation_has_its_name(tmp_path: Path) -> None:
