@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import checked
 from lightning_fl.errors import require
+from lightning_fl.outputs.traffic import in_directions, in_words
 from lightning_fl.outputs.units import in_bytes
 
 
@@ -38,6 +39,8 @@ class CommunicationMeter(Callback):
     Args:
         max_uplink_bytes: stop after the epoch (round) in which all workers (clients) together have sent this many bytes, above
             0; None for no limit.
+        max_downlink_bytes: the same for the bytes that they have received.
+        max_total_bytes: the same for both together.
         per_layer: split the bits of the uploads by layers.
         entropy: log the least size of the messages, too.
 
@@ -49,15 +52,28 @@ class CommunicationMeter(Callback):
 
     @checked
     def __init__(
-        self, max_uplink_bytes: Annotated[float, Gt(0)] | None = None, per_layer: bool = False, entropy: bool = False
+        self,
+        max_uplink_bytes: Annotated[float, Gt(0)] | None = None,
+        per_layer: bool = False,
+        entropy: bool = False,
+        max_downlink_bytes: Annotated[float, Gt(0)] | None = None,
+        max_total_bytes: Annotated[float, Gt(0)] | None = None,
     ) -> None:
         self.max_uplink_bytes = max_uplink_bytes
+        self.max_downlink_bytes = max_downlink_bytes
+        self.max_total_bytes = max_total_bytes
         self.sent_bits = 0
         """Bits sent by all workers of an ordinary trainer so far."""
         self.per_layer = per_layer
         self.entropy = entropy
         self._epoch_bits = 0
         self._sizes: Counter[str] = Counter()
+
+    @property
+    def max_bytes(self) -> dict[str, float]:
+        """Limits by direction: up, down, and total for both together."""
+        limits = {"up": self.max_uplink_bytes, "down": self.max_downlink_bytes, "total": self.max_total_bytes}
+        return {traffic: limit for traffic, limit in limits.items() if limit is not None}
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Refuse to split the uploads of a trainer that has none, and reset for a new training.
@@ -139,12 +155,15 @@ class CommunicationMeter(Callback):
 
     def _stop_if_spent(self, trainer: Any) -> None:
         ledger = _ledger(trainer)
-        sent_bytes = self.sent_bits / 8 if ledger is None else ledger.total_bytes("up")
-        if self.max_uplink_bytes is not None and sent_bytes >= self.max_uplink_bytes:
-            trainer.should_stop = True
-            rank_zero_info(
-                f"CommunicationMeter stops the run: {in_bytes(sent_bytes)} of {in_bytes(self.max_uplink_bytes)} are sent."
-            )
+        ways = [self.sent_bits / 8] * 2 if ledger is None else [ledger.total_bytes("up"), ledger.total_bytes("down")]
+        spent = in_directions(*ways)
+        for traffic, limit in self.max_bytes.items():
+            if spent[traffic] >= limit:
+                trainer.should_stop = True
+                rank_zero_info(
+                    f"CommunicationMeter stops the run: {in_bytes(spent[traffic])} of {in_bytes(limit)} of "
+                    f"{in_words(traffic)} are spent."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fl.checks import checked, is_real, reaches
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY, falls, find_metric
+from lightning_fl.outputs.traffic import COLUMNS
 
 # Costs to record, if the trainer has them.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
@@ -23,11 +24,11 @@ class TargetReached(Callback):
 
     Checks the metric at the end of every epoch (in a federation, of every round), as it is; `lightning-fl report --target` reads
     the smoothed curve. From then on `reached` is a dictionary: `epoch` (from 0), `step` (optimiser steps so far), `value`, and
-    `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and `time/simulated_seconds` if the trainer's metrics contain them, as
-    in a federation, or with a `CommunicationMeter` earlier in the callbacks. It does not change if the metric falls back, and
-    checkpoints contain it. The epoch is logged once, as `target/epoch`. `watched` is the name of the metric once it is known, and
-    `watched_falls` says if lower is better. Of several processes that log values of their own, without `sync_dist`, the first
-    decides.
+    `comm/total_uplink_bytes`, `comm/total_downlink_bytes`, their sum `comm/total_bytes`, and `time/simulated_seconds` if the
+    trainer's metrics contain them, as in a federation, or with a `CommunicationMeter` earlier in the callbacks. It does not
+    change if the metric falls back, and checkpoints contain it. The epoch is logged once, as `target/epoch`. `watched` is the
+    name of the metric once it is known, and `watched_falls` says if lower is better. Of several processes that log values of
+    their own, without `sync_dist`, the first decides.
 
     Args:
         target: value to reach; a value within rounding of it counts as reached.
@@ -119,6 +120,9 @@ class TargetReached(Callback):
         if self.reached is not None or not reaches(value, self.target, self.watched_falls):
             return
         spent = {name: float(metrics[name]) for name in COSTS if name in metrics}
+        ways = [spent[COLUMNS[way]] for way in ("up", "down") if COLUMNS[way] in spent]
+        if len(ways) == 2:
+            spent[COLUMNS["total"]] = sum(ways)
         self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **spent}
         pl_module.log("target/epoch", float(trainer.current_epoch))
         costs = "".join(f", {name.partition('/')[2]} {amount:,.0f}" for name, amount in spent.items())

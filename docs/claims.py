@@ -26,8 +26,9 @@ from lightning_fl.report.command import OfStudy
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.tables import Column, Row
+from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, corrected, floors, shown
-from lightning_fl.study.command import Curves, curves_of, verdicts_of
+from lightning_fl.study.command import Curves, curves_of, spending_of, verdicts_of, within_budgets
 from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +38,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "results").glob("*.md")),
     ROOT / "docs" / "tutorials" / "when-clients-differ.md",
 ]
-PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success|budget): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
     "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small", "feddumap_steps", "tuned_feddum"),
@@ -127,15 +128,29 @@ PICTURES = (
             "plain-top": "FedAvg, top-k: the largest 5 %",
             "plain-qsgd_elias": "FedAvg, QSGD: -1, 0 or 1",
         },
-        ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=9"),
+        ("--metric=test/accuracy", "--window=9"),
         ("png", "svg"),
+    ),
+    *(
+        Picture(
+            "accuracy_per_byte",
+            drawn,
+            name,
+            {cell.name: cell.name for cell in read_study(STUDIES / "accuracy_per_byte.yaml").cells},
+            ("--metric=test/accuracy", "--window=9"),
+        )
+        for drawn, name in (
+            ("front", "accuracy_per_byte"),
+            ("areas", "accuracy_per_byte_areas"),
+            ("areas_total_traffic", "accuracy_per_byte_areas_total"),
+        )
     ),
     Picture(
         "fedldf_small",
         "accuracy_by_uplink",
         "fedldf",
         {f"{name}-dirichlet-pass": name for name in ("FedAvg", "FedLDF", "Random", "HDFL", "FedADP")},
-        ("--ylabel=accuracy (smoothed)", "--window=39"),
+        ("--window=39",),
     ),
     Picture(
         "feddumap_small",
@@ -148,7 +163,7 @@ PICTURES = (
             "FedDUDM-five": "FedDUDM",
             "FedDUM-0.9-five": "FedDUM",
         },
-        ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=39"),
+        ("--metric=test/accuracy", "--window=39"),
     ),
     Picture(
         "feddumap_steps",
@@ -161,14 +176,14 @@ PICTURES = (
             "FedDUDM-five": "FedDUDM",
             "FedDUM-0.9-five": "FedDUM",
         },
-        ("--metric=test/accuracy", "--ylabel=test accuracy (smoothed)", "--window=29"),
+        ("--metric=test/accuracy", "--window=29"),
     ),
     Picture(
         "feddumap_cnn",
         "accuracy_by_rounds",
         "feddumap_cnn",
         {name: name for name in ("FedAvg", "FedDU", "FedDUM", "FedDUSM", "HybridFL", "DataSharing")},
-        ("--ylabel=test accuracy (smoothed)", "--window=39"),
+        ("--ylabel=test accuracy", "--window=39"),
     ),
 )
 """Pictures of the README and of the pages."""
@@ -304,7 +319,7 @@ def figure(claim: Claim, verdict: Verdict) -> str:
     if verdict.mean is None:
         return ""
     interval = verdict.interval(claim.is_ratio)
-    to = "" if claim.target is None else f", to {claim.target:g}"
+    to = "" if claim.target is None else f", {claim.what}"
     text = f"{TIMES * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval) + to
     return text if verdict.area is None else f"{text}; over log bytes {shown(verdict.area)}"
 
@@ -319,10 +334,25 @@ def runs_of(name: str) -> str:
     metric = groups[0].curves[0].metric
     parts = [tables.results(groups, metric)]
     if metric.target is not None:
-        parts.append(tables.prices(groups))
+        parts.append(tables.prices(groups, metric))
     if name in OWN_SAMPLES:
         parts.append(on_own_samples(groups))
-    return "\n\n".join(part.markdown() for part in parts)
+    texts = [part.markdown() for part in parts]
+    remarks = (fill(text, WIDTH, break_on_hyphens=False) for text in tables.other_orders(groups, metric))
+    return "\n\n".join([*texts, *remarks])
+
+
+def budget_of(of: str) -> str:
+    """Return what the kept runs of a study reach within its budget in a direction.
+
+    Args:
+        of: name of the study, and the direction.
+    """
+    name, traffic = of.split()
+    file, curves = read_kept(name)
+    (budget,) = (each for each in file.budgets if each.traffic == traffic)
+    ordered = {cell.name: curves[cell.name] for cell in file.cells if cell.name in curves}
+    return f"{budget.range[0].upper()}{budget.range[1:]}:\n\n{efficiency_table(spending_of(budget, ordered), budget).markdown()}"
 
 
 def grid_of(name: str) -> str:
@@ -381,7 +411,8 @@ def on_own_samples(groups: Sequence[Group]) -> Table:
 
 def with_tables(page: str) -> str:
     """Return a page with its tables made anew, which stand between a comment such as `claims: …` or `runs: …`, and `end`."""
-    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of, "grid": grid_of, "success": success_of}
+    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of}
+    makers |= {"grid": grid_of, "success": success_of, "budget": budget_of}
     return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
 
 
@@ -394,8 +425,9 @@ def draw(picture: Picture) -> None:
             name: [str(run.folder) for run in runs if run.cell == cell] for cell, name in picture.cells.items()
         }
         words = [path for paths in lines.values() for path in paths]
-        flags = [*picture.flags, "--size=7.5x4.2", f"--format={','.join(picture.kinds)}", f"--out={folder}/report"]
-        report([*words, *flags], OfStudy(lines))
+        flags = [*picture.flags, f"--format={','.join(picture.kinds)}", f"--out={folder}/report"]
+        file, curves = read_kept(picture.study)
+        report([*words, *flags], OfStudy(lines, sections=lambda look: within_budgets(file, curves, look)))
         for kind in picture.kinds:
             (drawn,) = Path(folder, "report").glob(f"*{picture.drawn}.{kind}")
             (IMAGES / f"{picture.name}.{kind}").write_bytes(drawn.read_bytes())

@@ -24,6 +24,7 @@ DATA = [
     "lightning_fl/py.typed",
     "lightning_fl/cli/help.txt",
     "lightning_fl/catalogue.jsonl",
+    "lightning_fl/schema.json",
     *(f"lightning_fl/report/{name}" for name in ("page.html", "papers.yaml", "published.csv", "results.tex")),
 ]
 CONFIGS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "configs").rglob("*.yaml"))]

@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -59,7 +59,7 @@ HELP = (
     "method, with one line each. With a NAME such as Digits or TopK: its parameters; such as FedDU: also the paper, equations, "
     "parts and configurations of the method; such as algorithms or codecs: the names of one kind; configs: the configurations "
     "that come with the package; trainer: the trainer's flags. With --source: the code of a method and of its parts, in the "
-    "order of a round."
+    "order of a round. With --json: the same names with all parameters as JSON, see docs/how-to/json.md."
 )
 
 
@@ -133,7 +133,24 @@ def configurations_of(method: Entry) -> list[str]:
 
 def help_text() -> str:
     """Return the text of `lightning-fl list --help`."""
-    return "\n".join(["usage: lightning-fl list [NAME] [--source]", "", *_wrapped("", HELP)])
+    return "\n".join(["usage: lightning-fl list [NAME] [--source | --json]", "", *_wrapped("", HELP)])
+
+
+def content(words: Sequence[str]) -> dict[str, Any]:
+    """Return what `lightning-fl list` with the words after it lists, with all parameters.
+
+    Raises:
+        UserError: there is more than one word, or nothing has this name.
+    """
+    listing(words)  # refuses what is no name
+    word = words[0] if words else None
+    chosen = [one for one in entries() if word in (None, one.section, one.name)]
+    problems = {name: problem.title for problem in PROBLEMS for name in problem.methods}
+    names = [{**asdict(one), "flag": one.flag, "problem": problems.get(one.name)} for one in chosen]
+    if word not in (None, CONFIGS):
+        return {"names": names}
+    configurations = [{"name": name, "about": _first_line(name)} for name in shipped_configs.names()]
+    return {"names": names, "configurations": configurations}
 
 
 def listing(words: Sequence[str]) -> str:

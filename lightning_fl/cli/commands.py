@@ -23,6 +23,7 @@ from lightning_fl.cli.config_checks import check_depth, check_given
 from lightning_fl.cli.failures import fail, file_error_of, sentence_of
 from lightning_fl.cli.first_config import init
 from lightning_fl.errors import nearest, require
+from lightning_fl.outputs.json_text import json_text
 from lightning_fl.outputs.plan import Plan
 
 COMMANDS = ("init", "fit", "validate", "test", "predict", "study", "report", "list")
@@ -102,8 +103,15 @@ def _answer_at_once(words: list[str]) -> str | None:
     if first == "list":
         if words[1:] in (["-h"], ["--help"]):
             return catalogue.help_text()
-        names = [word for word in words[1:] if word != "--source"]
-        return catalogue.listing(names) if names == words[1:] else method_source.listing(names)
+        flags = {word for word in words[1:] if word in ("--source", "--json")}
+        names = [word for word in words[1:] if word not in flags]
+        require(
+            len(flags) < 2,
+            "lightning-fl list prints the code of a method with --source, or JSON with --json, not both.",
+        )
+        if flags == {"--source"}:
+            return method_source.listing(names)
+        return json_text("list", catalogue.content(names)) if flags else catalogue.listing(names)
     if first == "init":
         return init(words[1:])
     if first == "report":

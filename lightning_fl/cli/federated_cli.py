@@ -6,6 +6,8 @@ import os
 import sys
 from argparse import SUPPRESS
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from inspect import Parameter, signature
@@ -45,9 +47,11 @@ from lightning_fl.data.federated_data_module import OFFERED
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.files import replacing, writing
+from lightning_fl.outputs.json_text import json_text
 from lightning_fl.outputs.run_folder import config_name, remove_empty, require_writable
 from lightning_fl.settings.settings import Change
 from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.run_metric import fit_content
 
 DESCRIPTION = "Federated-learning experiments for PyTorch Lightning."
 SEED_TRUE = (
@@ -55,6 +59,7 @@ SEED_TRUE = (
     "false for an initial model without a seed."
 )
 DRY_RUN = "Print what the run would cost, bytes, steps, time, memory and disk; train and write nothing."
+JSON = "Print the final table, or with --dry_run the costs, as one JSON document on standard output; all else on standard error."
 LINKED = OFFERED
 """Parameters of the model that are taken from the data, if the data define them."""
 
@@ -218,7 +223,9 @@ class FederatedCLI(LightningCLI):
         }
         words = sys.argv[1:] if args is None else args
         self._named = words[0] if isinstance(words, list | tuple) and words else None
-        super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
+        self._output, self._is_json = sys.stdout, "--json" in words
+        with redirect_stdout(sys.stderr) if self._is_json else nullcontext():
+            super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
 
     def init_parser(self, **options: Any) -> LightningArgumentParser:
         """Return a parser that heads configurations with the version of this package instead of Lightning's."""
@@ -232,6 +239,7 @@ class FederatedCLI(LightningCLI):
         if subcommand == "fit":
             # Without a value in configurations that lack it, which are compared and kept.
             parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
+            parser.add_argument("--json", action="store_true", default=SUPPRESS, help=JSON)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -241,6 +249,7 @@ class FederatedCLI(LightningCLI):
             self._check_variables(parser, words[0])
         super().parse_arguments(parser, args)
         self._check_variables(parser, self.config.subcommand)
+        self.config[self.config.subcommand].pop("json", None)  # it is no setting of the run
         config = self.config[self.config.subcommand].as_dict()
         check_inner_files(config)
         check_numbers(words, config)
@@ -326,18 +335,20 @@ class FederatedCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a method of the trainer; with --dry_run print what the fit would cost."""
+        trainer: Any = self.trainer
         if not self.config[subcommand].get("dry_run"):
             super()._run_subcommand(subcommand)
+            if self._is_json and trainer.is_global_zero:
+                print(json_text("fit", fit_content(trainer)), file=self._output)
             return
         arguments = self._prepare_subcommand_kwargs(subcommand)
         require(
             arguments.get("ckpt_path") is None,
             f"--dry_run plans a run from its first round, but ckpt_path is {arguments.get('ckpt_path')}: leave it out.",
         )
-        trainer: Any = self.trainer
         plan = trainer.plan(arguments["model"], arguments.get("datamodule"), arguments["algorithm"])
         if trainer.is_global_zero:
-            print(plan)
+            print(json_text("plan", asdict(plan)) if self._is_json else plan, file=self._output)
 
     def _parse_ckpt_path(self) -> None:
         """Take over a checkpoint's hyper-parameters for an evaluation; a resumed run has those of its configuration."""

@@ -25,13 +25,20 @@ class Problem:
 PROBLEMS = (
     Problem("to start with", ("FedAvg", "Algorithm"), besides="`Algorithm` takes any combination of parts."),
     Problem(
-        "few bytes",
-        (
-            *("FedLDF", "RandomLayers", "HDFL", "FedADP", "FedPAQ", "DASHA"),
-            *("FedAdamSSM", "FedAdamTop", "FairnessTop", "OneBitAdam", "EfficientAdam"),
-        ),
+        "few uplink bytes, FedAvg's downlink",
+        ("FedLDF", "RandomLayers", "HDFL", "FedADP", "FedPAQ", "DASHA"),
+        besides="[Codecs](/how-to/codecs.md) compress the messages of most methods, in either direction.",
+    ),
+    Problem(
+        "few uplink bytes, three times FedAvg's downlink",
+        ("FedAdamSSM", "FedAdamTop", "FairnessTop"),
+        besides="They broadcast the model and two moments.",
+    ),
+    Problem(
+        "few bytes in both directions",
+        ("OneBitAdam", "EfficientAdam"),
         ("FedAP", "FedDUMAP", "HRank", "IMC", "PruneFL", "FedRep"),
-        "[Codecs](/how-to/codecs.md) compress the messages of most methods.",
+        "OneBitAdam and EfficientAdam broadcast to all clients, so they save downlink bytes only if most take part.",
     ),
     Problem(
         "clients with different data (non-IID)",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # A second cue besides colour: each pass through the colours has its own dashes.
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
+MARKERS = "os^DvP*X"
+"""A third cue."""
 STYLE: Any = {  # matplotlib's own type lists every possible key
     "axes.grid": True,
     "axes.spines.right": False,
@@ -47,8 +49,9 @@ class Look:
         font_size: size of the text in points.
         xscale: `log` or `linear`; None for a logarithmic axis of bytes and linear axes of everything else.
         yscale: `log` or `linear`.
-        ylabel: name of the curves' vertical axis; None for the metric's.
+        ylabel: name of the curves' vertical axis, without `(smoothed)`; None for the metric's.
         font: font of the text and its formulas, one that is installed or a family such as `serif`; None for matplotlib's.
+        is_sized: True if the user has chosen the size, so that no picture is larger.
     """
 
     formats: tuple[str, ...] = ("png", "svg")
@@ -59,6 +62,7 @@ class Look:
     yscale: str = "linear"
     ylabel: str | None = None
     font: str | None = None
+    is_sized: bool = False
 
     def __post_init__(self) -> None:
         for name in self.formats:
@@ -113,13 +117,19 @@ def in_picture(text: str) -> str:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Return colour and dashes of the index-th line of a picture.
+    """Return colour and dashes of the index-th line of a picture, and markers where these would repeat.
 
     >>> line_style(0)["color"] == line_style(7)["color"], line_style(0) == line_style(7)
     (True, False)
+    >>> line_style(27), line_style(28)["marker"], line_style(56)["marker"]
+    ({'color': '#000000', 'linestyle': (0, (6, 2, 1, 2))}, 'o', 's')
     """
     cycle = index // len(COLOURS)
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[cycle % len(DASHES)]}
+    style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[cycle % len(DASHES)]}
+    repeats = cycle // len(DASHES)
+    return style | (
+        {"marker": MARKERS[(repeats - 1) % len(MARKERS)], "markersize": 4, "markevery": 0.1} if repeats else {}
+    )
 
 
 def curve_svg(rounds: Sequence[int], values: Sequence[float], name: str) -> str:

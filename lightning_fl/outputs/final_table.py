@@ -178,7 +178,7 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     root = Path(trainer.default_root_dir)
     is_whole = len(rows) == run.round
     among = "" if is_whole else ", of the logged ones"
-    curve = _curve(trainer)
+    curve = curve_file(trainer)
     target = trainer.metric
     if target is not None and target in trainer.callback_metrics:
         best = best_of(trainer, rows)
@@ -244,7 +244,7 @@ def tested_at_best_validation(
     return tested, chosen[tested], chosen["round"] + 1
 
 
-def _curve(trainer: Finished) -> Path | None:
+def curve_file(trainer: Finished) -> Path | None:
     """Return the path of the run's curve; None if it writes none: the folder may contain an earlier run's."""
     writes = trainer.run.round > 0 and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers)
     return Path(trainer.default_root_dir) / METRICS if writes else None

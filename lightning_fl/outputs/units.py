@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import floor, isfinite, log10
 
 FIGURES = 3
@@ -50,6 +51,16 @@ def unit_of(value: float, units: dict[str, float]) -> str:
     rounded = float(f"{value:.{FIGURES - 1}e}")
     names = list(units)
     return next((name for name in reversed(names) if rounded >= units[name]), names[0])
+
+
+def common_unit(values: Iterable[float], units: dict[str, float]) -> str:
+    """Return the unit of a column: that of the geometric mean of its least and its largest value.
+
+    >>> [common_unit(values, BYTES) for values in ([1.05e9, 16.4e6], [148e6, 75], [0, float("inf")])]
+    ['MB', 'kB', 'B']
+    """
+    known = [value for value in values if value > 0 and isfinite(value)]
+    return unit_of((max(known) * min(known)) ** 0.5 if known else 0.0, units)
 
 
 def in_bytes(count: float) -> str:

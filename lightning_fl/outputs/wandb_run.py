@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -25,9 +26,10 @@ from lightning_fl.outputs.figures import label_histogram
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.metric import is_result
 from lightning_fl.outputs.run_folder import EXPORT
+from lightning_fl.outputs.traffic import COLUMNS
 
 # Columns that charts may use as the horizontal axis.
-AXES = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds", "round")
+AXES = (*COLUMNS.values(), "time/simulated_seconds", "round")
 HOST = "https://api.wandb.ai"
 LONGEST = {"name": 128, "group": 128, "tag": 64}
 """Characters that W&B accepts."""
@@ -105,11 +107,13 @@ class WandbRun(Callback):
             _tell(trainer, lambda logger: _send_picture(logger, histograms))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Define the horizontal axis of metrics that are new in this round: bytes for results, rounds for all others.
+        """Log the total traffic, and define the horizontal axis of metrics that are new: uplink for results, rounds for others.
 
         The summary of the run's metric has its best value, too. Each is defined by name, because the logger defines an axis for
         `*`, and W&B may prefer either of two patterns that match.
         """
+        sent = sum(trainer.run.ledger.total_bytes(way) for way in ("up", "down"))
+        pl_module.log(COLUMNS["total"], torch.tensor(sent, dtype=torch.float64))  # a float would become float32
         new = trainer.callback_metrics.keys() - self._defined
         if trainer.metric != self._metric:  # it may be found only when all names are known
             self._metric = trainer.metric

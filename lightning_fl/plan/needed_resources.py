@@ -16,6 +16,7 @@ from lightning_fl.engine.engine import Engine
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.frozen_weights import frozen_bytes
 from lightning_fl.outputs.plan import Plan, duration
+from lightning_fl.outputs.traffic import in_words
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.state.client_states import ClientStates
 from lightning_fl.state.saved_states import GENERATIONS, KINDS
@@ -98,19 +99,19 @@ def exceeded(plan: Plan, trainer: TrainerInterface, sent: Any, states: StatesToK
     Args:
         plan: the plan.
         trainer: trainer with the user's flags.
-        sent: bytes sent up until the end of each round.
+        sent: bytes until the end of each round (rounds,) by direction.
         states: states of the clients.
     """
     from shutil import disk_usage
 
     for callback in trainer.given_callbacks:
-        most = getattr(callback, "max_uplink_bytes", None)
-        if most is not None and len(sent) and sent[-1] > most:
-            last = int(np.argmax(sent >= most)) + 1
-            yield (
-                f"{type(callback).__name__} will stop the run after round {last:,} of {plan.rounds:,}: max_uplink_bytes is "
-                f"{in_bytes(most)}."
-            )
+        for traffic, most in getattr(callback, "max_bytes", {}).items():
+            if len(sent[traffic]) and sent[traffic][-1] > most:
+                last = int(np.argmax(sent[traffic] >= most)) + 1
+                yield (
+                    f"{type(callback).__name__} will stop the run after round {last:,} of {plan.rounds:,}: its limit of "
+                    f"{in_words(traffic)} is {in_bytes(most)}."
+                )
     limit = None if trainer.timer is None else trainer.timer.time_remaining()
     if limit is not None and plan.seconds > limit:
         last = int(max(0.0, limit - plan.setup_seconds) / max(1e-9, plan.seconds - plan.setup_seconds) * plan.rounds)

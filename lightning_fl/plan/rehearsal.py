@@ -32,6 +32,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_fl.checks import listed, overrides
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.plan import Plan
+from lightning_fl.outputs.traffic import in_directions
 from lightning_fl.plan.needed_resources import (
     StatesToKeep,
     accelerator_peak_bytes,
@@ -336,7 +337,8 @@ class _Rehearsal(Callback):
             accelerator_bytes=rehearsed.accelerator_peak,
             disk_bytes=disk,
         )
-        sent = np.cumsum([rehearsed.setup_bits.get("up", 0), *up])[1:] / 8
+        ways = (np.cumsum([rehearsed.setup_bits.get(way, 0), *of])[1:] / 8 for way, of in (("up", up), ("down", down)))
+        sent = in_directions(*ways)
         return replace(plan, warnings=tuple(exceeded(plan, trainer, sent, states)))
 
 

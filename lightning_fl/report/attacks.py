@@ -13,6 +13,7 @@ from lightning_fl.outputs.figures import Look, in_picture, line_style
 from lightning_fl.report.comparison import Curve, Group, Metric, mean_and_spread
 from lightning_fl.report.document import Part, Picture, Table
 from lightning_fl.report.labels import experiment_settings
+from lightning_fl.report.layout import add_legend
 from lightning_fl.report.tables import Column, Row, table
 
 ADVERSARY, SHARE = "trainer.adversary", "trainer.adversary.attackers"
@@ -83,10 +84,10 @@ def draw_shares(groups: Sequence[Group], metric: Metric, look: Look) -> Figure |
         axes = figure.subplots()
         for index, (label, values) in enumerate(points.items()):
             places, finals = np.array(values).T
-            axes.plot(places, finals, label=in_picture(label), linewidth=1.8, marker="o", **line_style(index))
+            axes.plot(places, finals, label=in_picture(label), linewidth=1.8, **{**line_style(index), "marker": "o"})
         axes.set_xlabel("share of attackers")
         axes.set_ylabel(in_picture(f"final {metric.short}" if look.ylabel is None else look.ylabel))
-        figure.legend(loc="outside lower center", ncols=max(1, min(2, len(points))), frameon=False)
+        add_legend(figure, look)
     return figure
 
 

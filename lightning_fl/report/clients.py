@@ -17,6 +17,7 @@ from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.run_folder import CLIENTS
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
 from lightning_fl.report.document import Table
+from lightning_fl.report.layout import add_legend
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import Floats
 from lightning_fl.report.tables import Column, Row, table
@@ -154,12 +155,10 @@ def draw_clients(groups: Sequence[Group], metric: Metric, look: Look = Look()) -
         for label, values in pooled.items():
             is_tuned = label not in order
             style = line_style(order[label.removesuffix(KINDS["_tuned"])]) | ({"linestyle": ":"} if is_tuned else {})
+            style = {name: style[name] for name in ("color", "linestyle")}  # steps have no markers
             shares = np.histogram(values, edges)[0] / len(values)
             axes.stairs(shares, edges, label=in_picture(label), linewidth=1.8, **style)
         axes.set_xlabel(f"{in_picture(metric.short)} on a client's own samples")
         axes.set_ylabel("share of clients")
-        longest = max(map(len, pooled)) + 12
-        figure.legend(
-            loc="outside lower center", ncols=max(1, min(4, look.line_length // longest, len(pooled))), frameon=False
-        )
+        add_legend(figure, look)
     return figure

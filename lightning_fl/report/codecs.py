@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from lightning_fl.outputs.figures import Look, in_picture, line_style
 from lightning_fl.report.comparison import Curve, Group, Metric, mean_and_spread
 from lightning_fl.report.document import Part, Picture, Table
+from lightning_fl.report.layout import add_legend, beside_axis
 from lightning_fl.report.plots import draw_curves
 from lightning_fl.report.records import Record
 from lightning_fl.report.tables import Column, Row, table
@@ -112,14 +113,13 @@ def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:
                 places = np.array([layers.index(name) for name in values]) + offset
                 axes.barh(places, [*values.values()], height=height, **style)
             _scale(axes, title, len(bars_by_title), look)
-        both[0].set_yticks(range(len(layers)), [*map(in_picture, layers)])
+        both[0].set_yticks(range(len(layers)), [beside_axis(layer, look) for layer in layers])
         both[0].set_ylim(len(layers) - 0.4, -0.6)
         entries = {
             label: handle for axes in both for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         handles = {label: entries[label] for i in order if (label := in_picture(groups[i].label))}
-        num_columns = max(1, min(len(order), look.line_length // (max(map(len, handles)) + 12)))
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=num_columns, frameon=False)
+        add_legend(figure, look, handles)
     return figure
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs import terminal
 from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.files import writing
+from lightning_fl.outputs.json_text import json_text
 from lightning_fl.outputs.metric import AT_BEST_VALIDATION, FINAL, is_accuracy
-from lightning_fl.outputs.run_folder import require_writable
+from lightning_fl.outputs.run_folder import remove_empty, require_writable
 from lightning_fl.report import latex, tables
 from lightning_fl.report.comparison import VALUES, Curve, Group, Metric, common_metric, curves_with, group_runs
 from lightning_fl.report.document import (
@@ -30,11 +32,12 @@ from lightning_fl.report.document import (
     to_markdown,
 )
 from lightning_fl.report.flags import TEX, build_parser, formats_of, look_of
+from lightning_fl.report.json_content import content_of
 from lightning_fl.report.labels import counted
 from lightning_fl.report.made_by import commands_of
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data
-from lightning_fl.report.remarks import in_common, remarks
+from lightning_fl.report.remarks import in_common, remarks, require_fitting
 from lightning_fl.report.smoothing import DECIMALS, ORDER, WINDOW
 
 
@@ -59,10 +62,11 @@ def _how(groups: Sequence[Group], metric: Metric) -> str:
         "`runs.csv`): it is chosen on the values that it reports, so on test samples it promises too much. "
         f"`{AT_BEST_VALIDATION}` is the test value of the round with the best value in validation, of rounds that have both. "
         f"{smoothing} A target is reached in the first round in which the {curve} meets it; `TargetReached` reads values that "
-        "are not smoothed. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. `simulated time` is "
-        "read from the run's simulated clock, `wall time` from the machine that ran it. MFLOPs are multiply-accumulates for one "
-        "sample / 10^6. Runs that differ only in their seeds share one row: mean ± sample standard deviation, or one number if "
-        "all runs agree. Tables round their numbers; `runs.csv` and `curves.csv` contain them in full."
+        "are not smoothed. Bytes are the sum over all clients, including the set-up; `total traffic` is uplink + downlink; "
+        "1 MB is 10^6 bytes. `simulated time` is read from the run's simulated clock, `wall time` from the machine that ran it. "
+        "MFLOPs are multiply-accumulates for one sample / 10^6. Runs that differ only in their seeds share one row: mean ± "
+        "sample standard deviation, or one number if all runs agree. Tables round their numbers; `runs.csv` and `curves.csv` "
+        "contain them in full."
     )
 
 
@@ -75,12 +79,14 @@ class OfStudy:
         name: name of the study, for the title; None for the methods' names.
         commands: commands that made the runs; None for those that their folders tell.
         sections: function from the look of the pictures to the content that stands before the results.
+        content: the same for programs.
     """
 
     lines: Mapping[str, Sequence[str]]
     name: str | None = None
     commands: Sequence[str] | None = None
     sections: Callable[[Look], Sections] = lambda _: {}
+    content: Mapping[str, Any] = field(default_factory=dict)
 
 
 def report(arguments: Sequence[str], study: OfStudy | None = None) -> str:
@@ -104,7 +110,7 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
     look = look_of(flags)
     published = read_published(flags.paper) if flags.paper else None
     records, notes = read_runs(flags.runs)
-    metric = common_metric(records, flags.metric, flags.target, flags.window)
+    metric = common_metric(records, flags.metric, flags.target, flags.window, flags.traffic)
     if published and not is_accuracy(metric.name):
         raise UserError(
             f"the published numbers are accuracies and cannot be compared with {metric.name}; leave out --paper."
@@ -114,14 +120,19 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
     notes += [f"Left out: {problem}" for problem in without]
     require_same_data({str(record.folder): record.settings for record in records})
     groups = _labelled(group_runs(records, metric) if study is None else _groups(study.lines, curves), flags.label)
+    require_fitting(look.ylabel, groups)
     folder = Path(flags.out)
-    require_writable(flags.out, flag="--out")
+    made = require_writable(flags.out, flag="--out")
     commands = commands_of(groups) if study is None or study.commands is None else study.commands
-    sections = {
-        **_origin(groups, commands),
-        **(study.sections(look) if study else {}),
-        **_sections(groups, metric, published, look, flags.panels, notes),
-    }
+    try:
+        sections = {
+            **_origin(groups, commands),
+            **(study.sections(look) if study else {}),
+            **_sections(groups, metric, published, look, flags.panels, notes),
+        }
+    except UserError:  # of a picture that has no room
+        remove_empty(made)
+        raise
     name = study.name if study and study.name else ", ".join(dict.fromkeys(group.algorithm for group in groups))
     title = f"{name}: {metric.short}"
     pages = {"report.md": to_markdown(title, sections)}
@@ -143,6 +154,11 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
         for picture in pictures:
             picture.save(folder)
         note_written(folder, names)
+    if flags.json:
+        said = {"remarks": [*notes, *tables.other_orders(groups, metric), *remarks(groups)]}
+        of_study = dict(study.content) if study else {}
+        files = {"files": [str(folder / name) for name in names]}
+        return json_text("report", {"title": title, **content_of(groups, metric), **of_study, **said, **files})
     written = {
         "table": str(folder / "results.tex") if "results.tex" in pages else "",
         "pictures": ", ".join(f"{folder / '*'}.{kind}" for kind in look.formats if pictures),
@@ -207,7 +223,7 @@ def _sections(
 
     sections: dict[str, list[Part]] = {"Results": [tables.results(groups, metric)]}
     if metric.target is not None:
-        sections[f"Cost of reaching {metric.short} {metric.target:g}"] = [tables.prices(groups)]
+        sections[f"Cost of reaching {metric.short} {metric.target:g}"] = [tables.prices(groups, metric)]
     sections["Curves"] = _curves(groups, metric, look, has_panels)
     if figure := draw_bits(groups, look):
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look)
@@ -234,28 +250,28 @@ def _sections(
             f"{group.label} is not in this table: {why}." for group in groups if (why := published.missing(group))
         ]
         sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
-    sections["Remarks"] = [notes + remarks(groups) + unreadable(groups)]
+    sections["Remarks"] = [notes + tables.other_orders(groups, metric) + remarks(groups) + unreadable(groups)]
     sections["How to read it"] = [_how(groups, metric)]
     return _without_empty(sections)
 
 
 def _curves(groups: Sequence[Group], metric: Metric, look: Look, has_panels: bool) -> list[Part]:
     """Return the pictures of the curves, one for each horizontal axis or one with a panel for each."""
-    from lightning_fl.report.plots import AXES, draw_curves, draw_panels, is_logarithmic, panels_of
+    from lightning_fl.report.plots import AXES, axes_of, draw_curves, draw_panels, is_logarithmic, panels_of
 
     name, title = metric.short.replace(" ", "_"), metric.short.capitalize()
     if has_panels:
         figure = draw_panels(groups, metric, look)
-        caption = f"{title} against {', '.join(AXES[axis] for axis in panels_of(groups))}"
+        caption = f"{title} against {', '.join(AXES[axis] for axis in panels_of(groups, metric))}"
         return [Picture(f"{name}_panels", caption, figure, look)] if figure else []
     return [
         Picture(
             f"{name}_by_{axis}",
-            f"{title} against {description}{', on a logarithmic axis' * is_logarithmic(look, axis)}",
+            f"{title} against {AXES[axis]}{', on a logarithmic axis' * is_logarithmic(look, axis)}",
             figure,
             look,
         )
-        for axis, description in AXES.items()
+        for axis in axes_of(metric)
         if (figure := draw_curves(groups, metric, axis, look))
     ]
 

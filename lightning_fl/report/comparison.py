@@ -26,6 +26,7 @@ from lightning_fl.outputs.metric import (
     num_final,
     validated_and_tested,
 )
+from lightning_fl.outputs.traffic import COSTS as BYTES
 from lightning_fl.report.labels import identity, labels, unknown_settings
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import DECIMALS, ORDER, WINDOW, Floats, fitting_window, smooth, suitable_window
@@ -50,6 +51,7 @@ class Metric:
         target: value whose cost is reported, or None.
         window: length of the smoothing window in values; None: `WINDOW`, or less for a curve of fewer than twice as many values.
         mode: `max` if higher is better, `min` if lower is; None to follow from the name.
+        traffic: direction whose bytes are the cost: up, down, or total for their sum.
 
     Raises:
         UserError: the target is not a possible accuracy, or the window is not allowed.
@@ -59,6 +61,7 @@ class Metric:
     target: float | None = None
     window: int | None = WINDOW
     mode: str | None = None
+    traffic: str = "up"
 
     def __post_init__(self) -> None:
         require(
@@ -75,6 +78,11 @@ class Metric:
     def short(self) -> str:
         """Name for display."""
         return self.name.removeprefix("val/").replace("/", " ")
+
+    @property
+    def bytes(self) -> str:
+        """Name of the cost in bytes, of `Record.spent`."""
+        return BYTES[self.traffic]
 
     @property
     def falls(self) -> bool:
@@ -273,7 +281,9 @@ def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float
     return fmean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 else None, len(numbers)
 
 
-def common_metric(records: Sequence[Record], chosen: str | None, target: float | None, window: int | None) -> Metric:
+def common_metric(
+    records: Sequence[Record], chosen: str | None, target: float | None, window: int | None, traffic: str = "up"
+) -> Metric:
     """Return the metric to compare: the given one, or the one that the runs are about.
 
     Args:
@@ -281,6 +291,7 @@ def common_metric(records: Sequence[Record], chosen: str | None, target: float |
         chosen: name of the metric; None: the one that the runs are about.
         target: value whose cost is reported, or None.
         window: length of the smoothing window in values; None for one that suits the curves.
+        traffic: direction whose bytes are the cost.
 
     Raises:
         UserError: no metric is given, and the runs are about different ones.
@@ -298,7 +309,7 @@ def common_metric(records: Sequence[Record], chosen: str | None, target: float |
         f"the runs are about different metrics, {run_metrics}; choose one with --metric.",
     )
     name = chosen or metrics[0][0]
-    return Metric(name, target, window, next((mode for metric, mode in metrics if metric == name), None))
+    return Metric(name, target, window, next((mode for metric, mode in metrics if metric == name), None), traffic)
 
 
 def curves_with(records: Sequence[Record], metric: Metric) -> tuple[dict[Path, Curve], list[str]]:

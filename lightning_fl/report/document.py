@@ -97,12 +97,20 @@ class Picture:
         caption: description of the figure.
         figure: figure of matplotlib.
         look: look that it was drawn with, which has the formats of its files.
+
+    Raises:
+        UserError: the user has chosen a size in which it cannot be read.
     """
 
     name: str
     caption: str
     figure: Figure
     look: Look = Look()  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        from lightning_fl.report.layout import lay_out
+
+        lay_out(self.figure, self.look, self.name)
 
     @property
     def files(self) -> list[str]:
@@ -113,9 +121,6 @@ class Picture:
         """Write a file in each format."""
         for name in self.files:
             self._draw(folder / name, Path(name).suffix[1:])
-            self.figure.set_layout_engine(
-                "none"
-            )  # all files share the first one's layout, which takes half of the time
 
     def _draw(self, to: Path | BytesIO, kind: str) -> None:
         from matplotlib import rc_context

@@ -40,6 +40,13 @@ def build_parser() -> ArgumentParser:
         help="length of the smoothing window in values, odd and at least 5; 1 for no smoothing (default: "
         f"{WINDOW}, or at most half of a shorter curve)",
     )
+    parser.add_argument(
+        "--traffic",
+        choices=("up", "down", "total"),
+        default="up",
+        help="bytes by which methods are compared in pictures and LaTeX tables: uplink, downlink, or their sum "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
     parser.add_argument(
         "--paper", metavar="PAPER:TABLE", help="also show a published table, such as feddumap:10 or fedadam-ssm:I"
@@ -81,7 +88,11 @@ def build_parser() -> ArgumentParser:
         metavar="NAME",
         help="font that is installed, or serif or STIXGeneral, which is like Times (default: DejaVu Sans)",
     )
-    look.add_argument("--ylabel", metavar="TEXT", help="name of the curves' vertical axis (default: the metric's)")
+    look.add_argument(
+        "--ylabel",
+        metavar="TEXT",
+        help="name of the curves' vertical axis, to which (smoothed) is added if they are (default: the metric's)",
+    )
     look.add_argument(
         "--xscale",
         choices=("log", "linear"),
@@ -89,6 +100,11 @@ def build_parser() -> ArgumentParser:
     )
     look.add_argument(
         "--yscale", choices=("log", "linear"), default=Look.yscale, help="vertical axis (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document in place of tables and remarks; the files are written as without it",
     )
     parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
     return parser
@@ -115,5 +131,13 @@ def look_of(flags: Namespace) -> Look:
         size = width, height
     formats = tuple(name for name in formats_of(flags) if name != TEX)
     return Look(
-        formats, size, flags.dpi, flags.font_size, flags.xscale, flags.yscale, ylabel=flags.ylabel, font=flags.font
+        formats,
+        size,
+        flags.dpi,
+        flags.font_size,
+        flags.xscale,
+        flags.yscale,
+        ylabel=flags.ylabel,
+        font=flags.font,
+        is_sized=flags.size is not None,
     )

@@ -1,4 +1,7 @@
-"""LaTeX table of a report's results, for the package booktabs: mean and deviation over seeds, the best in bold."""
+"""LaTeX table of a report's results, for the package booktabs: mean and deviation over seeds, the best in bold.
+
+The best mean is in bold, and so is each other one whose deviation overlaps with that of the best: they are not told apart.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,8 @@ from lightning_fl.report.comparison import VALUES, Group, Metric
 from lightning_fl.report.document import on_one_line
 from lightning_fl.report.labels import counted
 from lightning_fl.report.rendering import rendered
-from lightning_fl.report.tables import COSTS, Column, averaged_values, table
+from lightning_fl.report.tables import COSTS, Column, Spread, averaged_values, table
 
-WHOLE_RUN = ("uplink", "downlink", "simulated_seconds")
-TO_TARGET = ("rounds", "uplink", "simulated_seconds")
-"""Costs in the table."""
 SPECIAL = {
     **{character: f"\\{character}" for character in "&%#_{}"},
     "\\": r"\textbackslash{}",
@@ -53,8 +53,8 @@ def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) ->
         column = [row[place] for row in cells]
         counts = [of[name][2] for of in spreads]
         whole = [count == len(group.curves) for count, group in zip(counts, groups, strict=True)]
-        means = [of[name][0] if is_whole else None for of, is_whole in zip(spreads, whole, strict=True)]
-        is_best = _best(means, column, compete, min if name not in VALUES or metric.falls else max)
+        known = [of[name] if is_whole else (None, None, 0) for of, is_whole in zip(spreads, whole, strict=True)]
+        is_best = _best(known, column, compete, falls=name not in VALUES or metric.falls)
         for row, group, count, bold in zip(cells, groups, counts, is_best, strict=True):
             text = escaped(row[place])
             if 0 < count < len(group.curves):
@@ -75,9 +75,11 @@ def _columns(groups: Sequence[Group], metric: Metric) -> dict[str, Column]:
     kind: Literal["share", "figures"] = "share" if is_accuracy(metric.name) else "figures"
     columns = {"final": Column(metric.short, kind), "at_best_validation": Column(VALUES["at_best_validation"], kind)}
     if metric.target is None:
-        columns |= {name: COSTS[name] for name in WHOLE_RUN}
+        columns |= {
+            name: COSTS[name] for name in dict.fromkeys(("uplink", "downlink", metric.bytes, "simulated_seconds"))
+        }
     else:
-        columns |= {f"target_{name}": COSTS[name] for name in TO_TARGET}
+        columns |= {f"target_{name}": COSTS[name] for name in ("rounds", metric.bytes, "simulated_seconds")}
     is_known: Callable[[str], bool] = lambda name: any(group.spread(name)[2] for group in groups)  # noqa: E731
     return {name: column for name, column in columns.items() if is_known(name)}
 
@@ -87,16 +89,25 @@ def _compete(groups: Sequence[Group]) -> list[bool]:
     return [all(other.is_bound for other in groups) or not group.is_bound for group in groups]
 
 
-def _best(
-    means: Sequence[float | None], shown: Sequence[str], compete: Sequence[bool], better: Callable[..., int]
-) -> list[bool]:
-    """Return which of the competing cells read as their best mean does; none if there is one, or if all read so."""
+def _best(cells: Sequence[Spread], shown: Sequence[str], compete: Sequence[bool], falls: bool) -> list[bool]:
+    """Return which of the competing cells are the best: those that read as their best mean does, or overlap with it.
+
+    None is if there is one cell, or if all are equally good.
+    """
     texts = [text.partition(" ± ")[0] for text in shown]
-    numbers = {place: mean for place, mean in enumerate(means) if mean is not None and compete[place]}
-    if not numbers:
-        return [False for _ in means]
-    best = texts[better(numbers, key=numbers.__getitem__)]
-    is_best = [place in numbers and text == best for place, text in enumerate(texts)]
+    sign = -1 if falls else 1
+    known = {
+        place: (sign * mean, deviation or 0.0)
+        for place, (mean, deviation, _) in enumerate(cells)
+        if mean is not None and compete[place]
+    }
+    if not known:
+        return [False for _ in cells]
+    best = max(known, key=lambda place: known[place][0])
+    least = known[best][0] - known[best][1]
+    is_best = [
+        place in known and (text == texts[best] or sum(known[place]) >= least) for place, text in enumerate(texts)
+    ]
     return [each and sum(is_best) < sum(compete) for each in is_best]
 
 
@@ -109,7 +120,7 @@ def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
     values = f"{metric.short}: {averaged_values(curves)}"
     lines = [
         f"{values} of a run; mean and sample standard deviation over {runs} runs, of which rows differ in their seeds alone; the "
-        f"best means {best}."
+        f"best mean and those whose deviation overlaps with its own {best}."
         if counts != [1]
         else f"{values} of the only run; the best {best}.",
         r"Needs \usepackage{booktabs}.",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import ceil
 from textwrap import fill
 from typing import Any
 
@@ -13,24 +12,39 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
 from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
 from lightning_fl.outputs.units import SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
+from lightning_fl.report.layout import add_legend, beside_axis
 from lightning_fl.report.smoothing import Floats
 from lightning_fl.vectors.kinds import KINDS
 
+BYTES = {
+    "uplink": "uplink of all clients",
+    "downlink": "downlink of all clients",
+    "total_traffic": "total traffic of all clients, uplink + downlink",
+}
+"""Horizontal axes in bytes; a picture has the one of the metric's direction."""
 AXES = {
-    "uplink": "uplink bytes of all clients",
+    **BYTES,
     "rounds": "rounds",
     "simulated_seconds": "simulated time",
     "joules": "estimated energy",
     **{name: f"ε, the privacy loss ({neighbours})" for name, neighbours in KINDS_OF_EPSILON.items()},
 }
-PANELS = ("rounds", "uplink", "simulated_seconds", "joules")
-"""Horizontal axes of a picture with panels, from left to right."""
+PANELS = ("rounds", *BYTES, "simulated_seconds", "joules")
+"""Horizontal axes of a picture with panels, from left to right; of those in bytes one."""
 TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
 FEW_DECADES, MANY_DECADES = 0.8, 2.7
 """Powers of ten below which a logarithmic axis has ticks as a linear one, and above which it has only these powers."""
@@ -41,11 +55,11 @@ BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earli
 
 def is_logarithmic(look: Look, axis: str) -> bool:
     """True if the horizontal axis is logarithmic: that of bytes is, unless the user chooses."""
-    return axis == "uplink" if look.xscale is None else look.xscale == "log"
+    return axis in BYTES if look.xscale is None else look.xscale == "log"
 
 
 def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look = Look()) -> Figure | None:  # noqa: B008
-    """Draw the smoothed curves over `uplink` (bytes), `rounds`, `simulated_seconds`, `joules`, or an ε.
+    """Draw the smoothed curves over `uplink`, `downlink`, `total_traffic`, `rounds`, `simulated_seconds`, `joules`, or an ε.
 
     Several seeds are drawn as their mean with a band of one standard deviation. Return None if no run has that axis.
     """
@@ -56,16 +70,16 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
         axes = figure.subplots()
         _draw_axes(axes, groups, metric, axis, look)
         axes.set_ylabel(_ylabel(groups, metric, look))
-        _add_legend(figure, groups, look)
+        add_legend(figure, look)
     return figure
 
 
 def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) -> Figure | None:  # noqa: B008
-    """Draw the smoothed curves in one figure, side by side over rounds, uplink bytes, simulated time and energy.
+    """Draw the smoothed curves in one figure, side by side over rounds, bytes, simulated time and energy.
 
     An axis that no run has is left out; None if no run has any.
     """
-    axes_with_values = panels_of(groups)
+    axes_with_values = panels_of(groups, metric)
     if not axes_with_values:
         return None
     panel_look = replace(look, size=(max(1.0, look.size[0] / len(axes_with_values)), look.size[1]))
@@ -75,13 +89,18 @@ def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) ->
         for axes, axis in zip(panels, axes_with_values, strict=True):
             _draw_axes(axes, groups, metric, axis, panel_look)
         panels[0].set_ylabel(_ylabel(groups, metric, look))
-        _add_legend(figure, groups, look)
+        add_legend(figure, look)
     return figure
 
 
-def panels_of(groups: Sequence[Group]) -> list[str]:
+def panels_of(groups: Sequence[Group], metric: Metric) -> list[str]:
     """Return the horizontal axes of a picture with panels, from left to right: those that some run has."""
-    return [axis for axis in PANELS if _has_axis(groups, axis)]
+    return [axis for axis in axes_of(metric, PANELS) if _has_axis(groups, axis)]
+
+
+def axes_of(metric: Metric, axes: Iterable[str] = AXES) -> list[str]:
+    """Return horizontal axes without those of bytes in other directions than the metric's."""
+    return [axis for axis in axes if axis not in BYTES or axis == metric.bytes]
 
 
 def _has_axis(groups: Sequence[Group], axis: str) -> bool:
@@ -90,7 +109,7 @@ def _has_axis(groups: Sequence[Group], axis: str) -> bool:
 
 
 def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, look: Look) -> None:
-    """Draw the curves of all groups and the target over one of the horizontal axes."""
+    """Draw the curves of all groups and the target over one of the horizontal axes; gaps show the line behind an equal one."""
     curves = [group for group in groups if not is_line(group, groups, axis)]
     spent = np.concatenate([curve.axis(axis) for group in curves for curve in group.curves])
     unit = scale_axis(axes, axis, spent[spent > 0], look)
@@ -98,9 +117,13 @@ def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, l
         axes.set_yscale("log")
         values = np.concatenate([curve.raw for group in groups for curve in group.curves])
         _plain_ticks(axes.yaxis, few=_decades(values) > MANY_DECADES)
+    drawn: list[bytes] = []
     for index, group in enumerate(groups):
         if group.curves:  # the others keep their colours
-            draw_group(axes, group, axis, unit, line_style(index), as_line=group not in curves)
+            line = b"".join(values.tobytes() for values in group.mean_curve(axis))
+            gaps = {"linestyle": (0, (4, 4 * drawn.count(line)))} if line in drawn else {}
+            draw_group(axes, group, axis, unit, line_style(index) | gaps, as_line=group not in curves)
+            drawn.append(line)
     if metric.target is not None:
         axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
 
@@ -112,28 +135,16 @@ def is_line(group: Group, groups: Sequence[Group], axis: str) -> bool:
 
 def _ylabel(groups: Sequence[Group], metric: Metric, look: Look) -> str:
     """Return the name of the vertical axis."""
-    if look.ylabel is not None:
-        return in_picture(look.ylabel)
+    name = in_picture(metric.short if look.ylabel is None else look.ylabel)
     is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
-    return in_picture(metric.short) + " (smoothed)" * is_smoothed
-
-
-def _add_legend(figure: Figure, groups: Sequence[Group], look: Look) -> None:
-    """Name the lines of the first panel below all of them: outside the axes the legend cannot cover a curve."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    if not handles:
-        return
-    longest = max(len(group.label) for group in groups) + 12
-    num_rows = ceil(len(handles) / max(1, min(4, look.line_length // longest)))
-    num_columns = ceil(len(handles) / num_rows)
-    figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, frameon=False)
+    return name + " (smoothed)" * (is_smoothed and "smoothed" not in name)
 
 
 def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     """Set the name, the scale and the ticks of the horizontal axis for the values on it, and return their unit."""
     unit, name, logarithmic = 1.0, axis, is_logarithmic(look, axis)
-    if axis == "uplink":
-        name = "uplink of all clients"
+    if axis in BYTES:
+        name = BYTES[axis]
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     elif axis == "simulated_seconds":
         time_unit = unit_of(spent.max() / 2, TIMES)
@@ -150,10 +161,14 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
         _plain_ticks(axes.xaxis, few=_decades(spent) > min(MANY_DECADES, look.line_length / 28))
         if _decades(spent) < FEW_DECADES:
             axes.xaxis.set_major_locator(MaxNLocator(max(2, look.line_length // 14)))
-        if axis in ("uplink", "joules"):
+        if axis in (*BYTES, "joules"):
             axes.xaxis.set_major_formatter(formatter)
     elif axis == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if len(spent) and spent.min() == spent.max():  # one round
+        axes.xaxis.set_major_locator(FixedLocator([spent.min() / unit]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(0.5 * spent.min() / unit, 1.5 * spent.max() / unit)
     return unit
 
 
@@ -189,7 +204,8 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
     spent, mean, spread = spent[positive] / unit, mean[positive], spread[positive]
     if not len(spent):
         return
-    axes.plot(spent, mean, label=_label(measured), linewidth=1.8, marker="o" * (len(spent) == 1), **style)
+    style = {"marker": "o", **style} if len(spent) == 1 else style
+    axes.plot(spent, mean, label=_label(measured), linewidth=1.8, **style)
     if spread.any():
         axes.fill_between(spent, mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
 
@@ -228,9 +244,7 @@ def draw_bits(groups: Sequence[Group], look: Look = Look()) -> Figure | None:  #
             axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
             axes.xaxis.set_major_locator(MaxNLocator(max(2, min(4, look.line_length // 22))))
             axes.grid(visible=False, axis="y")
-        both[0].set_yticks(range(len(recorded)), [in_picture(group.label) for group, _ in recorded])
+        both[0].set_yticks(range(len(recorded)), [beside_axis(group.label, look) for group, _ in recorded])
         both[0].invert_yaxis()
-        handles, labels = both[0].get_legend_handles_labels()
-        num_columns = max(1, min(len(kinds), look.line_length // 12))
-        figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, frameon=False)
+        add_legend(figure, look)
     return figure

@@ -24,6 +24,7 @@ from lightning_fl.outputs.run_folder import (
     UNKNOWN,
     configs_of_fits,
 )
+from lightning_fl.outputs.traffic import COLUMNS
 from lightning_fl.outputs.yaml_files import read_written
 from lightning_fl.report.smoothing import Floats
 from lightning_fl.vectors.kinds import KINDS
@@ -78,10 +79,12 @@ class Record:
     def spent(self) -> dict[str, Floats]:
         """Costs of the run up to each row (n,): rounds, bytes of all clients, seconds, joules if they are estimated, and ε."""
         kind = kind_of_epsilon(self.settings)
+        uplink, downlink = (self.column(COLUMNS[way]) for way in ("up", "down"))
         return {
             "rounds": self.columns["round"] + 1,
-            "uplink": self.column("comm/total_uplink_bytes"),
-            "downlink": self.column("comm/total_downlink_bytes"),
+            "uplink": uplink,
+            "downlink": downlink,
+            "total_traffic": uplink + downlink,
             "simulated_seconds": self.column("time/simulated_seconds"),
             "wall_seconds": self.wall_seconds,
             "joules": self.column(ENERGY),

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lightning_fl.errors import require
 from lightning_fl.outputs.losses import rejection_reasons
-from lightning_fl.outputs.metric import words_of
+from lightning_fl.outputs.metric import TRAINING, words_of
 from lightning_fl.outputs.neighbours import EPSILON
 from lightning_fl.report.comparison import ENDS, Curve, Group
 from lightning_fl.report.labels import (
@@ -39,6 +40,7 @@ IN_COMMON = {
 }
 """Phrase of each setting that a report names if all runs share it, by the keys of `settings_of`."""
 VALIDATION = {"val", "valid", "validation"}
+TEST_SET = "the test set (`data.val_fraction` 0)"
 
 
 def in_common(groups: Sequence[Group]) -> list[str]:
@@ -71,7 +73,28 @@ def _measured_on(val_fraction: Any, data: str) -> str | None:
         return f"samples that the clients hold out (`data.val_fraction` {val_fraction:g})"
     if data not in (*WELL_KNOWN, *SOURCES):
         return None
-    return "the datamodule's own validation data" if data == "Federated" else "the test set (`data.val_fraction` 0)"
+    return "the datamodule's own validation data" if data == "Federated" else TEST_SET
+
+
+def require_fitting(ylabel: str | None, groups: Sequence[Group]) -> None:
+    """Raise unless the name that the user gives to the vertical axis says on what the values were measured.
+
+    Raises:
+        UserError: it calls values of a validation on held-out samples, or of the training, values of a test.
+    """
+    curves = [curve for group in groups for curve in group.curves]
+    name = curves[0].metric.name
+    if ylabel is None or "test" not in words_of(ylabel) or "test" in words_of(name):
+        return
+    for settings in (curve.record.settings for curve in curves):
+        on = _measured_on(settings.get("data.val_fraction"), str(settings.get("data", "")))
+        if words_of(name) & TRAINING:
+            on = "training samples"
+        require(
+            on in (None, TEST_SET),
+            f"--ylabel {ylabel!r} calls {name} a value of the test, but it is measured on {on}; choose another name, or --metric "
+            "for a test value.",
+        )
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:

@@ -12,7 +12,9 @@ from typing import Any, Literal
 from lightning_fl.outputs.csv_cells import as_cell
 from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
-from lightning_fl.outputs.units import BYTES, JOULES, SECONDS, decimals, magnitude, significant, unit_of
+from lightning_fl.outputs.traffic import COSTS as BYTES_OF
+from lightning_fl.outputs.traffic import in_words
+from lightning_fl.outputs.units import BYTES, JOULES, SECONDS, common_unit, decimals, in_bytes, magnitude, significant
 from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.labels import SEEDS, differing, is_of_method, shown
@@ -25,6 +27,10 @@ Spread = tuple[float | None, float | None, int]
 Row = tuple[Sequence[str], Mapping[str, Spread | str]]
 """Words of a row, and its numbers by column, or their text; a number that is missing is unknown."""
 NONE = "–"
+TOTAL = BYTES_OF["total"]
+MOST_NAMES = 8
+CLEARLY = 1.1
+"""Ratio from which the bytes of two methods have an order."""
 MOST_SETTINGS = 8  # columns of one table
 UNITS = {"bytes": BYTES, "seconds": SECONDS, "joules": JOULES}
 
@@ -47,6 +53,7 @@ COSTS = {
     "rounds": Column("rounds", "count"),
     "uplink": Column("uplink", "bytes"),
     "downlink": Column("downlink", "bytes"),
+    "total_traffic": Column("total traffic", "bytes"),
     "simulated_seconds": Column("simulated time", "seconds"),
     "joules": Column("estimated energy", "joules"),
     "wall_seconds": Column("wall time", "seconds"),
@@ -72,14 +79,15 @@ def table(names: Sequence[str], columns: Mapping[str, Column], rows: Sequence[Ro
         num_texts: number of columns of words that are aligned left.
     """
     columns = {name: of for name, of in columns.items() if any(_is_known(row.get(name)) for _, row in rows)}
-    units = {kind: unit_of(_largest(kind, columns, rows), of) for kind, of in UNITS.items()}
+    units = {kind: common_unit(_means(kind, columns, rows), of) for kind, of in UNITS.items()}
     header = [c.title + (f" ({units[c.kind]})" if c.kind in units else "") for c in columns.values()]
     lines = []
     for words, row in rows:
         cells = []
         for name, column in columns.items():
             cell = row.get(name, (None, None, 0))
-            cells.append(cell if isinstance(cell, str) else _in_unit(cell, column, units.get(column.kind)))
+            unit = UNITS[column.kind][units[column.kind]] if column.kind in UNITS else 1.0
+            cells.append(cell if isinstance(cell, str) else _cell(cell, column, unit))
         lines.append([*words, *cells])
     return Table([*names, *header], lines, num_texts)
 
@@ -89,22 +97,10 @@ def _is_known(cell: Spread | str | None) -> bool:
     return cell is not None and (isinstance(cell, str) or cell[0] is not None)
 
 
-def _in_unit(cell: Spread, column: Column, name: str | None) -> str:
-    """Return a cell in the unit of its column, or with a unit of its own if it is less than a hundredth of that."""
-    mean, units = cell[0], UNITS.get(column.kind)
-    if units is None or name is None:
-        return _cell(cell, column, 1.0)
-    if not mean or not isfinite(mean) or mean >= units[name] / 100:
-        return _cell(cell, column, units[name])
-    cell_unit = unit_of(mean, units)
-    return _cell(cell, column, units[cell_unit]) + f" {cell_unit}" * (cell_unit != name)
-
-
-def _largest(kind: str, columns: Mapping[str, Column], rows: Sequence[Row]) -> float:
-    """Return the largest finite mean in the columns of a kind."""
+def _means(kind: str, columns: Mapping[str, Column], rows: Sequence[Row]) -> list[float]:
+    """Return the means in the columns of a kind."""
     cells = [row[name] for _, row in rows for name, of in columns.items() if of.kind == kind and name in row]
-    means = [cell[0] for cell in cells if not isinstance(cell, str)]
-    return max((mean for mean in means if mean is not None and isfinite(mean)), default=0.0)
+    return [cell[0] for cell in cells if not isinstance(cell, str) and cell[0] is not None]
 
 
 def _cell(cell: Spread, column: Column, unit: float) -> str:
@@ -149,9 +145,42 @@ def results(groups: Sequence[Group], metric: Metric) -> Table:
     }
     if tested := next((curve.tested for curve in curves if curve.tested), None):
         columns["at_best_validation"] = Column(f"{Metric(tested).short} {VALUES['at_best_validation']}", kind)
-    columns |= COSTS | SIZES
+    columns |= _costs(groups, metric) | SIZES
     rows = [([g.label, str(len(g.curves))], {name: g.spread(name) for name in columns}) for g in groups]
     return table(["method", "runs"], columns, rows)
+
+
+def _costs(groups: Sequence[Group], metric: Metric, prefix: str = "") -> dict[str, Column]:
+    """Return the columns of costs; total traffic is among them if it is asked for, or if it turns the order of the groups."""
+    shows_total = metric.bytes == TOTAL or _turned(groups, metric.bytes, TOTAL, prefix)
+    return {name: column for name, column in COSTS.items() if name != TOTAL or shows_total}
+
+
+def other_orders(groups: Sequence[Group], metric: Metric) -> list[str]:
+    """Return a remark if the groups have another order by bytes of other directions than the metric's; [] if they do not."""
+    prefix, what = ("", "of the whole run") if metric.target is None else ("target_", f"to {metric.target:g}")
+    ways = ("up", "down") if metric.bytes == TOTAL else ("total",)
+    said = []
+    for way in ways:
+        if _turned(groups, metric.bytes, BYTES_OF[way], prefix):
+            means = [(group.spread(prefix + BYTES_OF[way])[0], group.label) for group in groups]
+            costs = sorted((mean, label) for mean, label in means if mean is not None)
+            more = f" and {len(costs) - MOST_NAMES} more" * (len(costs) > MOST_NAMES)
+            said.append(
+                f"By the {in_words(way)} {what} the methods have another order than by the {in_words(metric.traffic)}: "
+                f"{', '.join(f'{label} {in_bytes(mean)}' for mean, label in costs[:MOST_NAMES])}{more}. "
+                f"`--traffic {way}` compares by it."
+            )
+    return said
+
+
+def _turned(groups: Sequence[Group], cost: str, other: str, prefix: str) -> bool:
+    """True if one group has clearly less of a cost than another one, and clearly more of the other cost."""
+    pairs = [
+        (group.spread(prefix + cost)[0], group.spread(prefix + other)[0]) for group in groups if not group.is_bound
+    ]
+    known = [(first, second) for first, second in pairs if first is not None and second is not None]
+    return any(a * CLEARLY < c and b > CLEARLY * d for a, b in known for c, d in known)
 
 
 def averaged_values(curves: Sequence[Curve]) -> str:
@@ -162,13 +191,13 @@ def averaged_values(curves: Sequence[Curve]) -> str:
     return f"mean of the last {' to '.join(dict.fromkeys((str(counts[0]), str(counts[-1]))))}"
 
 
-def prices(groups: Sequence[Group]) -> Table:
+def prices(groups: Sequence[Group], metric: Metric) -> Table:
     """Return the cost of reaching the target for each group, as means over the runs that did."""
     rows = []
     for group in groups:
         spreads = {name: group.spread(f"target_{name}") for name in COSTS}
         rows.append(([group.label, f"{spreads['rounds'][2]} of {len(group.curves)}"], spreads))
-    return table(["method", "reached it"], COSTS, rows)
+    return table(["method", "reached it"], _costs(groups, metric, "target_"), rows)
 
 
 def beside(published: PublishedTable, groups: Sequence[Group]) -> Table:

@@ -1,6 +1,7 @@
-"""Accuracy per byte: what the cells of a study reach within a budget of uplink bytes.
+"""Accuracy per byte: what the cells of a study reach within a budget of bytes.
 
-    budget: [1.0e6, 1.0e8]   # uplink bytes of all clients from which and up to which cells are compared
+    budget: [1.0e6, 1.0e8]   # bytes of all clients from which and up to which cells are compared, in the direction of `traffic`
+    budget: {up: [1.0e6, 1.0e8], total: [2.0e6, 3.0e8]}   # or a range for each of several directions
     chance: 0.1              # accuracy of a guess, which stands before the first evaluation; 0 if not given
 
 a*(B) is the best value of the smoothed curve until the last evaluation that B bytes had paid for, a step function. The area is
@@ -17,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fl.checks import as_number, is_real
+from lightning_fl.checks import as_number, check_choice, is_real
 from lightning_fl.errors import require
 from lightning_fl.outputs.metric import spend
-from lightning_fl.outputs.units import in_bytes
+from lightning_fl.outputs.traffic import COSTS, in_words
+from lightning_fl.outputs.units import BYTES, common_unit, in_bytes, significant
 from lightning_fl.report.comparison import Curve, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.study.statistics import student_interval
@@ -31,9 +33,9 @@ LEGEND = (
     "`within budget` is the best accuracy (smoothed) that the budget had paid for, chosen on the values that it reports, and "
     "`area` the mean of it over all budgets between both ends on a logarithmic scale; `*`: some runs end before the budget is "
     "spent, and their best value stays. `difference` is that of the areas from the first row, paired by seed, with its 95 % "
-    "interval (Student's t); a winner has p < 0.05 after Holm's correction for all rows. `front`: share of {resamples} resamples "
-    "of the seeds in which no other row has more accuracy for as many bytes or fewer. Bytes of a target that only some runs "
-    "reach are a median, or more than what was sent."
+    "interval (Student's t); an area is larger or smaller if p < 0.05 after Holm's correction for all rows. `front`: share of "
+    "{resamples} resamples of the seeds in which no other row has more accuracy for as many bytes or fewer. Bytes of a target "
+    "that only some runs reach are a median, or more than what was sent."
 )
 
 
@@ -43,11 +45,11 @@ class Efficiency:
 
     Attributes:
         best: a*(high); the accuracy of a guess if nothing was evaluated within the budget.
-        spent: uplink bytes at the last evaluation within the budget.
+        spent: bytes at the last evaluation within the budget.
         area: mean of a* on the logarithmic scale.
         is_whole: True if the run spends the budget.
-        sent: uplink bytes of the whole run.
-        target: uplink bytes until the target is reached; infinite if it is not, None without a target.
+        sent: bytes of the whole run.
+        target: bytes until the target is reached; infinite if it is not, None without a target.
     """
 
     best: float
@@ -60,17 +62,24 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Budget:
-    """Range of uplink bytes within which runs are compared.
+    """Range of bytes within which runs are compared.
 
     Attributes:
         low: bytes from which the area counts.
         high: bytes that may be spent.
         chance: accuracy before the first evaluation.
+        traffic: direction whose bytes count: up, down, or total for their sum.
     """
 
     low: float
     high: float
     chance: float = 0.0
+    traffic: str = "up"
+
+    @property
+    def range(self) -> str:
+        """Range in words."""
+        return f"{in_bytes(self.low)} to {in_bytes(self.high)} of {in_words(self.traffic)}"
 
     def check(self, metric: Metric) -> None:
         """Raise `UserError` if lower values of the metric are better, so that there is no area under its best values."""
@@ -83,14 +92,16 @@ class Budget:
         """Return what a run reaches.
 
         Raises:
-            UserError: lower values of the metric are better.
+            UserError: lower values of the metric are better, or the run counts no bytes in this direction.
         """
         self.check(curve.metric)
-        sent, whole = curve.axis("uplink"), float(curve.record.spent["uplink"][-1])
+        cost = COSTS[self.traffic]
+        sent, whole = curve.axis(cost), float(curve.record.spent[cost][-1])
+        require(not np.isnan(whole), f"the run in {curve.record.folder} counts no {in_words(self.traffic)}.")
         spending = spend(sent, curve.smoothed, self.low, self.high, self.chance)
         target = None
         if curve.metric.target is not None:
-            price = curve.price(curve.metric)["uplink"]
+            price = curve.price(curve.metric)[cost]
             target = inf if price is None else price
         return Efficiency(
             best=spending.best,
@@ -102,45 +113,59 @@ class Budget:
         )
 
 
-def read_budget(content: Mapping[str, Any]) -> Budget | None:
-    """Return the budget of a study file; None if it has none.
+def read_budgets(content: Mapping[str, Any], traffic: str = "up") -> tuple[Budget, ...]:
+    """Return the budgets of a study file.
+
+    Args:
+        content: the file's.
+        traffic: direction of a range that names none.
 
     Raises:
-        UserError: it is no range of bytes, or `chance` is no share.
+        UserError: one is no range of bytes, a direction is unknown, or `chance` is no share.
     """
     if "budget" not in content:
         require("chance" not in content, "chance belongs to a budget: give budget, too.")
-        return None
-    ends_given, chance = content["budget"], as_number(content.get("chance", 0.0))
+        return ()
+    given, chance = content["budget"], as_number(content.get("chance", 0.0))
+    ranges = given if isinstance(given, dict) and given else {traffic: given}
+    for way in ranges:
+        check_choice("the direction of a budget", way, tuple(COSTS))
+    require(is_real(chance) and 0 <= chance < 1, f"chance must be an accuracy in [0, 1), got {chance!r}.")
+    return tuple(_budget(ends, float(chance), way) for way, ends in ranges.items())
+
+
+def _budget(ends_given: Any, chance: float, traffic: str) -> Budget:
+    """Return a budget of a study file."""
     ends = [as_number(end) for end in ends_given] if isinstance(ends_given, list) else []
     is_range = len(ends) == 2 and all(map(is_real, ends)) and 0 < ends[0] < ends[1] < inf
     require(
         is_range,
-        f"budget must be two numbers of uplink bytes, the lower first, such as [1.0e6, 1.0e8], got {ends_given!r}.",
+        f"budget must be two numbers of bytes, the lower first, such as [1.0e6, 1.0e8], got {ends_given!r}.",
     )
-    require(is_real(chance) and 0 <= chance < 1, f"chance must be an accuracy in [0, 1), got {chance!r}.")
-    return Budget(float(ends[0]), float(ends[1]), float(chance))
+    return Budget(float(ends[0]), float(ends[1]), chance, traffic)
 
 
 Found = Mapping[str, Mapping[int, Efficiency]]
 """What the runs reach, by cell and seed; the first cell is the one that the others are compared with."""
 
 
-def efficiency_table(cells: Found) -> Table:
+def efficiency_table(cells: Found, budget: Budget) -> Table:
     """Return a row for each cell."""
     baseline = next(iter(cells))
     adjusted = holm({name: _p_value(_differences(cells, name, baseline)) for name in cells if name != baseline})
     fronts = front_shares(cells)
     has_target = any(run.target is not None for runs in cells.values() for run in runs.values())
+    costs = {name: bytes_to_target([*runs.values()]) for name, runs in cells.items()} if has_target else {}
+    unit = common_unit((cost.bytes for cost in costs.values()), BYTES)
     rows = []
     for name, runs in cells.items():
         differences = _differences(cells, name, baseline) if name != baseline else []
-        target = [bytes_to_target([*runs.values()])] if has_target else []
+        target = [costs[name].shown(BYTES[unit])] if has_target else []
         star = "*" * (not all(run.is_whole for run in runs.values()))
         rows.append(
             [
                 name,
-                _outcome(differences, adjusted.get(name), baseline) if differences else "",
+                _outcome(differences, adjusted.get(name)) if differences else "",
                 *target,
                 _spread([run.best for run in runs.values()]) + star,
                 _spread([run.area for run in runs.values()]),
@@ -149,19 +174,42 @@ def efficiency_table(cells: Found) -> Table:
                 str(len(runs)),
             ]
         )
-    header = ["cell", "winner", *["to target"] * has_target, "within budget", "area", "difference", "front", "seeds"]
+    target = [f"{in_words(budget.traffic)} to target ({unit})"] * has_target
+    header = ["cell", f"area against {baseline}", *target, "within budget", "area", "difference", "front", "seeds"]
     return Table(header, rows, num_texts=2)
 
 
-def bytes_to_target(runs: Sequence[Efficiency]) -> str:
-    """Return the uplink bytes until the target: their mean if all runs reach it, else the median, or what was sent in vain."""
+@dataclass(frozen=True)
+class BytesToTarget:
+    """Bytes until the target of some runs.
+
+    Attributes:
+        bytes: their mean if all runs reach it, else the median, or the least that was sent in vain.
+        reached: runs that reach it.
+        count: runs.
+        is_least: True if they were sent in vain.
+    """
+
+    bytes: float
+    reached: int
+    count: int
+    is_least: bool = False
+
+    def shown(self, unit: float) -> str:
+        """Return the bytes in a unit, and how many runs reach the target unless all do."""
+        of = f" ({self.reached} of {self.count})" * (self.reached < self.count)
+        return f"{'> ' * self.is_least}{significant(self.bytes / unit)}{of}"
+
+
+def bytes_to_target(runs: Sequence[Efficiency]) -> BytesToTarget:
+    """Return the bytes of some runs until the target."""
     targets = [inf if run.target is None else run.target for run in runs]
     reached = sum(target < inf for target in targets)
     if reached == len(targets):
-        return in_bytes(fmean(targets))
-    middle, of = median(targets), f" ({reached} of {len(targets)})"
+        return BytesToTarget(fmean(targets), reached, len(targets))
+    middle = median(targets)
     least = min(run.sent for run, target in zip(runs, targets, strict=True) if target == inf)
-    return f"{in_bytes(middle)}{of}" if middle < inf else f"> {in_bytes(least)}{of}"
+    return BytesToTarget(middle if middle < inf else least, reached, len(targets), is_least=middle == inf)
 
 
 def on_front(spent: Any, reached: Any) -> Any:
@@ -218,11 +266,11 @@ def _p_value(differences: Sequence[float]) -> float:
     return 2 * float(t.sf(abs(fmean(differences)) / (deviation / len(differences) ** 0.5), len(differences) - 1))
 
 
-def _outcome(differences: Sequence[float], adjusted: float | None, baseline: str) -> str:
-    """Return who has the larger area."""
+def _outcome(differences: Sequence[float], adjusted: float | None) -> str:
+    """Return whether an area is larger or smaller than the first one."""
     if adjusted is None or adjusted >= LEVEL:
         return "undecided"
-    return "this" if fmean(differences) > 0 else baseline
+    return "larger" if fmean(differences) > 0 else "smaller"
 
 
 def _difference(differences: Sequence[float]) -> str:

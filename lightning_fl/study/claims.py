@@ -20,6 +20,7 @@ from statistics import fmean
 import numpy as np
 
 from lightning_fl.outputs.metric import FINAL, is_accuracy, spend
+from lightning_fl.outputs.traffic import COSTS as BYTES_OF
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import ENDS, VALUES, Curve, Metric
 from lightning_fl.report.document import Table
@@ -35,15 +36,18 @@ LEGEND = (
 )
 FLOOR = "Below the floor: a method differs from itself by as much, within the 95 % interval of its mean."
 WITHIN = (
-    "Within the same bytes: the best value of each, not smoothed, that the uplink bytes of the first one's last round, or the "
-    "named bytes, have paid for. `over log bytes` is the mean difference of these best values on a logarithmic scale, from the "
+    "Within the same bytes: the best value of each, not smoothed, that the bytes of the first one's last round, or the named "
+    "bytes, have paid for. `over log bytes` is the mean difference of these best values on a logarithmic scale, from the "
     "bytes for which both have been evaluated."
 )
-TARGET_COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds", "target_joules")
-RUN_COSTS = ("uplink", "downlink", "simulated_seconds", "joules", "mflops", "parameters")
+BYTES = tuple(BYTES_OF.values())
+TARGET_COSTS = ("target_rounds", *(f"target_{name}" for name in BYTES), "target_simulated_seconds", "target_joules")
+RUN_COSTS = (*BYTES, "simulated_seconds", "joules", "mflops", "parameters")
 COSTS = (*TARGET_COSTS, *RUN_COSTS)
-AT_UPLINK, MEAN, NEVER, RISE = "at_uplink", "mean", "never_reached", "rise"
-NUMBERS = (*VALUES, MEAN, RISE, *COSTS, AT_UPLINK, NEVER)
+AT_BYTES = {f"at_{name}": name for name in BYTES}
+"""Costs within which the best values are compared, by the names of such comparisons."""
+MEAN, NEVER, RISE = "mean", "never_reached", "rise"
+NUMBERS = (*VALUES, MEAN, RISE, *COSTS, *AT_BYTES, NEVER)
 NOT_RUN = "not run yet"
 
 
@@ -55,7 +59,7 @@ class Pair:
         better, than: numbers of both; None are costs of a target that was not reached, or that the run does not count, the value
             at the best validation of a run that tested nothing, the best within bytes that pay for no evaluation, the end of
             a run that has diverged, and all numbers of a run without a finite value.
-        area: difference of the means over the logarithm of the bytes; None for other numbers than `at_uplink`.
+        area: difference of the means over the logarithm of the bytes; None for other numbers than those at bytes.
         lacks: why a number is None if this is not the usual reason; ends in a preposition.
     """
 
@@ -76,10 +80,10 @@ class Claim:
         number: what is compared, of `NUMBERS`.
         paper: the paper's difference or, for a cost, ratio; None for a claim that only says which is better.
         margin: how much worse `better` may be than `than`.
-        rounds: round of `better` whose bytes count for `at_uplink`; None for its last one.
+        rounds: round of `better` whose bytes count in a comparison at bytes; None for its last one.
         source: where the paper has its figure, and what statistic it is.
         between: first and last round of `mean`; None for other numbers.
-        num_bytes: uplink bytes of `at_uplink`; None for those that `better` has spent.
+        num_bytes: bytes of a comparison at bytes; None for those that `better` has spent.
         metrics: columns to compare in place of the study's metric, of which a run's first one counts; empty for that metric.
         target: value to reach; None if the number has none.
     """
@@ -121,14 +125,18 @@ class Claim:
             what += f" to {self.target:g}"
         if self.between is not None:
             what = f"mean of rounds {self.between[0]} to {self.between[1]}"
-        if self.number == AT_UPLINK:
+        if self.number in AT_BYTES:
             after = "" if self.rounds is None else f" after {self.rounds} rounds"
-            what = f"best within the bytes of {self.better}{after}"
-        if self.num_bytes is not None:
-            what = f"best within {in_bytes(self.num_bytes)}"
+            sent = f"the {self._bytes} of {self.better}{after}"
+            what = f"best within {sent if self.num_bytes is None else f'{in_bytes(self.num_bytes)} of {self._bytes}'}"
         if self.metrics:
             what += f" of {' or '.join(self.metrics)}"
         return what
+
+    @property
+    def _bytes(self) -> str:
+        """Name of the bytes within which values are compared."""
+        return AT_BYTES[self.number].replace("_", " ")
 
     def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]]) -> list[Pair]:
         """Return what is compared for each seed of which both cells have a run; the curve of one that is never finite is None."""
@@ -148,8 +156,8 @@ class Claim:
         if ours is None or theirs is None:
             better, than = (None if curve is None else float(curve.raw[-1]) for curve in (ours, theirs))
             return Pair(better, than, lacks="there is no finite value of")
-        if self.number == AT_UPLINK:
-            return _within(ours, theirs, self.rounds, self.num_bytes)
+        if self.number in AT_BYTES:
+            return _within(ours, theirs, AT_BYTES[self.number], self.rounds, self.num_bytes)
         if self.between is not None:
             return _means(ours, theirs, *self.between)
         if self.number == RISE:
@@ -277,7 +285,7 @@ class Claim:
         """Return what a run lacks that has no number."""
         if self.is_ratio:
             return "the target was not reached by"
-        if self.number == AT_UPLINK:
+        if self.number in AT_BYTES:
             return "the bytes pay for no evaluation of"
         if self.number in ENDS:
             return "there is no finite value at the end of"
@@ -301,7 +309,7 @@ class Verdict:
         num_seeds: pairs of runs.
         mean: mean difference or ratio; None if it cannot be computed.
         low, high: its 95 % interval; infinite for one seed.
-        area: mean difference over the logarithm of the bytes; None for other numbers than `at_uplink`.
+        area: mean difference over the logarithm of the bytes; None for other numbers than those at bytes.
         p: two-sided p-value of the border, 0 or the margin; None if no interval decides, nothing varies by construction, or the
             difference is below the floor.
     """
@@ -338,17 +346,17 @@ def corrected(verdicts: Sequence[Verdict]) -> list[str]:
     return [text and f"{word} ({text})" for word, text in zip(stands, texts, strict=True)]
 
 
-def _within(ours: Curve, theirs: Curve, rounds: int | None, num_bytes: float | None) -> Pair:
-    """Return the best values of two runs within the uplink bytes that the first has spent, and how they differ over log bytes."""
+def _within(ours: Curve, theirs: Curve, cost: str, rounds: int | None, num_bytes: float | None) -> Pair:
+    """Return the best values of two runs within the bytes that the first has spent, and how they differ over log bytes."""
     record = ours.record
     if rounds is not None and record.num_rounds < rounds:
         return Pair(None, float(theirs.raw[-1]), lacks=f"there are no {rounds} rounds of")
-    spent = record.spent["uplink"][record.spent["rounds"] <= (inf if rounds is None else rounds)]
+    spent = record.spent[cost][record.spent["rounds"] <= (inf if rounds is None else rounds)]
     if not len(spent) or np.isnan(spent[-1]):
         return Pair(None, None)
     high = float(spent[-1]) if num_bytes is None else num_bytes
     sign = -1 if ours.metric.falls else 1
-    sent = [curve.axis("uplink") for curve in (ours, theirs)]
+    sent = [curve.axis(cost) for curve in (ours, theirs)]
     values = [sign * curve.raw[of <= high] for curve, of in zip((ours, theirs), sent, strict=True)]
     best, other = (sign * float(reached.max()) if len(reached) else None for reached in values)
     area, low = None, max(float(of[0]) for of in sent)
@@ -406,7 +414,7 @@ def floors(
 
 def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
     """Return the claims and their verdicts."""
-    has_area, has_source = any(claim.number == AT_UPLINK for claim in claims), any(claim.source for claim in claims)
+    has_area, has_source = any(claim.number in AT_BYTES for claim in claims), any(claim.source for claim in claims)
     rows = []
     for claim, verdict, stands in zip(claims, verdicts, corrected(verdicts), strict=True):
         paper = "" if claim.paper is None else f"{claim.paper:.3g}"
@@ -422,7 +430,7 @@ def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
 
 def legend(claims: Sequence[Claim], floor: str = "") -> list[str]:
     """Return how to read the table of these claims, of a study with this floor in words."""
-    return [LEGEND, *[f"{FLOOR} {floor}"] * bool(floor), *[WITHIN] * any(claim.number == AT_UPLINK for claim in claims)]
+    return [LEGEND, *[f"{FLOOR} {floor}"] * bool(floor), *[WITHIN] * any(claim.number in AT_BYTES for claim in claims)]
 
 
 def shown(value: float, is_ratio: bool = False) -> str:

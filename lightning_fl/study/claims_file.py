@@ -7,12 +7,16 @@
             as in the report's table
         mean: mean of the values over the rounds that `rounds` names
         rise: mean over the last half of the rounds less that over the first half: is `better` catching up?
-        target_rounds, target_uplink, target_downlink, target_simulated_seconds, target_joules: the cost of reaching the target
-        uplink, downlink, simulated_seconds, joules, mflops, parameters: the cost of the whole run, or the size of its last model
-        at_uplink: each one's best value (not smoothed) within the uplink bytes that `better` has spent after its last round
+        target_rounds, target_uplink, target_downlink, target_total_traffic, target_simulated_seconds, target_joules: the cost of
+            reaching the target; total traffic is uplink + downlink
+        uplink, downlink, total_traffic, simulated_seconds, joules, mflops, parameters: the cost of the whole run, or the size of
+            its last model
+        at_uplink, at_downlink, at_total_traffic: each one's best value (not smoothed) within the bytes that `better` has spent
+            after its last round
         never_reached: whether no run of `than` reaches the target
-    rounds: of mean, the first and the last round, as [151, 300]; of at_uplink, the round of `better` whose bytes count
-    bytes: of at_uplink, the uplink bytes; a run that ends before has its best value of all rounds
+    rounds: of mean, the first and the last round, as [151, 300]; of at_uplink and the like, the round of `better`
+        whose bytes count
+    bytes: of at_uplink and the like, the bytes; a run that ends before has its best value of all rounds
     metric: column of metrics.csv to compare in place of the study's, or a list of which each run has one
     paper: what the paper has: the difference better − than of two values, the ratio better / than of two costs
     source: where the paper has it, and what statistic it is; a claim with neither paper nor source is nobody's but yours
@@ -29,10 +33,11 @@ from typing import Any
 
 from lightning_fl.checks import as_number, check_choice, check_whole, is_real
 from lightning_fl.errors import nearest, require
-from lightning_fl.study.claims import AT_UPLINK, COSTS, MEAN, NEVER, NUMBERS, TARGET_COSTS, Claim
+from lightning_fl.study.claims import AT_BYTES, COSTS, MEAN, NEVER, NUMBERS, TARGET_COSTS, Claim
 
 KEYS = ("text", "better", "than", "in", "rounds", "bytes", "metric", "paper", "source", "margin")
 NEEDED = ("text", "better", "than")
+AT = ", ".join(AT_BYTES)
 
 
 def read_claims(content: Any, cells: Sequence[str], target: float | None) -> tuple[Claim, ...]:
@@ -70,8 +75,8 @@ def read_claims(content: Any, cells: Sequence[str], target: float | None) -> tup
         num_bytes = as_number(entry.get("bytes"))
         if num_bytes is not None:
             require(
-                number == AT_UPLINK and rounds is None,
-                f"bytes of the claim {entry['text']!r} is for `in: {AT_UPLINK}` without rounds, got `in: {number}`.",
+                number in AT_BYTES and rounds is None,
+                f"bytes of the claim {entry['text']!r} is for `in: {AT}` without rounds, got `in: {number}`.",
             )
             require(
                 is_real(num_bytes) and num_bytes > 0,
@@ -119,7 +124,7 @@ def read_claims(content: Any, cells: Sequence[str], target: float | None) -> tup
 
 
 def _rounds(entry: Mapping[str, Any], number: str) -> tuple[int | None, tuple[int, int] | None]:
-    """Return the round of `at_uplink`, and the first and last round of `mean`."""
+    """Return the round of a comparison at bytes, and the first and last round of `mean`."""
     rounds, what = entry.get("rounds"), f"rounds of the claim {entry['text']!r}"
     if number == MEAN:
         require(
@@ -131,6 +136,6 @@ def _rounds(entry: Mapping[str, Any], number: str) -> tuple[int | None, tuple[in
         check_whole(what, last, first)
         return None, (first, last)
     if rounds is not None:
-        require(number == AT_UPLINK, f"{what} is for `in: {AT_UPLINK}` and `in: {MEAN}`, got `in: {number}`.")
+        require(number in AT_BYTES, f"{what} is for `in: {AT}` and `in: {MEAN}`, got `in: {number}`.")
         check_whole(what, rounds, 1)
     return rounds, None

@@ -7,15 +7,18 @@ import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import CommandParser, require
 from lightning_fl.outputs.figures import Look
+from lightning_fl.outputs.json_text import json_text
 from lightning_fl.outputs.run_folder import remove_empty, require_writable
+from lightning_fl.outputs.traffic import COSTS, in_words
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report import flags
 from lightning_fl.report.command import OfStudy, write_report
@@ -23,10 +26,9 @@ from lightning_fl.report.comparison import Curve, Metric, common_metric, curves_
 from lightning_fl.report.document import Part, Picture, Sections
 from lightning_fl.report.labels import counted
 from lightning_fl.report.records import readable
-from lightning_fl.study import budget
-from lightning_fl.study.budget import efficiency_table
+from lightning_fl.study.budget import LEGEND, NUM_RESAMPLES, Budget, Found, efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, floors, legend
-from lightning_fl.study.costs import PlanFit, costs
+from lightning_fl.study.costs import PlanFit, costs, plans_of
 from lightning_fl.study.runner import Outcome, command, is_done, train, train_all
 from lightning_fl.study.search_report import search_parts
 from lightning_fl.study.searches import Searches, open_searches, within_budget
@@ -59,6 +61,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--dry_run", action="store_true", help="check and print the commands and what they cost, and train nothing"
     )
+    parser.add_argument("--json", action="store_true", help="with --dry_run, print these as one JSON document")
     return parser
 
 
@@ -90,12 +93,19 @@ def study(
     most = len(file.cells) * max(len(file.seeds), 0 if file.search is None else file.search.trials)
     jobs = min(jobs, most)
     threads = max(1, cores // jobs)
+    require(
+        parsed.dry_run or not parsed.json,
+        "--json of a study needs --dry_run; `lightning-fl report FILE --json` is its report.",
+    )
     part_of([], parsed.part)  # refuses what is no part before a search that takes hours
     searches = None
     if file.search is not None:
         resolve = _remembering(resolve)
         searches = open_searches(file, out, resolve)
         if parsed.dry_run and not searches.is_over():
+            require(
+                not parsed.json, "--json lists the runs of a study, and its search has yet to find them: leave it out."
+            )
             return _search_costs(file, searches, out, resolve, jobs, threads, plan), True
     if not parsed.dry_run:
         remove_empty(require_writable(str(out / "report"), flag="--out"))
@@ -106,6 +116,9 @@ def study(
         file = file.with_flags(searches.winners())
     every_run = file.runs(out, resolve)
     runs = part_of(every_run, parsed.part)
+    if parsed.dry_run and parsed.json:
+        planned = [{**_planned(run, threads), "is_done": is_done(run)} for run in runs]
+        return json_text("study_plan", {"runs": planned, "plans": {} if plan is None else plans_of(runs, plan)}), True
     if parsed.dry_run:
         commands = [shlex.join(["lightning-fl", *command(run, threads)]) for run in runs]
         return "\n".join([*commands, *([] if plan is None else costs(runs, jobs, plan))]), True
@@ -147,6 +160,17 @@ def _search_costs(
         left, seeds = counted(len(searches.runs_left()), "trial"), counted(len(file.seeds), "run")
         lines.append(f"# These are {left} and {seeds} of each winner, as if each cost what the first trial does.")
     return "\n".join(lines)
+
+
+def _planned(run: PlannedRun, threads: int) -> dict[str, Any]:
+    """Return what a program may know of a run before it is trained."""
+    return {
+        "cell": run.cell,
+        "seed": run.seed,
+        "folder": str(run.folder),
+        "command": ["lightning-fl", *command(run, threads)],
+        "rounds": run.num_rounds,
+    }
 
 
 def part_of(runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
@@ -191,7 +215,7 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
     )
     path = find(name)
     file = read_study(path)
-    parser.set_defaults(metric=file.metric, target=file.target, window=file.window)
+    parser.set_defaults(metric=file.metric, target=file.target, window=file.window, traffic=file.traffic)
     parsed = parser.parse_args(arguments)
     flags.look_of(parsed)  # refuses what is impossible before the configurations are made, which takes seconds
     out = Path(*folders) if folders else folder_of(path)
@@ -236,18 +260,27 @@ def _reported(
     if missing := len(file.cells) * len(file.seeds) - len(done):
         left_out.append(f"{missing} of {len(file.cells) * len(file.seeds)} runs of the study are not done.")
     is_files_own = compared == file
-    if not is_files_own and (file.claims or file.budget):
+    if not is_files_own and (file.claims or file.budgets):
         left_out.append("Claims and budget belong to the metric, target and window of the study file.")
 
     def sections(look: Look) -> Sections:
         claims: Sections = {"Claims": _claims(file, curves, never_finite)} if file.claims and is_files_own else {}
-        within: Sections = _within_budget(file, curves, look) if is_files_own else {}
+        within: Sections = within_budgets(file, curves, look) if is_files_own else {}
         searched: Sections = {} if searches is None else {"Search": search_parts(searches, look)}
         return {**claims, **within, **searched, **({"Left out": [left_out]} if left_out else {})}
 
+    content: dict[str, Any] = {}
+    if parsed.json:
+        content = {"study": Path(name).stem, "left_out": left_out}
+        if is_files_own:
+            verdicts = verdicts_of(file, curves, never_finite)
+            content["claims"] = [
+                {**asdict(claim), **asdict(verdict)} for claim, verdict in zip(file.claims, verdicts, strict=True)
+            ]
+            content["budgets"] = [_content(budget, curves) for budget in file.budgets]
     lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}
     parsed.runs = [folder for line_folders in lines.values() for folder in line_folders]
-    return write_report(parsed, OfStudy(lines, Path(name).stem, _commands(file, name, out, done), sections))
+    return write_report(parsed, OfStudy(lines, Path(name).stem, _commands(file, name, out, done), sections, content))
 
 
 def _commands(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun]) -> list[str]:
@@ -294,23 +327,46 @@ def _claims(file: StudyFile, curves: Curves, never_finite: NeverFinite) -> list[
     ]
 
 
-def _within_budget(file: StudyFile, curves: Curves, look: Look) -> Sections:
-    """Return the section that compares the cells within the study's budget; {} without a budget."""
-    if file.budget is None:
-        return {}
+def within_budgets(file: StudyFile, curves: Curves, look: Look) -> Sections:
+    """Return a section for each of the study's budgets, which compares the cells within it."""
+    return {
+        f"Accuracy per byte, {budget.range}": _within(
+            file, budget, curves, look, f"_{COSTS[budget.traffic]}" * bool(at)
+        )
+        for at, budget in enumerate(file.budgets)
+    }
+
+
+def _within(file: StudyFile, budget: Budget, curves: Curves, look: Look, end: str) -> list[Part]:
+    """Return the comparison of the cells within a budget; the names of its pictures have an end."""
     from lightning_fl.study.pictures import draw_areas, draw_front
 
-    measure = file.budget.measure
-    spending = {cell: {seed: measure(curve) for seed, curve in runs.items()} for cell, runs in curves.items()}
+    spending = spending_of(budget, curves)
     choices = {cell.name: cell.choices for cell in file.cells if cell.name in spending}
     metric = next(iter(next(iter(curves.values())).values())).metric
-    low, high = in_bytes(file.budget.low), in_bytes(file.budget.high)
-    parts: list[Part] = [efficiency_table(spending), [budget.LEGEND.format(resamples=budget.NUM_RESAMPLES)]]
-    front = draw_front(spending, choices, metric.short, look)
-    parts.append(Picture("front", f"Best {metric.short} within {high} of uplink", front, look))
-    if areas := draw_areas(spending, choices, look):
-        parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas, look))
-    return {f"Accuracy per byte, {low} to {high} of uplink": parts}
+    legend = LEGEND.format(resamples=NUM_RESAMPLES)
+    parts: list[Part] = [efficiency_table(spending, budget), [legend]]
+    front = draw_front(spending, choices, metric.short, budget, look)
+    within = f"{in_bytes(budget.high)} of {in_words(budget.traffic)}"
+    parts.append(Picture(f"front{end}", f"Best {metric.short} within {within}", front, look))
+    if areas := draw_areas(spending, choices, budget, look):
+        parts.append(Picture(f"areas{end}", f"Mean {metric.short} over budgets from {budget.range}", areas, look))
+    return parts
+
+
+def _content(budget: Budget, curves: Curves) -> dict[str, Any]:
+    """Return a budget, and what each run reaches within it."""
+    runs = [
+        {"cell": cell, "seed": seed, **asdict(run)}
+        for cell, of_cell in spending_of(budget, curves).items()
+        for seed, run in of_cell.items()
+    ]
+    return {**asdict(budget), "runs": runs}
+
+
+def spending_of(budget: Budget, curves: Curves) -> Found:
+    """Return what the runs reach within a budget, by cell and seed."""
+    return {cell: {seed: budget.measure(curve) for seed, curve in runs.items()} for cell, runs in curves.items()}
 
 
 def curves_of(file: StudyFile, done: Sequence[PlannedRun]) -> Curves:

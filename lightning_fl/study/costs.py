@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
 
 from tqdm import tqdm
 
@@ -81,3 +82,21 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
         )
     lines = [*table, *notes, *said, *unknown] if len(rows) > 2 else [*notes, *unknown]
     return [f"# {line}".rstrip() for line in lines]
+
+
+def plans_of(runs: Sequence[PlannedRun], plan: PlanFit) -> dict[str, dict[str, Any]]:
+    """Return the plan of a run of each cell, or under `error` why there is none, for programs.
+
+    Args:
+        runs: runs of the study.
+        plan: returns what a fit would cost.
+    """
+    firsts = {run.cell: run for run in reversed(runs)}
+    return {cell: _plan_of(run, plan) for cell, run in firsts.items()}
+
+
+def _plan_of(run: PlannedRun, plan: PlanFit) -> dict[str, Any]:
+    try:
+        return asdict(plan(run.arguments))
+    except UserError as error:
+        return {"error": str(error)}

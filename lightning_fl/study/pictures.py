@@ -4,80 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from statistics import fmean, stdev
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
-from lightning_fl.report.plots import scale_axis
-from lightning_fl.study.budget import Found, on_front
+from lightning_fl.outputs.traffic import COSTS, in_words
+from lightning_fl.report.plots import add_legend, scale_axis
+from lightning_fl.study.budget import Budget, Found, on_front
 
-MARKERS = "osD^vP*X<>hp"
+MARKERS = "osD^vP*X<>h"
+"""As many as have no common divisor with the number of colours."""
+MOST_PANELS = 3
+"""Panels side by side."""
 Choices = Mapping[str, Sequence[str]]
 """Names of the choices of each cell, one for each axis of the grid."""
 
 
-def draw_front(cells: Found, choices: Choices, short: str, look: Look = Look()) -> Figure:  # noqa: B008
+def draw_front(cells: Found, choices: Choices, short: str, budget: Budget, look: Look = Look()) -> Figure:  # noqa: B008
     """Draw the best accuracy within the budget over the bytes sent for it, with deviations over seeds, and the means' front.
 
-    The first axis of the grid has colours, the others have markers.
+    A grid of several axes has a panel for each choice of its first axis, in which all others have colours and markers.
     """
-    spent = {name: [run.spent for run in runs.values()] for name, runs in cells.items()}
-    best = {name: [run.best for run in runs.values()] for name, runs in cells.items()}
-    colours, markers = _looks(choices, 0), _looks(choices, 1)
+    means = {
+        name: (fmean(run.spent for run in runs.values()), fmean(run.best for run in runs.values()))
+        for name, runs in cells.items()
+    }
+    front = _front([*means.values()])
+    has_panels = any(names[1:] for names in choices.values())
+    titles = list(dict.fromkeys(names[0] for names in choices.values())) if has_panels else [""]
+    looks = {
+        names: place for place, names in enumerate(dict.fromkeys(names[has_panels:] for names in choices.values()))
+    }
+    num_columns = min(len(titles), MOST_PANELS)
+    num_rows = ceil(len(titles) / num_columns)
+    panel = replace(look, size=(look.size[0] / num_columns, look.size[1]))
     with matplotlib.rc_context(look.style):
-        figure = Figure(figsize=look.size, layout="constrained")
-        axes = figure.subplots()
-        means = np.array([[fmean(spent[name]), fmean(best[name])] for name in cells])
-        sent = means[means[:, 0] > 0, 0]
+        figure = Figure(figsize=(look.size[0], look.size[1] * (1 + 0.7 * (num_rows - 1))), layout="constrained")
+        panels = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).flatten()
+        for axes, title in zip(panels, titles, strict=False):
+            axes.set_title(in_picture(title), fontsize="medium")
+            axes.plot(
+                front[:, 0], front[:, 1], color="0.6", linewidth=1, zorder=0, drawstyle="steps-post", label="front"
+            )
+            for name, names in choices.items():
+                if not has_panels or names[0] == title:
+                    best = [run.best for run in cells[name].values()]
+                    axes.errorbar(
+                        *means[name],
+                        yerr=stdev(best) if len(best) > 1 else None,
+                        label=in_picture("-".join(names[has_panels:])),
+                        **_style(looks[names[has_panels:]]),
+                    )
+        for axes in panels[len(titles) :]:
+            axes.remove()
+        sent = np.array([spent for spent, _ in means.values() if spent > 0])
         if len(sent):
             # A logarithmic axis has few ticks between numbers of the same size.
-            scale_axis(axes, "uplink", sent, replace(look, xscale="log" if sent.max() > 4 * sent.min() else "linear"))
-        for name in cells:
-            axes.errorbar(
-                fmean(spent[name]),
-                fmean(best[name]),
-                yerr=stdev(best[name]) if len(best[name]) > 1 else None,
-                **_colour(colours[choices[name][0]]),
-                marker=MARKERS[markers[choices[name][1:]] % len(MARKERS)],
-                linestyle="",
-                capsize=2,
-            )
-        front = means[on_front(means[:, 0], means[:, 1])]
-        front = front[front[:, 0].argsort()]
-        axes.plot(front[:, 0], front[:, 1], color="0.6", linewidth=1, zorder=0, drawstyle="steps-post")
-        axes.set_xlabel(axes.get_xlabel().replace("clients", "clients within the budget"))
-        axes.set_ylabel(f"best {in_picture(short)} within the budget")
-        entries = [
-            Line2D([], [], linestyle="", marker="o", **_colour(index), label=in_picture(name))
-            for name, index in colours.items()
-        ]
-        entries += [
-            Line2D(
-                [],
-                [],
-                linestyle="",
-                marker=MARKERS[index % len(MARKERS)],
-                color="0.4",
-                label=in_picture("-".join(names)),
-            )
-            for names, index in markers.items()
-            if names
-        ]
-        entries.append(Line2D([], [], color="0.6", linewidth=1, label="front"))
-        longest = max(len(str(entry.get_label())) for entry in entries) + 6
-        figure.legend(
-            handles=entries, loc="outside lower center", ncols=max(1, look.line_length // longest), frameon=False
-        )
+            xscale = "log" if sent.max() > 4 * sent.min() else "linear"
+            for axes in panels[: len(titles)]:
+                scale_axis(axes, COSTS[budget.traffic], sent, replace(panel, xscale=xscale))
+        for axes in panels[: len(titles) : num_columns]:
+            axes.set_ylabel(f"best {in_picture(short)} within the budget")
+        add_legend(figure, look)
     return figure
 
 
-def draw_areas(cells: Found, choices: Choices, look: Look = Look()) -> Figure | None:  # noqa: B008
+def _front(points: Sequence[tuple[float, float]]) -> Any:
+    """Return the points that no other one beats, in the order of their bytes (n, 2)."""
+    means = np.array(points)
+    front = means[on_front(means[:, 0], means[:, 1])]
+    return front[front[:, 0].argsort()]
+
+
+def draw_areas(cells: Found, choices: Choices, budget: Budget, look: Look = Look()) -> Figure | None:  # noqa: B008
     """Draw the mean areas as a map of the first axis of the grid by the second; None unless the grid has two axes."""
     if any(len(names) != 2 for names in choices.values()):
         return None
@@ -102,7 +107,7 @@ def draw_areas(cells: Found, choices: Choices, look: Look = Look()) -> Figure | 
         axes.set_yticks(range(len(rows)), [*map(in_picture, rows)])
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-        figure.colorbar(shown, label="area")
+        figure.colorbar(shown, label=f"area over {in_words(budget.traffic)}")
     return figure
 
 
@@ -137,13 +142,7 @@ def draw_trials(
     return figure
 
 
-def _colour(index: int) -> dict[str, Any]:
-    """Return the colour of the index-th choice, hollow in every second pass through the colours."""
-    colour = COLOURS[index % len(COLOURS)]
-    return {"color": colour, "markerfacecolor": "white" if index // len(COLOURS) % 2 else colour}
-
-
-def _looks(choices: Choices, axis: int) -> dict[Any, int]:
-    """Return a number for each choice of the first axis, or for the choices of all other axes."""
-    names = [chosen[0] if axis == 0 else chosen[1:] for chosen in choices.values()]
-    return {name: index for index, name in enumerate(dict.fromkeys(names))}
+def _style(index: int) -> dict[str, Any]:
+    """Return colour and marker of the index-th combination; the first 77 differ."""
+    marker = MARKERS[index % len(MARKERS)]
+    return {"color": COLOURS[index % len(COLOURS)], "marker": marker, "linestyle": "", "capsize": 2}

@@ -9,7 +9,8 @@ exclude: [{method: FedProx, work: short}] # combinations to leave out
 target: 0.9                               # also report the cost of reaching it
 metric: val/accuracy                      # by default the one that the runs are about
 window: 5                                 # smoothing window of the report
-budget: [1.0e6, 1.0e8]                    # compare within these uplink bytes, see `lightning_fl.study.budget`
+traffic: up                               # bytes that count: up (the default), down, or total for their sum
+budget: [1.0e6, 1.0e8]                    # compare within these bytes, see `lightning_fl.study.budget`
 takes: two minutes of one core            # what all runs take, in words
 regime:                                   # network, data, clients and rounds behind a paper's figures, and of these runs
   paper: CNN, CIFAR-10, 100 clients, 500 rounds
@@ -38,20 +39,21 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fl.checks import LARGEST_SEED, as_number, check_whole, is_real, is_whole
+from lightning_fl.checks import LARGEST_SEED, as_number, check_choice, check_whole, is_real, is_whole
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY
+from lightning_fl.outputs.traffic import COSTS
 from lightning_fl.outputs.yaml_files import read_strictly
 from lightning_fl.report.comparison import Metric
 from lightning_fl.report.labels import experiment_settings
 from lightning_fl.report.records import flatten, require_same_data
-from lightning_fl.study.budget import Budget, read_budget
+from lightning_fl.study.budget import Budget, read_budgets
 from lightning_fl.study.claims import Claim
 from lightning_fl.study.claims_file import read_claims
 from lightning_fl.study.search_file import SearchFile, read_search
 
 KEYS = (
-    *("base", "seeds", "grid", "exclude", "target", "metric", "window", "budget", "chance"),
+    *("base", "seeds", "grid", "exclude", "target", "metric", "window", "traffic", "budget", "chance"),
     *("takes", "regime", "search", "floor", "claims"),
 )
 NEEDED = ("seeds", "grid")
@@ -134,17 +136,18 @@ class StudyFile:
         metric: metric to compare; None for the one that the runs are about.
         window: length of the smoothing window in values; None for one that suits the curves.
         claims: claims of a paper to be judged.
-        budget: uplink bytes within which the cells are compared; None for no such comparison.
+        budgets: ranges of bytes within which the cells are compared.
         regime: regimes of the paper and of the runs; None if the file does not say them.
         takes: what all runs take, in words; empty if the file does not say it.
         floor: pairs of cells that are the same method.
         search: flags to choose for each cell before its runs are trained; None for no search.
+        traffic: direction whose bytes are the cost: up, down, or total for their sum.
     """
 
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...]
     claims: tuple[Claim, ...]
-    budget: Budget | None = None
+    budgets: tuple[Budget, ...] = ()
     target: float | None = None
     metric: str | None = None
     window: int | None = None
@@ -152,11 +155,17 @@ class StudyFile:
     takes: str = ""
     floor: tuple[tuple[str, str], ...] = ()
     search: SearchFile | None = None
+    traffic: str = "up"
+
+    @property
+    def budget(self) -> Budget | None:
+        """Return the first of the budgets; None without any."""
+        return next(iter(self.budgets), None)
 
     @property
     def report_flags(self) -> list[str]:
         """Flags of the report."""
-        flags = {"target": self.target, "metric": self.metric, "window": self.window}
+        flags = {"target": self.target, "metric": self.metric, "window": self.window, "traffic": self.traffic}
         return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
     def with_flags(self, flags: Mapping[str, Sequence[str]]) -> StudyFile:
@@ -252,9 +261,13 @@ def read_study(path: Path) -> StudyFile:
     takes = content.get("takes", "")
     require(isinstance(takes, str), f"takes must be words, got {takes!r}.")
     regime = _regime(content.get("regime"))
-    floor, budget = _floor(content.get("floor", []), names), read_budget(content)
+    floor, traffic = _floor(content.get("floor", []), names), content.get("traffic", "up")
+    check_choice("traffic", traffic, tuple(COSTS))
+    budgets = read_budgets(content, traffic)
     search = read_search(content.get("search"), {cell.name: cell.choices for cell in cells}, seeds, metric)
-    file = StudyFile(cells, tuple(seeds), claims, budget, target, metric, window, regime, takes, floor, search)
+    file = StudyFile(
+        cells, tuple(seeds), claims, budgets, target, metric, window, regime, takes, floor, search, traffic
+    )
     return file if search is None else file.with_flags(dict.fromkeys(names, search.arguments))
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite, isnan, nan
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.clients.distribution import is_over_clients
-from lightning_fl.outputs.final_table import best_of, tested_at_best_validation
+from lightning_fl.outputs.final_table import best_of, curve_file, final_lines, tested_at_best_validation
 from lightning_fl.outputs.metric import ACCURACY, falls, final, find_metric, is_accuracy, is_result, penalised, spend
+from lightning_fl.outputs.run_folder import EXPORT
+from lightning_fl.outputs.traffic import COLUMNS, in_directions
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
-UPLINK = "comm/total_uplink_bytes"
+TO_TARGET = {"up": "bytes_to_target", "down": "downlink_bytes_to_target", "total": "total_bytes_to_target"}
+"""Names of the bytes until a target."""
 AREA_FROM = 0.01
 """Share of a budget from which the area counts."""
 UNSURE = ", because its name says neither loss nor error"
@@ -76,10 +80,11 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
 
     `final`, `last`, `best` (with `best_round`, from 1) and `at_best_validation` are those of `lightning_fl.outputs.metric`, the
     first two unless the run ends in values that are not finite, the last one if the test set was measured after rounds, too.
-    `bytes_to_target` and `rounds_to_target` belong to the first `TargetReached` if it has reached its target, and
-    `bytes_to_target_penalised` in any case: if it has not, all uplink bytes · (1 + |target − best| / |target|). The first
-    `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the best value after rounds in which all clients
-    together had sent at most this, and of `area` (`Spending`), from a hundredth of it on. Values are not smoothed.
+    `bytes_to_target` (of uplink), `downlink_bytes_to_target`, `total_bytes_to_target` and `rounds_to_target` belong to the first
+    `TargetReached` if it has reached its target, and `bytes_to_target_penalised` (and so on) in any case: if it has not, all
+    bytes · (1 + |target − best| / |target|). The first limit of a `CommunicationMeter` is the budget of `accuracy_at_budget`, the
+    best value after rounds in which all clients together had spent at most this in its direction, and of `area` (`Spending`),
+    from a hundredth of it on. Values are not smoothed.
 
     Args:
         trainer: trainer at the end of a fit.
@@ -95,35 +100,70 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
     if chosen := tested_at_best_validation(trainer, rows):
         results["at_best_validation"] = chosen[1]
     targets: list[Any] = [each for each in trainer.callbacks if getattr(each, "is_target", False)]
-    limits = [getattr(callback, "max_uplink_bytes", None) for callback in trainer.callbacks]
-    budgets = [limit for limit in limits if limit is not None]
+    budgets = [limit for callback in trainer.callbacks for limit in getattr(callback, "max_bytes", {}).items()]
     return (
         results
         | (_price(targets[0], rows) if targets else {})
-        | (_within(trainer, budgets[0], rows) if budgets else {})
+        | (_within(trainer, *budgets[0], rows) if budgets else {})
     )
+
+
+def fit_content(trainer: TrainerInterface) -> dict[str, Any]:
+    """Return what a finished fit has to say to a program: costs, results, the lines of the final table, and files.
+
+    Args:
+        trainer: trainer after its fit.
+    """
+    rows, run, stop = trainer.fit_loop.rows, trainer.run, trainer.stop
+    sent = in_directions(run.ledger.total_bytes("up"), run.ledger.total_bytes("down"))
+    curve = curve_file(trainer)
+    return {
+        "algorithm": trainer.algorithm.name,
+        "rounds": run.round,
+        "planned_rounds": trainer.num_rounds,
+        "stopped_by": str(stop) if stop is not None and run.round < trainer.num_rounds else None,
+        "bytes": sent,
+        "simulated_seconds": run.simulated_seconds,
+        "results": results_of(trainer, rows),
+        "table": dict(final_lines(trainer, rows)),
+        "folder": trainer.default_root_dir,
+        "metrics": None if curve is None else str(curve),
+        "model": str(Path(trainer.default_root_dir) / EXPORT) if trainer.enable_checkpointing else None,
+    }
 
 
 def _price(callback: Any, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the cost of reaching a target."""
     if callback.reached is not None:
-        spent = callback.reached.get(UPLINK, nan)
-        rounds = callback.reached["epoch"] + 1
-        return {"rounds_to_target": rounds, "bytes_to_target": spent, "bytes_to_target_penalised": spent}
+        spent = {name: callback.reached.get(COLUMNS[traffic], nan) for traffic, name in TO_TARGET.items()}
+        penalised_too = {f"{name}_penalised": number for name, number in spent.items()}
+        return {"rounds_to_target": callback.reached["epoch"] + 1, **spent, **penalised_too}
     values = [row[str(callback.watched)] for row in rows if not isnan(row.get(str(callback.watched), nan))]
     best = (min if callback.watched_falls else max)(values, default=None)
-    return {} if best is None else {"bytes_to_target_penalised": penalised(rows[-1][UPLINK], best, callback.target)}
+    if best is None:
+        return {}
+    sent = _bytes_of(rows[-1])
+    return {f"{name}_penalised": penalised(sent[traffic], best, callback.target) for traffic, name in TO_TARGET.items()}
 
 
-def _within(trainer: TrainerInterface, budget: float, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return what the run's metric reaches within a budget of uplink bytes; of one that falls, or is always below 0, no area."""
+def _bytes_of(row: Mapping[str, float]) -> dict[str, float]:
+    """Return the bytes of all clients up to a row by direction."""
+    return in_directions(row[COLUMNS["up"]], row[COLUMNS["down"]])
+
+
+def _within(
+    trainer: TrainerInterface, traffic: str, budget: float, rows: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Return what the run's metric reaches within a budget of bytes; of one that falls, or is always below 0, no area."""
     name = str(trainer.metric)
     at_budget = f"{'accuracy' if is_accuracy(name) else 'metric'}_at_budget"
     measured = [row for row in rows if not isnan(row.get(name, nan))]
-    best = best_of(trainer, [row for row in measured if row[UPLINK] <= budget])
+    best = best_of(trainer, [row for row in measured if _bytes_of(row)[traffic] <= budget])
     if trainer.metric_falls or all(row[name] < 0 for row in measured):
         return {at_budget: best[name]} if best else {}
-    spent = spend([row[UPLINK] for row in measured], [row[name] for row in measured], AREA_FROM * budget, budget)
+    spent = spend(
+        [_bytes_of(row)[traffic] for row in measured], [row[name] for row in measured], AREA_FROM * budget, budget
+    )
     return {at_budget: best[name] if best else 0.0, "area": spent.area}
 
 

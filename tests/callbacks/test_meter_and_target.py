@@ -177,6 +177,13 @@ def test_a_budget_ends_the_training(
     federated = make_trainer(max_rounds=9, callbacks=CommunicationMeter(max_uplink_bytes=2 * a_round + 1))
     federated.fit(Counts(), federation())
     assert federated.run.round == 3
+    for limit, rounds in (({"max_downlink_bytes": 2 * a_round}, 2), ({"max_total_bytes": 2 * a_round}, 1)):
+        either = make_trainer(max_rounds=9, callbacks=CommunicationMeter(**limit))
+        either.fit(Counts(), federation())
+        assert either.run.round == rounds
+    stock = make_stock_trainer(max_epochs=9, callbacks=CommunicationMeter(max_total_bytes=2 * an_epoch))
+    stock.fit(Counts(), loader(), loader())
+    assert stock.current_epoch == 1
     with pytest.raises(UserError, match="max_uplink_bytes must be positive, got 0"):
         CommunicationMeter(0)
 
@@ -225,6 +232,7 @@ def test_a_target_is_noted_with_its_price(
     assert target.reached is not None
     assert target.reached["epoch"] == 2
     assert target.reached["comm/total_uplink_bytes"] == 3 * 3 * 4 * D
+    assert target.reached["comm/total_bytes"] == 2 * 3 * 3 * 4 * D
     assert 0 < target.reached["time/simulated_seconds"] <= federated.run.simulated_seconds
     kept = TargetReached(0.3)
     kept.load_state_dict(target.state_dict())

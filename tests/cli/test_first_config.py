@@ -12,6 +12,7 @@ from command_line import Command
 from lightning_fl import __version__
 from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.cli.first_config import DATA_KEYS, MODEL_KEYS, TO_FILL_IN, TRAINER_KEYS
+from lightning_fl.cli.planned_fit import plan
 from lightning_fl.cli.problems import PROBLEMS
 from lightning_fl.outputs import terminal
 
@@ -246,6 +247,22 @@ def test_list_has_every_method_in_one_group() -> None:
     assert not any({*problem.methods} & {*problem.others} for problem in PROBLEMS)
     shown = re.findall(r"^algorithms: (.+)$", catalogue.listing(["algorithms"]), re.MULTILINE)
     assert shown == [problem.title for problem in PROBLEMS if problem.methods]
+
+
+@pytest.mark.process
+def test_the_groups_of_few_bytes_say_the_directions() -> None:
+    """Compare the bytes of whole runs in which all clients take part with FedAvg's, by a plan of each."""
+    base = ["--config=quickstart", "--model.network=linear", "--data.num_clients=5"]
+    base += ["--trainer.local_steps=1", "--trainer.clients_per_round=5", "--trainer.max_rounds=10"]
+    groups = {problem.title: problem.methods for problem in PROBLEMS if "few" in problem.title}
+    names = ["FedAvg", *(name for methods in groups.values() for name in methods)]
+    plans = {name: plan([*base, f"--algorithm={name}"]) for name in names}
+    ratios = {name: of.downlink_bytes / plans["FedAvg"].downlink_bytes for name, of in plans.items()}
+    assert all(of.uplink_bytes < 0.9 * plans["FedAvg"].uplink_bytes for name, of in plans.items() if name != "FedAvg")
+    same, three_times, fewer = ([ratios[name] for name in methods] for methods in groups.values())
+    assert same == pytest.approx([1.0] * len(same), rel=1e-3)
+    assert three_times == pytest.approx([3.0] * len(three_times), rel=1e-3)
+    assert max(fewer) < 1
 
 
 # ------------------------------------------------------------------------------------------- shipped configurations

@@ -28,13 +28,15 @@ from lightning_fl.trainer.run_metric import results_of
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=150)
 METRICS = ("val/accuracy", "val/loss")
 
+BYTES = ("comm/total_uplink_bytes", "comm/total_downlink_bytes")
+
 
 def curve(
     values: list[float], name: str = METRICS[0], window: int = 39, others: Mapping[str, list[float]] | None = None
 ) -> Curve:
     """Return the curve of a run of 100 bytes a round, which has logged other columns, too."""
     rounds = np.arange(len(values)) + 0.0
-    known = {"round": rounds, "comm/total_uplink_bytes": 100 * (rounds + 1), name: np.array(values)}
+    known = {"round": rounds, **dict.fromkeys(BYTES, 100 * (rounds + 1)), name: np.array(values)}
     known |= {other: np.array(of) for other, of in (others or {}).items()}
     return Curve(Record(Path("run"), known, {}, "FedAvg", None, ()), Metric(name, window=window))
 
@@ -54,7 +56,7 @@ def trainer_of(name: str) -> Any:
 def rows_of(values: list[float], name: str, others: Mapping[str, list[float]] | None = None) -> list[dict[str, float]]:
     named = {name: values, **(others or {})}
     return [
-        {"round": i, "comm/total_uplink_bytes": 100.0 * (i + 1), **{key: of[i] for key, of in named.items()}}
+        {"round": i, **dict.fromkeys(BYTES, 100.0 * (i + 1)), **{key: of[i] for key, of in named.items()}}
         for i in range(len(values))
     ]
 

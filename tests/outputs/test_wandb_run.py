@@ -150,8 +150,16 @@ def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPat
     axes = first["axes"]
     assert {axes["val/accuracy"], axes["val/loss"], axes["train/loss"]} == {"comm/total_uplink_bytes"}
     assert axes["clients/accepted"] == axes["comm/uplink_bits"] == axes["time/round_seconds"] == "round"
-    for name in ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds", "round"):
+    for name in (
+        "comm/total_uplink_bytes",
+        "comm/total_downlink_bytes",
+        "comm/total_bytes",
+        "time/simulated_seconds",
+        "round",
+    ):
         assert axes[name] == ""
+    for row in rows:
+        assert row["comm/total_bytes"] == row["comm/total_uplink_bytes"] + row["comm/total_downlink_bytes"]
     assert first["config"]["algorithm"] == {"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.25}}
     assert first["config"]["trainer"]["max_rounds"] == 2
     assert first["config"]["data"]["init_args"]["num_clients"] == 10
@@ -200,6 +208,8 @@ def test_the_costs_that_callbacks_ask_for_are_numbers_of_the_summary(
     within = [row["val/accuracy"] for row in rows if row["comm/total_uplink_bytes"] <= 30000]
     assert 1 < len(within) < len(rows)
     assert found["summary"]["bytes_to_target"] == reached["comm/total_uplink_bytes"]
+    assert found["summary"]["downlink_bytes_to_target"] == reached["comm/total_downlink_bytes"]
+    assert found["summary"]["total_bytes_to_target"] == reached["comm/total_bytes"]
     assert found["summary"]["rounds_to_target"] == reached["round"] + 1
     assert found["summary"]["accuracy_at_budget"] == max(within)
     assert found["summary"]["bytes_to_target_penalised"] == reached["comm/total_uplink_bytes"]

@@ -200,10 +200,15 @@ def test_limits_are_said_in_a_sentence_each(make_trainer: MakeTrainer, monkeypat
     """A round sends 3 · 26 numbers, 312 bytes."""
     monkeypatch.setattr(needed_resources, "machine_bytes", lambda: 1000)
     trainer = make_trainer(
-        max_rounds=5, callbacks=CommunicationMeter(max_uplink_bytes=700), max_time={"milliseconds": 1}
+        max_rounds=5,
+        callbacks=CommunicationMeter(max_uplink_bytes=700, max_total_bytes=700),
+        max_time={"milliseconds": 1},
     )
     plan = trainer.plan(Perceptron(), federation(), FedAvg())
-    assert "CommunicationMeter will stop the run after round 3 of 5: max_uplink_bytes is 700 B." in plan.warnings
+    assert "CommunicationMeter will stop the run after round 3 of 5: its limit of uplink is 700 B." in plan.warnings
+    assert (
+        "CommunicationMeter will stop the run after round 2 of 5: its limit of total traffic is 700 B." in plan.warnings
+    )
     assert "max_time will stop the run after about round 1 of 5: it is 1 ms." in plan.warnings
     assert any("of memory, but this machine has 1.00 kB" in said for said in plan.warnings)
     assert all(said in str(plan) for said in plan.warnings)

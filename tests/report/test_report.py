@@ -80,7 +80,7 @@ def test_the_numbers_of_a_run_are_those_of_its_rows(tmp_path: Path) -> None:
         "rounds": 50, "uplink": 50_000, "downlink": 150_000, "simulated_seconds": 100,
         "wall_seconds": 25, "mflops": 4.5, "parameters": 650, "target_rounds": 20, "target_uplink": 20_000,
         "target_downlink": 60_000, "target_simulated_seconds": 40, "target_wall_seconds": 10,
-        "joules": 150, "target_joules": 60,
+        "joules": 150, "target_joules": 60, "total_traffic": 200_000, "target_total_traffic": 80_000,
     })  # fmt: skip
     (missed,) = groups_of(tmp_path / "a", target=0.6)
     assert {missed.curves[0].numbers[f"target_{name}"] for name in ("rounds", "uplink", "wall_seconds")} == {None}

@@ -65,6 +65,24 @@ def test_a_loss_and_a_cost_are_best_where_they_are_lowest(tmp_path: Path) -> Non
     ]
 
 
+def test_means_that_the_best_one_overlaps_are_bold_too(tmp_path: Path) -> None:
+    """Check 0.20 ± 0.03, 0.203 ± 0.025 and 0.1 ± 0.01, whose difference is that of noise, and a single run."""
+    spreads = {"FedAvg": (0.2, 0.03), "FedProx": (0.203, 0.025), "FedNova": (0.1, 0.01), "ServerM": (0.15, 0.0)}
+    runs = []
+    for name, (mean, deviation) in spreads.items():
+        for seed, sign in enumerate((-1, 0, 1) if deviation else (0,)):
+            value = round(mean + sign * deviation, 6)
+            runs.append(write_run(tmp_path / f"{name}-{seed}", [value] * 9, name, seed))
+    rows = rows_of(results(groups_of(*runs), Metric(), []))
+    assert {name: "textbf" in row[0] for name, row in rows.items()} == {
+        "FedAvg": True,
+        "FedProx": True,
+        "FedNova": False,
+        "ServerM": False,
+    }
+    assert rows["FedAvg"][0] == r"\textbf{0.200 $\pm$ 0.030}"
+
+
 def test_bounds_stand_apart_and_are_not_the_best(tmp_path: Path) -> None:
     runs = [*seeded(tmp_path, "FedAvg", [0.01, 0.012]), *seeded(tmp_path, "FedProx", [0.015, 0.017])]
     bounds = seeded(tmp_path, "Centralised", [0.019, 0.019], sent=0)

@@ -160,11 +160,11 @@ def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     flags = ["--out", str(tmp_path / "out"), "--format", "svg", "--ylabel", "Test accuracy"]
     runs = two_runs(tmp_path)
     report([*runs, *flags])
-    assert ">Test accuracy</text>" in (tmp_path / "out" / "accuracy_by_rounds.svg").read_text()
+    assert ">Test accuracy (smoothed)</text>" in (tmp_path / "out" / "accuracy_by_rounds.svg").read_text()
     report([*runs, *flags, "--panels"])
     assert [path.name for path in (tmp_path / "out").glob("*.svg")] == ["accuracy_panels.svg"]
-    assert (tmp_path / "out" / "accuracy_panels.svg").read_text().count(">Test accuracy</text>") == 1
-    caption = "![Accuracy against rounds, uplink bytes of all clients, simulated time](accuracy_panels.svg)"
+    assert (tmp_path / "out" / "accuracy_panels.svg").read_text().count(">Test accuracy (smoothed)</text>") == 1
+    caption = "![Accuracy against rounds, uplink of all clients, simulated time](accuracy_panels.svg)"
     assert caption in (tmp_path / "out" / "report.md").read_text(encoding="utf-8"), "nothing of energy"
 
 

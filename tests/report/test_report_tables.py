@@ -63,27 +63,27 @@ def test_one_unit_for_all_columns_of_a_kind() -> None:
         (["b"], {"up": (0.0, 0.0, 2), "time": (0.0202, 0.00004, 2)}),
     ]
     found = table(["method"], columns, rows)
-    assert list(found.header) == ["method", "up (MB)", "down (MB)", "time (ms)"]
+    assert list(found.header) == ["method", "up (kB)", "down (kB)", "time (ms)"]
     assert [list(row) for row in found.rows] == [
-        ["a", "0.0234", "2.34 ± 0.12", "3.70"],
+        ["a", "23.4", "2,340 ± 120", "3.70"],
         ["b", "0", "–", "20.20 ± 0.04"],
     ]
 
 
-def test_a_number_far_below_its_columns_unit_has_a_unit_of_its_own() -> None:
+def test_a_column_has_one_unit_in_which_its_least_number_can_be_read() -> None:
     columns = {"up": Column("up", "bytes"), "time": Column("time", "seconds")}
     rows = [
         (["a"], {"up": (2.34e9, None, 1), "time": (90.0, None, 1)}),
-        (["b"], {"up": (75.0, 2.0, 2), "time": (0.00202, 0.00004, 2)}),
+        (["b"], {"up": (75.0, 2.0, 2), "time": (0.202, 0.004, 2)}),
         (["c"], {"up": (7.5e6, None, 1), "time": (1.0, None, 1)}),
         (["d"], {"up": (float("inf"), None, 1), "time": (0.0, None, 1)}),
     ]
     found = table(["method"], columns, rows)
-    assert list(found.header) == ["method", "up (GB)", "time (s)"]
+    assert list(found.header) == ["method", "up (kB)", "time (s)"]
     assert [list(row)[1:] for row in found.rows] == [
-        ["2.34", "90.0"],
-        ["75 ± 2 B", "2.02 ± 0.04 ms"],
-        ["7.50 MB", "1.00"],
+        ["2,340,000", "90.0"],
+        ["0.0750 ± 0.0020", "0.202 ± 0.004"],
+        ["7,500", "1.00"],
         ["never", "0"],
     ]
 

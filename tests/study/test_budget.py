@@ -22,7 +22,7 @@ from lightning_fl.study.budget import (
     front_shares,
     holm,
     on_front,
-    read_budget,
+    read_budgets,
 )
 
 
@@ -79,10 +79,10 @@ def test_the_area_does_not_depend_on_the_unit_and_is_a_sum_of_rectangles(
 def test_bytes_of_a_target_are_censored() -> None:
     reached = [Budget(1, 9).measure(curve([1e6, 4e6], [0.2, 0.5], target)).target for target in (0.2, 0.5, 0.6)]
     assert reached == [1e6, 4e6, inf]
-    assert bytes_to_target([run(9e6, 1, target=1e6), run(9e6, 1, target=4e6)]) == "2.50 MB"
+    assert bytes_to_target([run(9e6, 1, target=1e6), run(9e6, 1, target=4e6)]).shown(1e6) == "2.50"
     some = [run(9e6, 1, target=1e6), run(9e6, 1, target=4e6), run(9e6, 1, target=inf)]
-    assert bytes_to_target(some) == "4.00 MB (2 of 3)"
-    assert bytes_to_target([*some, run(8e6, 1, target=inf)]) == "> 8.00 MB (2 of 4)"
+    assert bytes_to_target(some).shown(1e6) == "4.00 (2 of 3)"
+    assert bytes_to_target([*some, run(8e6, 1, target=inf)]).shown(1e3) == "> 8,000 (2 of 4)"
 
 
 def test_the_front_has_nobody_better() -> None:
@@ -115,7 +115,7 @@ def test_shares_of_the_front_pair_the_seeds() -> None:
     assert shares["a"] == pytest.approx((2 / 3) ** 3 + 3 * (2 / 3) ** 2 / 3, abs=0.05)
 
 
-def test_the_table_names_a_winner_only_after_holm_s_correction() -> None:
+def test_an_area_is_larger_or_smaller_only_after_holm_s_correction() -> None:
     base = {0: 0.5, 1: 0.6, 2: 0.55}
     found = {
         "dense": {seed: run(2, area, area) for seed, area in base.items()},
@@ -123,15 +123,15 @@ def test_the_table_names_a_winner_only_after_holm_s_correction() -> None:
         "unclear": {seed: run(1, area, area + 0.2 * seed - 0.1) for seed, area in base.items()},
         "worse": {seed: run(3, area, area - 0.2 - seed / 1000) for seed, area in base.items()},
     }
-    rows = {row[0]: row for row in efficiency_table(found).rows}
-    assert [rows[name][1] for name in found] == ["", "this", "undecided", "dense"]
+    rows = {row[0]: row for row in efficiency_table(found, Budget(1, 9)).rows}
+    assert [rows[name][1] for name in found] == ["", "larger", "undecided", "smaller"]
     interval = stats.ttest_rel([0.7, 0.801, 0.752], [0.5, 0.6, 0.55]).confidence_interval()
     assert rows["better"][4] == f"+0.201 ({interval.low:+.3f} to {interval.high:+.3f})"
     assert [rows[name][5] for name in ("dense", "better", "worse")] == ["0 %", "100 %", "0 %"]
 
 
 def test_one_seed_has_no_interval_and_no_winner() -> None:
-    rows = efficiency_table({"a": {0: run(1, 0.5, 0.5)}, "b": {0: run(1, 0.6, 0.6, is_whole=False)}}).rows
+    rows = efficiency_table({"a": {0: run(1, 0.5, 0.5)}, "b": {0: run(1, 0.6, 0.6, is_whole=False)}}, Budget(1, 9)).rows
     assert rows == [["a", "", "0.500", "0.500", "", "", "1"], ["b", "undecided", "0.600*", "0.600", "+0.100", "", "1"]]
 
 
@@ -149,24 +149,62 @@ def test_holm_s_values_are_scipy_s(values: list[float]) -> None:
     ("content", "said"),
     [
         ({"budget": [2e6, 1e6]}, "the lower first"),
-        ({"budget": 1e6}, "two numbers of uplink bytes"),
-        ({"budget": [0, 1e6]}, "two numbers of uplink bytes"),
-        ({"budget": ["many", 2e6]}, "two numbers of uplink bytes"),
-        ({"budget": [1e6, float("nan")]}, "two numbers of uplink bytes"),
-        ({"budget": [True, 2e6]}, "two numbers of uplink bytes"),
+        ({"budget": 1e6}, "two numbers of bytes"),
+        ({"budget": [0, 1e6]}, "two numbers of bytes"),
+        ({"budget": ["many", 2e6]}, "two numbers of bytes"),
+        ({"budget": [1e6, float("nan")]}, "two numbers of bytes"),
+        ({"budget": [True, 2e6]}, "two numbers of bytes"),
         ({"budget": [1e6, 2e6], "chance": 1}, "chance must be an accuracy"),
         ({"chance": 0.1}, "chance belongs to a budget"),
+        ({"budget": {"both": [1e6, 2e6]}}, "the direction of a budget 'both' is unknown; allowed: down, total, up"),
+        ({"budget": {"up": [1e6, 2e6], "total": [2e6, 1e6]}}, "the lower first"),
+        ({"budget": {}}, "two numbers of bytes"),
     ],
 )
 def test_what_is_no_budget_is_refused(content: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        read_budget(content)
+        read_budgets(content)
 
 
 def test_numbers_may_have_an_exponent_without_a_sign() -> None:
-    assert read_budget(yaml.safe_load("budget: [1.0e6, 1e8]")) == Budget(1e6, 1e8)
-    assert read_budget(yaml.safe_load("{budget: [1e6, 1e8], chance: 1e-1}")) == Budget(1e6, 1e8, 0.1)
-    assert read_budget({}) is None
+    assert read_budgets(yaml.safe_load("budget: [1.0e6, 1e8]")) == (Budget(1e6, 1e8),)
+    assert read_budgets(yaml.safe_load("{budget: [1e6, 1e8], chance: 1e-1}")) == (Budget(1e6, 1e8, 0.1),)
+    assert read_budgets({}) == ()
+
+
+def test_a_budget_has_the_direction_of_the_study_or_its_own() -> None:
+    assert read_budgets({"budget": [1, 2]}, "total") == (Budget(1, 2, traffic="total"),)
+    both = yaml.safe_load("budget: {up: [1, 2], total: [3, 4]}")
+    assert read_budgets(both, "down") == (Budget(1, 2), Budget(3, 4, traffic="total"))
+
+
+def test_a_method_that_sends_little_up_and_much_down_is_dear_in_total() -> None:
+    """Check a front that turns: 10 up and 190 down for what another has for 100 up and none down."""
+    ways = {"sparse": (10, 190), "cast": (100, 0)}
+    curves = {}
+    for name, (up, down) in ways.items():
+        columns = {"round": np.array([0.0]), "val/accuracy": np.array([0.5])}
+        columns |= {"comm/total_uplink_bytes": np.array([up]), "comm/total_downlink_bytes": np.array([down])}
+        curves[name] = Curve(Record(Path(name), columns, {}, name, None, ()), Metric(target=0.5, window=1))
+    found = {
+        way: {name: {0: Budget(1, 400, traffic=way).measure(one)} for name, one in curves.items()}
+        for way in ("up", "down", "total")
+    }
+    assert {way: [runs["sparse"][0].spent, runs["cast"][0].spent] for way, runs in found.items()} == {
+        "up": [10, 100],
+        "down": [190, 0],
+        "total": [200, 100],
+    }
+    for way, cheap in (("up", "sparse"), ("total", "cast")):
+        assert max(found[way], key=lambda name: found[way][name][0].area) == cheap
+        assert [found[way][name][0].target for name in ways] == [found[way][name][0].spent for name in ways]
+        table = efficiency_table(found[way], Budget(1, 400, traffic=way))
+        assert table.header[2] == {"up": "uplink to target (B)", "total": "total traffic to target (B)"}[way]
+
+
+def test_a_run_without_the_bytes_of_a_direction_is_no_run_of_a_budget() -> None:
+    with pytest.raises(UserError, match="the run in run counts no total traffic"):
+        Budget(1, 2, traffic="total").measure(curve([1], [0.5]))
 
 
 def test_a_metric_that_falls_has_no_area() -> None:

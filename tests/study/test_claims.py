@@ -364,7 +364,7 @@ def test_the_table_says_where_a_paper_has_its_figure_and_the_area() -> None:
     assert [dict(zip(table.header, row, strict=True)) for row in table.rows] == [
         {
             "claim": "a is better",
-            "compared": "best within the bytes of a after 2 rounds: a − b",
+            "compared": "best within the uplink of a after 2 rounds: a − b",
             "in the paper": "figure 2",
             "verdict": "one seed: ahead",
             "after correction": "",

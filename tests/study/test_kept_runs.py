@@ -15,7 +15,6 @@ from lightning_fl.report.clients import clients_table
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.published_settings import settings_of
 from lightning_fl.report.records import read_run
-from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import Claim
 from lightning_fl.study.command import curves_of
 from lightning_fl.study.searches import open_searches
@@ -194,26 +193,6 @@ def test_the_tables_of_the_papers_pages_are_those_of_the_kept_runs(name: str, tm
         for value in ("final", "best") if name == "feddp" else ("final",):  # what their claims are about
             found = [number[value] for number in numbers]
             assert f"| {fmean(found):.3f} ± {stdev(found):.3f} |" in text, (cell, value)
-
-
-@reads_archives
-def test_the_table_of_accuracy_per_byte_is_that_of_the_kept_runs(tmp_path: Path) -> None:
-    file = read_study(ROOT / "configs" / "studies" / "accuracy_per_byte.yaml")
-    runs = {
-        (run.cell, run.seed): run
-        for run in kept_runs(ROOT / "docs" / "results" / "runs" / "accuracy_per_byte.tar.xz", tmp_path)
-    }
-    ordered = [runs[cell.name, seed] for cell in file.cells for seed in file.seeds]
-    assert file.budget is not None
-    found = {
-        cell: {seed: file.budget.measure(curve) for seed, curve in curves.items()}
-        for cell, curves in curves_of(file, ordered).items()
-    }
-    text = (ROOT / "docs" / "results" / "accuracy_per_byte.md").read_text()
-    rows = efficiency_table(found).rows
-    assert len(rows) == 30
-    for row in rows:
-        assert f"| {' | '.join(row)} |" in text
 
 
 @reads_archives

@@ -154,7 +154,10 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
             {"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "target_rounds"}]},
             "give a target",
         ),
-        ({"claims": [CLAIM | {"rounds": 5}]}, "is for `in: at_uplink` and `in: mean`, got `in: final`"),
+        (
+            {"claims": [CLAIM | {"rounds": 5}]},
+            "is for `in: at_uplink, at_downlink, at_total_traffic` and `in: mean`, got `in: final`",
+        ),
         (
             {"claims": [CLAIM | {"in": "largest_gap"}]},
             "tells equal methods apart in a fifth of all cases; use `in: mean`",
@@ -164,7 +167,10 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
             "must be the first and the last round of `in: mean`, as [151, 300], got None",
         ),
         ({"claims": [CLAIM | {"in": "mean", "rounds": [9, 5]}]}, "must be a whole number of at least 9, got 5"),
-        ({"claims": [CLAIM | {"bytes": 1e6}]}, "is for `in: at_uplink` without rounds, got `in: final`"),
+        (
+            {"claims": [CLAIM | {"bytes": 1e6}]},
+            "is for `in: at_uplink, at_downlink, at_total_traffic` without rounds, got `in: final`",
+        ),
         ({"claims": [CLAIM | {"bytes": -1, "in": "at_uplink"}]}, "must be a number above 0, got -1"),
         ({"claims": [CLAIM | {"metric": 5}]}, "must be a column of metrics.csv or a list of columns, got 5"),
         (

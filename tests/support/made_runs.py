@@ -21,7 +21,8 @@ def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed
         algorithm: name of the method.
         seed: seed of run and data.
         **options: options of the method; except `rejected`, the rejected ones of ten uploads in each round, `data_class`, and
-                changes under `data`, `model` and `trainer`; `sent`, the bytes up; `joules` and `epsilon` of each round.
+                changes under `data`, `model` and `trainer`; `sent`, the bytes up, and `received`, those
+                down; `joules` and `epsilon` of each round.
     """
     folder.mkdir(parents=True)
     columns = ["round", "val/accuracy", "comm/total_uplink_bytes", "comm/total_downlink_bytes", "clients/selected"]
@@ -30,6 +31,7 @@ def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed
     rejected = options.pop("rejected", [0] * len(values))
     every = options.get("trainer", {}).get("log_every_n_rounds", 1)
     sent = options.pop("sent", 1000)
+    received = options.pop("received", 3 * sent)
     costs = {"energy/total_joules": options.pop("joules", None), "privacy/epsilon": options.pop("epsilon", None)}
     costs = {name: cost for name, cost in costs.items() if cost}
     columns += costs
@@ -39,7 +41,7 @@ def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed
         for i, (value, lost) in enumerate(zip(values, rejected, strict=True)):
             if (i + 1) % every and i + 1 < len(values):
                 continue
-            spent = [sent * (i + 1), 3 * sent * (i + 1), 10, 650, 4_500_000, 2.0 * (i + 1), 0.5, i]
+            spent = [sent * (i + 1), received * (i + 1), 10, 650, 4_500_000, 2.0 * (i + 1), 0.5, i]
             writer.writerow([i, value, *spent, 10 - lost, lost, *(cost * (i + 1) for cost in costs.values())])
     trainer = {"max_rounds": len(values), "default_root_dir": str(folder), "log_every_n_rounds": 1}
     data = {"seed": seed, "num_clients": 20, **options.pop("data", {})}

@@ -12,8 +12,9 @@ nan = float("nan")
 
 
 def results(callbacks: list[Any], values: list[float], name: str = "val/accuracy") -> dict[str, Any]:
-    """Return the results of a run that sends ten times as much in each round, from 10 bytes on."""
-    rows = [{"round": i, "comm/total_uplink_bytes": 10.0 ** (i + 1), name: x} for i, x in enumerate(values)]
+    """Return the results of a run that sends ten times as much in each round, from 10 bytes on, and as much again down."""
+    ways = ("comm/total_uplink_bytes", "comm/total_downlink_bytes")
+    rows = [{"round": i, **dict.fromkeys(ways, 10.0 ** (i + 1)), name: x} for i, x in enumerate(values)]
     trainer: Any = SimpleNamespace(metric=name, metric_falls="loss" in name, callbacks=callbacks)
     return results_of(trainer, rows)
 
@@ -36,9 +37,12 @@ def test_a_target_that_is_missed_costs_more_the_further_away_the_run_stays() -> 
 
 
 def test_a_target_that_is_reached_costs_what_was_sent_until_then() -> None:
-    reached = target(0.5, "val/accuracy", {"epoch": 1, "value": 0.6, "comm/total_uplink_bytes": 100.0})
+    spent = {"comm/total_uplink_bytes": 100.0, "comm/total_downlink_bytes": 300.0, "comm/total_bytes": 400.0}
+    reached = target(0.5, "val/accuracy", {"epoch": 1, "value": 0.6, **spent})
     found = results([reached, target(0.9, "val/accuracy")], [0.2, 0.6, 0.4])
     assert found["bytes_to_target"] == found["bytes_to_target_penalised"] == 100
+    assert found["downlink_bytes_to_target"] == found["downlink_bytes_to_target_penalised"] == 300
+    assert found["total_bytes_to_target"] == found["total_bytes_to_target_penalised"] == 400
     assert found["rounds_to_target"] == 2
 
 
@@ -49,6 +53,8 @@ def test_the_area_begins_at_a_hundredth_of_the_budget() -> None:
     found = results([CommunicationMeter(max_uplink_bytes=10_000)], [nan, 0.2, 0.6, 0.5])
     assert found["accuracy_at_budget"] == 0.6
     assert found["area"] == pytest.approx((0.2 + 0.6) / 2)
+    both = results([CommunicationMeter(max_total_bytes=199)], [0.2, 0.6])
+    assert both["accuracy_at_budget"] == 0.2, "the second round has cost 100 bytes in each direction"
     dear = results([CommunicationMeter(max_uplink_bytes=9)], [0.2, 0.6])
     assert dear["accuracy_at_budget"] == dear["area"] == 0, "a number to optimise, although nothing was affordable"
     loss = results([CommunicationMeter(max_uplink_bytes=100)], [4.0, 1.5, 1.0], "val/loss")
