@@ -212,3 +212,24 @@ def test_a_sentence_has_dots_for_its_values(tmp_path: Path, monkeypatch: pytest.
     path.parent.mkdir(parents=True)
     path.write_text('require(x > 0, f"x must be {a}{b} in " + "[0, 1].")\nraise UserError(text)\nprint("nothing")\n')
     assert list(sentences.of_file(path)) == [("x must be … in [0, 1].", "data/made"), ("…", "data/made")]
+
+
+def test_a_report_of_a_folder_has_only_the_runs_of_its_page() -> None:
+    """Check every page's reports beside the runs of all pages, as readers follow them in one folder."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    pattern = re.compile(r"""default_root_dir(?: |=)f?"?(\w[^\s"'{]*)""")
+    folders = {page: {*pattern.findall(text), "runs/quickstart"} for page, text in texts.items()}
+    reports = [
+        (page, word)
+        for page, text in texts.items()
+        for words in re.findall(r"^lightning-fl report ([^\n]*)", text, re.MULTILINE)
+        for word in words.split()
+        if word.startswith("runs")
+    ]
+    assert len(reports) > 5
+    for page, folder in reports:
+        inside = {run for run in folders[page] if f"{run}/".startswith(f"{folder}/")}
+        others = {run for other in pages if other != page for run in folders[other] - inside}
+        is_run = folder in inside  # of which a report reads nothing below
+        assert is_run or not [run for run in others if f"{run}/".startswith(f"{folder}/")], (page.name, folder)

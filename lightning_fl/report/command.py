@@ -37,7 +37,7 @@ from lightning_fl.report.labels import counted
 from lightning_fl.report.made_by import commands_of
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data
-from lightning_fl.report.remarks import in_common, remarks, require_fitting
+from lightning_fl.report.remarks import in_common, remarks, require_fitting, unrelated
 from lightning_fl.report.smoothing import DECIMALS, ORDER, WINDOW
 
 
@@ -117,9 +117,11 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
         )
     curves, without = curves_with(records, metric)
     records = [curve.record for curve in curves.values()]
+    are_found = any(note.startswith("Below ") for note in notes)
     notes += [f"Left out: {problem}" for problem in without]
     require_same_data({str(record.folder): record.settings for record in records})
     groups = _labelled(group_runs(records, metric) if study is None else _groups(study.lines, curves), flags.label)
+    notes += unrelated(groups) if are_found else []
     require_fitting(look.ylabel, groups)
     folder = Path(flags.out)
     made = require_writable(flags.out, flag="--out")

@@ -306,7 +306,7 @@ def common_metric(
     run_metrics = ", ".join(f"{name} in {record.folder}" for name, record in names.items())
     require(
         chosen is not None or len(names) == 1,
-        f"the runs are about different metrics, {run_metrics}; choose one with --metric.",
+        f"the runs are about different metrics, {run_metrics}; name the folders of runs to compare, or choose one with --metric.",
     )
     name = chosen or metrics[0][0]
     return Metric(name, target, window, next((mode for metric, mode in metrics if metric == name), None), traffic)

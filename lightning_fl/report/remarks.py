@@ -39,6 +39,8 @@ IN_COMMON = {
     "learning rate": "learning rate {}",
 }
 """Phrase of each setting that a report names if all runs share it, by the keys of `settings_of`."""
+TASK = ("model", "model.network", "data.num_clients", "data.partition")
+"""Settings whose runs seldom belong into one comparison."""
 VALIDATION = {"val", "valid", "validation"}
 TEST_SET = "the test set (`data.val_fraction` 0)"
 
@@ -95,6 +97,18 @@ def require_fitting(ylabel: str | None, groups: Sequence[Group]) -> None:
             f"--ylabel {ylabel!r} calls {name} a value of the test, but it is measured on {on}; choose another name, or --metric "
             "for a test value.",
         )
+
+
+def unrelated(groups: Sequence[Group]) -> list[str]:
+    """Return a remark if runs that were found below a folder have different tasks, as by chance; [] if they have one."""
+    firsts = [group.curves[0].record for group in groups]
+    keys = [key for key in TASK if key in differing(firsts)]
+    if not keys:
+        return []
+    return [
+        f"The runs below the given folders differ in their task, by {', '.join(f'`{key}`' for key in keys)}: if they do not "
+        "belong together, name the folders of those to compare."
+    ]
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:

@@ -377,7 +377,9 @@ def test_runs_about_different_metrics_need_a_choice(
     for name, module in (("a", own()), ("b", Perceptron())):
         make_trainer(default_root_dir=tmp_path / name, **keeps_files).fit(module, federation())
     both = [str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "report")]
-    with pytest.raises(UserError, match=r"val_acc in .*a, val/accuracy in .*b; choose one with --metric"):
+    with pytest.raises(
+        UserError, match=r"val_acc in .*a, val/accuracy in .*b; name the folders of runs to compare, or choose"
+    ):
         report(both)
     assert "final train loss" in report([*both, "--metric", "train/loss"])
 

@@ -168,6 +168,25 @@ def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     assert caption in (tmp_path / "out" / "report.md").read_text(encoding="utf-8"), "nothing of energy"
 
 
+def test_runs_found_below_a_folder_that_differ_in_their_task_are_named_a_mixture(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out"), "--format", "svg"]
+    runs = [
+        str(write_run(tmp_path / "runs" / "a", rising(9))),
+        str(write_run(tmp_path / "runs" / "b", rising(9), "FedProx")),
+    ]
+    said = "differ in their task, by "
+    assert said not in report([str(tmp_path / "runs"), *out])
+    runs.append(
+        str(
+            write_run(
+                tmp_path / "runs" / "c", rising(9), "FedProx", model={"network": "lenet5"}, data={"num_clients": 9}
+            )
+        )
+    )
+    assert f"{said}`model.network`, `data.num_clients`: if they" in report([str(tmp_path / "runs"), *out])
+    assert said not in report([*runs, *out]), "the user has named them"
+
+
 @pytest.mark.parametrize("xscale", ["log", "linear"])
 def test_runs_without_bytes_are_lines_across_the_picture_over_bytes(tmp_path: Path, xscale: str) -> None:
     runs = [write_run(tmp_path / "run", rising(30))]
