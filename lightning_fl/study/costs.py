@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.plan import Plan, duration
-from lightning_fl.outputs.units import in_bytes
+from lightning_fl.outputs.units import BYTES, common_unit, significant
 from lightning_fl.study.runner import is_done
 from lightning_fl.study.study_file import PlannedRun
 
@@ -27,19 +27,15 @@ class _Costs:
     seconds: float = 0.0
     disk_bytes: float = 0.0
 
-    def plus(self, plan: Plan, count: int) -> _Costs:
-        """Return the costs with those of so many runs of a plan."""
-        run_costs = (plan.uplink_bytes, plan.downlink_bytes, plan.seconds, plan.disk_bytes)
-        return _Costs(*(before + count * each for before, each in zip(astuple(self), run_costs, strict=True)))
+    @classmethod
+    def of(cls, plan: Plan, count: int) -> _Costs:
+        """Return the costs of so many runs of a plan."""
+        return cls(*(count * cost for cost in (plan.uplink_bytes, plan.downlink_bytes, plan.seconds, plan.disk_bytes)))
 
-    @property
-    def cells(self) -> list[str]:
-        return [
-            in_bytes(self.uplink_bytes),
-            in_bytes(self.downlink_bytes),
-            duration(self.seconds),
-            in_bytes(self.disk_bytes),
-        ]
+    def cells(self, traffic: str, disk: str) -> list[str]:
+        """Return the costs as text, bytes in the units of their columns."""
+        up, down = (significant(sent / BYTES[traffic]) for sent in (self.uplink_bytes, self.downlink_bytes))
+        return [up, down, duration(self.seconds), significant(self.disk_bytes / BYTES[disk])]
 
 
 def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
@@ -56,17 +52,22 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
             left.setdefault(run.cell, []).append(run)
     if not left:
         return ["# All runs are done."]
-    rows, unknown, said, total = [["", "runs", "uplink", "downlink", "time", "disk"]], [], [], _Costs()
+    planned_costs, unknown, said = dict[str, tuple[int, _Costs]](), list[str](), list[str]()
     for cell, cell_runs in tqdm(left.items(), desc="Planning", unit="cell", leave=False, disable=None):
         try:
             planned = plan(cell_runs[0].arguments)
         except UserError as error:
             unknown.append(f"{cell} is not in the table: {error}")
             continue
-        total = total.plus(planned, len(cell_runs))
-        rows.append([cell, str(len(cell_runs)), *_Costs().plus(planned, len(cell_runs)).cells])
+        planned_costs[cell] = len(cell_runs), _Costs.of(planned, len(cell_runs))
         said += [f"{cell}: {warning}" for warning in planned.warnings]
-    rows.append(["all", str(sum(int(row[1]) for row in rows[1:])), *total.cells])
+    count = sum(number for number, _ in planned_costs.values())
+    total = _Costs(*map(sum, zip(*(astuple(of) for _, of in planned_costs.values()), strict=True)))
+    every = {**planned_costs, "all": (count, total)}
+    traffic = common_unit((sent for _, of in every.values() for sent in (of.uplink_bytes, of.downlink_bytes)), BYTES)
+    disk = common_unit((of.disk_bytes for _, of in every.values()), BYTES)
+    rows = [["", "runs", f"uplink ({traffic})", f"downlink ({traffic})", "time", f"disk ({disk})"]]
+    rows += [[cell, str(number), *of.cells(traffic, disk)] for cell, (number, of) in every.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
         "  ".join(
