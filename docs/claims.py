@@ -145,6 +145,19 @@ PICTURES = (
             ("areas_total_traffic", "accuracy_per_byte_areas_total"),
         )
     ),
+    *(
+        Picture(
+            "fedadam_ssm",
+            f"accuracy_by_{axis}",
+            name,
+            {cell: cell for cell in ("FedAdam", "Top", "SSM", "OneBitAdam", "EfficientAdam")},
+            ("--ylabel=test accuracy", "--window=9", f"--traffic={traffic}"),
+        )
+        for axis, name, traffic in (
+            ("uplink", "fedadam_ssm_uplink", "up"),
+            ("total_traffic", "fedadam_ssm_total", "total"),
+        )
+    ),
     Picture(
         "fedldf_small",
         "accuracy_by_uplink",
