@@ -1,4 +1,4 @@
-"""JSON that commands print for programs: one document, whose kind and version come first."""
+"""JSON that commands print for programs: one document, whose kind comes first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
-
-from lightning_fl import __version__
 
 
 def json_text(kind: str, content: Mapping[str, Any]) -> str:
@@ -17,8 +15,7 @@ def json_text(kind: str, content: Mapping[str, Any]) -> str:
         kind: kind of the document, of those in schema.json.
         content: its content.
     """
-    document = {"kind": kind, "version": __version__, **content}
-    return json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False, default=str)
+    return json.dumps(_plain({"kind": kind, **content}), indent=2, allow_nan=False, ensure_ascii=False, default=str)
 
 
 def _plain(value: Any) -> Any:

@@ -69,9 +69,8 @@ def lay_out(figure: Figure, look: Look, name: str) -> None:
             missing = _missing(figure, look)
         if not any(missing):
             break
-        figure.set_size_inches(
-            *(_rounded_up(old + more) for old, more in zip(figure.get_size_inches(), missing, strict=True))
-        )
+        width, height = (_rounded_up(old + new) for old, new in zip(figure.get_size_inches(), missing, strict=True))
+        figure.set_size_inches(width, height)
     after = figure.get_size_inches()
     # A picture of bars has a height of its own.
     is_short = [old == size < new for old, size, new in zip(before, look.size, after, strict=True)]

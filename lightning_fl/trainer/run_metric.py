@@ -101,11 +101,12 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
         results["at_best_validation"] = chosen[1]
     targets: list[Any] = [each for each in trainer.callbacks if getattr(each, "is_target", False)]
     budgets = [limit for callback in trainer.callbacks for limit in getattr(callback, "max_bytes", {}).items()]
-    return (
-        results
-        | (_price(targets[0], rows) if targets else {})
-        | (_within(trainer, *budgets[0], rows) if budgets else {})
-    )
+    if targets:
+        results |= _price(targets[0], rows)
+    if budgets:
+        traffic, limit = budgets[0]
+        results |= _within(trainer, traffic, limit, rows)
+    return results
 
 
 def fit_content(trainer: TrainerInterface) -> dict[str, Any]:
