@@ -137,8 +137,7 @@ def draw_trials(
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_xlabel("trials")
         axes.set_ylabel(in_picture(f"best {short} on held-out samples"))
-        longest = max(map(len, best)) + 12
-        figure.legend(loc="outside lower center", ncols=max(1, look.line_length // longest), frameon=False)
+        add_legend(figure, look)
     return figure
 
 
