@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -140,8 +140,9 @@ class Algorithm(Remembering):
 
     @property
     def gradients_per_step(self) -> int:
-        """Gradients of each step's batches: of every model that a client trains, and at the received one if the rule reads it."""
-        return self.num_models + (Gradients.MINIBATCH_AT_RECEIVED in self.rule.reads)
+        """Gradients of each step's batches: of every model that a client trains, and at other models if the rule reads them."""
+        others = (Gradients.MINIBATCH_AT_RECEIVED, Gradients.MINIBATCH_AT_POINT, Gradients.REPRESENTATIONS)
+        return self.num_models + sum(one in self.rule.reads for one in others)
 
     @property
     def passes_at_received(self) -> int:
@@ -167,6 +168,13 @@ class Algorithm(Remembering):
         """Return the bits of the shared entries that the steps have encoded themselves, by name; see `Step.encoded`."""
         keyed = zip(self.step_names(), self.steps, strict=True)
         return {name: bits for key, step in keyed for name, bits in step.encoded(states[key]).items()}
+
+    def evaluated(self, params: Tensor, states: Mapping[str, State]) -> Tensor:
+        """Return the model (d,) to validate and test, given the server's (d,) and the states of steps by their keys."""
+        for key, step in zip(self.step_names(), self.steps, strict=True):
+            if key in states:
+                params = step.evaluated(params, states[key])
+        return params
 
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Return the data as the clients hold them: the user's data, or a changed copy. A resumed run calls it again."""

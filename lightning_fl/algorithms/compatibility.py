@@ -21,6 +21,7 @@ from lightning_fl.slots import (
     Aggregator,
     Codec,
     Exchange,
+    Gradients,
     Part,
     Personal,
     Rule,
@@ -73,6 +74,7 @@ def incompatibilities(slots: Slots) -> list[str]:
     """Return all reasons why the parts do not fit, as clauses that name the parts and the remedy."""
     problems = [
         *_personal(slots),
+        *_partners(slots),
         *_unmet(slots),
         *_chain(slots),
         *_unused(slots),
@@ -100,6 +102,15 @@ def _personal(slots: Slots) -> Iterator[str]:
         yield f"{' and '.join(phased)} each divide a client's training: leave one out"
     if phased and (slots.rule.reads or slots.rule.provides):
         yield f"{phased[0]} lets the rule wait in some steps, which {name_of(slots.rule)} would count: use LocalOptimizer"
+
+
+def _partners(slots: Slots) -> Iterator[str]:
+    """Yield the parts whose other half is missing."""
+    parts = list(parts_in((slots.rule, slots.aggregator, *slots.steps, *slots.personal)))
+    present = set(map(name_of, parts))
+    for part in parts:
+        if missing := sorted(part.partners - present):
+            yield f"{name_of(part)} is half of a method, which needs {' and '.join(missing)} besides"
 
 
 def _unmet(slots: Slots) -> Iterator[str]:
@@ -135,6 +146,12 @@ def _smaller(slots: Slots) -> Iterator[str]:
     if slots.rule.init(torch.zeros(1)):
         yield (
             f"clients of {cutter} train smaller networks, and {name_of(slots.rule)} lets each keep numbers of the whole: use "
+            "another rule, such as LocalOptimizer"
+        )
+    second = Gradients.MINIBATCH_AT_RECEIVED | Gradients.MINIBATCH_AT_POINT
+    if slots.exchange.differs_in_steps and slots.rule.reads & second:
+        yield (
+            f"each step of {cutter} trains another network, and {name_of(slots.rule)} takes two gradients in a step: use "
             "another rule, such as LocalOptimizer"
         )
     if slots.personal:

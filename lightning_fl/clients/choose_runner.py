@@ -27,7 +27,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
 from lightning_fl.flat_module.module_buffers import unsaved_buffers
 from lightning_fl.flat_module.plain_attributes import RestorableAttributes
-from lightning_fl.slots import Result, model_keeper
+from lightning_fl.slots import Gradients, Result, model_keeper
 from lightning_fl.state.run_state import CLIENT
 from lightning_fl.vectors.layout import holders_of
 
@@ -88,12 +88,27 @@ def choose_runner(
             f"Clients train one after the other, because with steps {size} only some GPUs gain from stacks; "
             "trainer.runner stacked trains several at once."
         )
+    compares = Gradients.REPRESENTATIONS in job.rule.reads
+    require(
+        wanted != "stacked" or not compares,
+        f"runner 'stacked' reads no representations by other models, as {type(job.rule).__name__} does: use runner 'auto' or "
+        "'serial'.",
+    )
+    if compares and _is_compiled(flat_module.module):
+        rank_zero_info(
+            f"Clients train without torch.compile, which would hide the layer whose inputs {type(job.rule).__name__} compares."
+        )
     require(
         wanted != "stacked" or not flat_module.is_manual,
         f"runner 'stacked' cannot train {type(flat_module.module).__name__}, which makes its steps itself "
         "(automatic_optimization is False): use runner 'auto' or 'serial'.",
     )
     if wanted == "serial" or flat_module.is_manual or (wanted == "auto" and not pays):
+        return serial
+    if compares:
+        rank_zero_info(
+            "Clients train one after the other, because each compares its representations with other models'."
+        )
         return serial
     if keeps_models:
         rank_zero_info("Clients train one after the other, because each keeps a model of its own.")

@@ -1,7 +1,7 @@
-"""Gradients of a client besides that of autograd: masked and clipped for a step, or taken at the received model.
+"""Gradients of a client besides that of autograd: masked and clipped for a step, or taken at another model.
 
-Rules may read gradients at the received model: on all samples of a client, or on the batches of a step. A client's own
-model may read them at a point between itself and the model that is uploaded.
+Rules may read gradients at the received model, on all samples of a client or on the batches of a step, and of these batches at a
+point that they choose. A client's own model may read them at a point between itself and the model that is uploaded.
 """
 
 from __future__ import annotations
@@ -139,10 +139,29 @@ def gradient_at_received(
         return gradient_here(flat_module, step_batches, treat, job.group)
 
 
-def gradient_here(
-    flat_module: FlatModule, step_batches: Sequence[Batch], treat: Callable[[], None], group: DeviceGroup | None
+def gradient_at_point(
+    flat_module: FlatModule, job: ClientJob, params: Tensor, step_batches: Sequence[Batch], treat: Callable[[], None]
 ) -> Tensor:
-    """Return the gradient (d,) of a step's batches at the module's parameters, plus any weight decay.
+    """Return the gradient (d,) of a step's batches at other parameters (d,), with the present buffers, without weight decay.
+
+    All is restored afterwards as by `gradient_at_received`, and what a client owns stays as it is.
+    """
+    with (
+        flat_module.keeping_gradient(),
+        keeping_attributes(flat_module.own_parts),
+        flat_module.other_model(params, flat_module.read_buffers(), flat_module.read_counters()),
+    ):
+        return gradient_here(flat_module, step_batches, treat, job.group, decays=False)
+
+
+def gradient_here(
+    flat_module: FlatModule,
+    step_batches: Sequence[Batch],
+    treat: Callable[[], None],
+    group: DeviceGroup | None,
+    decays: bool = True,
+) -> Tensor:
+    """Return the gradient (d,) of a step's batches at the module's parameters, plus any weight decay if it `decays`.
 
     Buffers change as in training. Values that the module logs are dropped.
     """
@@ -152,7 +171,7 @@ def gradient_here(
     if group is not None:
         group.sum_gradient(flat_module)
     treat()
-    return _take_gradient(flat_module)
+    return _take_gradient(flat_module, decays)
 
 
 def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:
@@ -165,10 +184,11 @@ def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) ->
         flat_module.after_backward()
 
 
-def _take_gradient(flat_module: FlatModule) -> Tensor:
-    """Return the gradient with weight decay, and set that of the flat module to zero."""
+def _take_gradient(flat_module: FlatModule, decays: bool = True) -> Tensor:
+    """Return the gradient, with weight decay if it `decays`, and set that of the flat module to zero."""
     gradient = flat_module.gradient.clone()
-    flat_module.add_decay(gradient, flat_module.params, flat_module.missing)
+    if decays:
+        flat_module.add_decay(gradient, flat_module.params, flat_module.missing)
     flat_module.zero_gradient()
     return gradient
 

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
 from lightning_fl.clients.device_group import DeviceGroup
-from lightning_fl.clients.gradients import full_gradient, full_loss, gradient_at_received, gradient_treatment
+from lightning_fl.clients.gradients import (
+    full_gradient,
+    full_loss,
+    gradient_at_point,
+    gradient_at_received,
+    gradient_treatment,
+)
 from lightning_fl.clients.local_schedule import ClientWork
+from lightning_fl.clients.representations import Representations
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
@@ -43,7 +50,10 @@ def train_locally(
     treat, listeners = gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
-    keeps_batches = reads_at_received or beside is not None
+    reads_at_point = Gradients.MINIBATCH_AT_POINT in job.rule.reads
+    keeps_batches = reads_at_received or reads_at_point or beside is not None
+    reads_representations = Gradients.REPRESENTATIONS in job.rule.reads
+    representations = Representations(flat_module, job, local) if reads_representations else None
     step_batches: list[Batch] = []
     step, has_gradient, starts_step = 0, False, True
     has_listeners, rates = any(listeners), flat_module.optimizer.rates
@@ -51,6 +61,12 @@ def train_locally(
     def at_received() -> Tensor:
         flat_module.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, step_batches, treat)
+
+    repeat_draws: Callable[[], None] = flat_module.keep_random() if reads_at_point else lambda: None
+
+    def at_point() -> Tensor:
+        repeat_draws()
+        return gradient_at_point(flat_module, job, job.rule.point(local), step_batches, treat)
 
     prepare = partial(flat_module.transfer, resident=work.resident)
     group = job.group
@@ -63,13 +79,18 @@ def train_locally(
         if keeps_batches:
             if reads_at_received and not step_batches:
                 flat_module.seed(work.seeds[1] + step)
+            if reads_at_point and not step_batches:
+                repeat_draws = flat_module.keep_random()
             step_batches.append(batch.copied())
-        loss = output = None
+        loss = output = penalty = None
         if batch.size:
             for listener in listeners.on_train_batch_start:
                 listener(batch.content, batch.batch_index)
             with forward_context():
-                loss, output = flat_module.training_step(batch.content, batch.batch_index)
+                if representations is None:
+                    loss, output = flat_module.training_step(batch.content, batch.batch_index)
+                else:
+                    loss, output, penalty = representations.training_step(batch)
         if starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
@@ -77,7 +98,7 @@ def train_locally(
         starts_step = batch.ends_step
         if loss is not None:
             has_gradient = True
-            loss = _backward(flat_module, loss, batch, job, local, listeners)
+            loss = _backward(flat_module, loss, penalty, batch, job, local, listeners)
         if batch.ends_step:
             step += 1
             if group is not None:
@@ -94,7 +115,15 @@ def train_locally(
                 if beside is not None:
                     beside(local, step_batches)
                 missing = flat_module.missing
-                rule_step(local, job, flat_module, treat, at_received if reads_at_received else None, missing)
+                rule_step(
+                    local,
+                    job,
+                    flat_module,
+                    treat,
+                    at_received if reads_at_received else None,
+                    at_point if reads_at_point else None,
+                    missing,
+                )
             move_schedules(local, flat_module, batch.batch_index + 1)
             step_batches.clear()
         if listeners.on_train_batch_end and batch.size:
@@ -148,6 +177,7 @@ def rule_step(
     flat_module: FlatModule,
     treat: Callable[[], None],
     at_received: Callable[[], Tensor] | None,
+    at_point: Callable[[], Tensor] | None,
     missing: Sequence[str] = (),
 ) -> None:
     """Make one optimiser step of a client, or of every client of a stack, from the gradient of its minibatches.
@@ -158,6 +188,7 @@ def rule_step(
         flat_module: holds the optimisers.
         treat: masks and clips the gradient.
         at_received: returns the gradient of the same minibatches at the received model; None if the rule does not read it.
+        at_point: returns their gradient at `Rule.point`; None if the rule does not read it.
         missing: parameters that the optimiser would move, although they have no gradient in this step.
     """
     rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.context.unpruned
@@ -171,6 +202,8 @@ def rule_step(
             flat_module.add_decay(local.gradient, local.params, missing)
         if at_received is not None:
             local.gradient_at_received = at_received()
+        if at_point is not None:
+            local.gradient_at_point = at_point()
         rule.correct(local)
         with flat_module.step_without(missing):
             rule.step(local)
@@ -203,9 +236,10 @@ def move_schedules(local: LocalTraining, flat_module: FlatModule, num_batches: i
 
 def finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining) -> Message:
     """Return the upload of a client, with the change of its float buffers if the module has any."""
+    local.buffers = flat_module.read_buffers()
     message = job.rule.finish(local)
     if flat_module.buffer_layout.names:
-        message["buffers"] = change_of(flat_module.read_buffers(), job.received["buffers"])
+        message["buffers"] = change_of(local.buffers, job.received["buffers"])
     return message
 
 
@@ -272,6 +306,7 @@ def start_parts(job: ClientJob, local: LocalTraining) -> None:
 def _backward(
     flat_module: FlatModule,
     loss: Tensor,
+    penalty: Tensor | None,
     batch: Batch,
     job: ClientJob,
     local: LocalTraining,
@@ -280,6 +315,8 @@ def _backward(
     """Add the gradient of a batch to that of the step, and return the batch's part of the step's loss."""
     flat_module.require_gradient(loss)
     flat_module.logs.add_loss(loss)
+    if penalty is not None:
+        loss = loss + penalty
     if job.schedule.full_batch or job.group is not None:
         loss = loss * batch.factor
     elif job.schedule.accumulate > 1:

@@ -87,6 +87,16 @@ class Stack:
         for name, counter in self.counters.items():
             counter.copy_(job.counters[name])
 
+    def move_to(self, params: Tensor, other: Stack) -> None:
+        """Set the clients' parameters to others (n, d), and their buffers to those of another stack of the same clients."""
+        self.params.copy_(params)
+        self.buffers.copy_(other.buffers)
+        for name, counter in self.counters.items():
+            counter.copy_(other.counters[name])
+        for name, entry in self.owned.items():
+            if name != PERSONAL:
+                entry.copy_(other.owned[name])
+
     def restarted(self, job: ClientJob) -> Stack:
         """Return a stack of the same clients at the received model, which shares their parameters, but not their buffers."""
         owned = {name: x if name == PERSONAL else x.clone() for name, x in self.owned.items()}

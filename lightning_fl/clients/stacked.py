@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -149,13 +149,21 @@ def train_stack(
     logs = RowLogs(flat_module.logs)
     batches = stack_batches(flat_module, members, schedule)
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
-    twin = stack.restarted(job) if reads_at_received else None
+    reads_at_point = Gradients.MINIBATCH_AT_POINT in job.rule.reads
+    twin = stack.restarted(job) if reads_at_received or reads_at_point else None
+    repeat_draws: Callable[[], None] = flat_module.keep_random() if reads_at_point else lambda: None
     finished: list[_Finished] = []
 
     def at_received() -> Tensor:
         assert twin is not None
         flat_module.seed(seed + local.num_steps)
         return _gradients_at_received(flat_module, job, twin, batches)
+
+    def at_point() -> Tensor:
+        assert twin is not None
+        repeat_draws()
+        twin.move_to(job.rule.point(local), stack)
+        return _gradients_of(flat_module, job, twin, batches)
 
     while True:
         num_left = sum(member.work.num_steps > local.num_steps for member in members)
@@ -167,8 +175,10 @@ def train_stack(
             break
         stack.zero_gradient()
         batches.advance(num_left)
-        if twin is not None:
+        if reads_at_received:
             flat_module.seed(seed + local.num_steps)
+        if reads_at_point:
+            repeat_draws = flat_module.keep_random()
         for names in _backward(stack, batches.groups(keep=twin is not None), logs):
             optimizer.activate(names)
             local.learning_rate = optimizer.learning_rate
@@ -179,6 +189,7 @@ def train_stack(
             flat_module,
             partial(treat_stack, stack, job, optimizer.stepped),
             at_received if reads_at_received else None,
+            at_point if reads_at_point else None,
         )
         move_schedules(local, flat_module, batches.num_batches)  # clients of a stack share a moving schedule
         if notifies_callbacks:
@@ -260,11 +271,17 @@ def _narrow(
 def _gradients_at_received(flat_module: FlatModule, job: ClientJob, twin: Stack, batches: StackBatches) -> Tensor:
     """Return the result of `gradient_at_received` for each client (n, d)."""
     twin.restart(job)
+    _gradients_of(flat_module, job, twin, batches)
+    flat_module.add_decay(twin.gradient, twin.params, ())
+    return twin.gradient
+
+
+def _gradients_of(flat_module: FlatModule, job: ClientJob, twin: Stack, batches: StackBatches) -> Tensor:
+    """Return the gradients (n, d) of the present step's batches at a twin's parameters; logged values are dropped."""
     twin.zero_gradient()
     for _ in _backward(twin, batches.groups(), RowLogs(LogCollector())):
         pass
     treat_stack(twin, job, flat_module.optimizer.stepped)
-    flat_module.add_decay(twin.gradient, twin.params, ())
     return twin.gradient
 
 
@@ -309,6 +326,7 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
         memory={name: selected(entry) for name, entry in local.memory.items()},
         full_gradient=selected(local.full_gradient),
         gradient_at_received=selected(local.gradient_at_received),
+        gradient_at_point=selected(local.gradient_at_point),
         num_samples=selected(torch.as_tensor(local.num_samples)),
         steps_in_pass=selected(local.steps_in_pass) if isinstance(local.steps_in_pass, Tensor) else local.steps_in_pass,
     )
@@ -319,6 +337,7 @@ def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack
     part = _rows(local, slice(start, None))
     # A copy, because a rule may compute its message in place.
     params = part.params.clone() if flat_module.hooks.reads_module(UPLOAD) else None
+    part.buffers = stack.buffers[start:]
     message = job.rule.finish(part)
     if flat_module.buffer_layout.names:
         message["buffers"] = change_of(stack.buffers[start:], local.received["buffers"])

@@ -91,6 +91,7 @@ def _take_uploads(engine: Engine, job: ClientJob, cohort: Cohort, link: Link, co
         clients = engine.group.gather(clients)[0]
     positions = count(1)
     for upload in roles.collect(roles.train(job, clients), link):
+        upload.result.state = engine.algorithm.rule.arrived(upload.result.state, upload.message)
         collector.take(upload, link)
         show(engine.flat_module, upload.result.trained)
         engine.observer.on_upload(upload.result.client, next(positions), len(clients))

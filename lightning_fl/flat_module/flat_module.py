@@ -621,6 +621,19 @@ class FlatModule:
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms use the global generator
         random.seed(seed)
 
+    def keep_random(self) -> Callable[[], None]:
+        """Return a function that restores the present state of every global random generator that a module may use."""
+        states = [generator.get_state() for generator in self.generators]
+        numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+
+        def restore() -> None:
+            for generator, state in zip(self.generators, states, strict=True):
+                generator.set_state(state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+        return restore
+
     @property
     def cuda_devices(self) -> list[int]:
         """Index of the module's GPU, in a list; [] on other devices. `fork_rng` would otherwise keep the state of every GPU."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-OWN = frozenset({"changeable", "size_depends_on_values"})
+OWN = frozenset({"changeable", "partners", "size_depends_on_values"})
 """Names by which an object says what it is itself. A wrapper answers to them for itself."""
 
 

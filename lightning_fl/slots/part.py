@@ -32,6 +32,9 @@ class Part(Checked):
     changeable = frozenset[str]()
     """Names of the hyper-parameters that a resumed run may change; the others give the states in a checkpoint their meaning."""
 
+    partners = frozenset[str]()
+    """Names of the classes of parts that must stand in the same algorithm, as two halves of one formula do."""
+
     @property
     def size_depends_on_values(self) -> bool:
         """True if the bits of its messages depend on the numbers in them, so that no rehearsal can tell those of a run.

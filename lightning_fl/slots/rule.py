@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any
@@ -24,6 +24,13 @@ class Gradients(Flag):
     """`LocalTraining.gradient`, the gradient of a step's minibatches, for `observe`, `correct` and `step`."""
     MINIBATCH_AT_RECEIVED = auto()
     """`LocalTraining.gradient_at_received`, the same minibatches' gradient at the received model; doubles the time of a step."""
+    MINIBATCH_AT_POINT = auto()
+    """`LocalTraining.gradient_at_point`, the same minibatches' gradient at `Rule.point`; doubles the time of a step."""
+    REPRESENTATIONS = auto()
+    """`Rule.penalty` of each minibatch's representations, which is added to its loss, and so to every gradient of it.
+
+    Clients then train one after the other. The forward passes of the other models count as one gradient of each step.
+    """
     FULL_AT_RECEIVED = auto()
     """`LocalTraining.full_gradient`, the gradient on all samples at the received model; costs one more pass over them."""
 
@@ -52,9 +59,12 @@ class LocalTraining:
         sum_learning_rate: sum of the learning rates of the steps made so far, a number or (d,).
         full_gradient: gradient (d,) of the loss on all samples at the received model; empty unless the rule reads it.
         gradient_at_received: gradient (d,) of the minibatch loss at the received model; empty unless the rule reads it.
+        gradient_at_point: gradient (d,) of the minibatch loss at `Rule.point`, without weight decay; empty unless the rule reads
+            it.
         num_samples: samples that the client reads in all its steps, each counted once a pass; (K, 1) in a stack.
         full_loss: returns the mean loss () on all samples, in evaluation mode, of a model (d,), for `start`; 0 unless the rule
             `reads_losses`.
+        buffers: float buffers (d_b,) after the last step, for `finish`; empty before.
     """
 
     context: RoundContext
@@ -70,13 +80,16 @@ class LocalTraining:
     sum_learning_rate: float | Tensor = 0.0
     full_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
     gradient_at_received: Tensor = field(default_factory=lambda: torch.zeros(0))
+    gradient_at_point: Tensor = field(default_factory=lambda: torch.zeros(0))
     num_samples: float | Tensor = 0.0
     full_loss: Callable[[Tensor], Tensor] = _no_loss
+    buffers: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def drop_vectors(self) -> None:
         """Drop the vectors that nobody reads after `Rule.finish`, as a module's progress may still be read."""
         self.state, self.memory = {}, {}
-        self.full_gradient = self.gradient_at_received = torch.zeros(0)
+        self.buffers = torch.zeros(0)
+        self.full_gradient = self.gradient_at_received = self.gradient_at_point = torch.zeros(0)
 
 
 class Rule(Part):
@@ -142,6 +155,31 @@ class Rule(Part):
     def observe(self, local: LocalTraining) -> None:
         """Read `local.gradient` before the pruning mask, clipping and weight decay change it; called first in every step."""
 
+    def point(self, local: LocalTraining) -> Tensor:
+        """Return parameters (d,) at which the step's minibatches give a second gradient, if the rule reads one.
+
+        Called in every step, after the pruning mask and clipping. The result is a new tensor, or one that stays as it is.
+        """
+        return local.received["model"]
+
+    @property
+    def representation(self) -> str | None:
+        """Name of the module's part whose input represents a sample, for `penalty`; None for the last linear layer."""
+        return None
+
+    def compared(self, local: LocalTraining) -> Sequence[tuple[Tensor, Tensor]]:
+        """Return the models (d,), (d_b,) whose representations `penalty` reads; called once, after `start`."""
+        return ()
+
+    def penalty(self, own: Tensor, others: Sequence[Tensor]) -> Tensor:
+        """Return a term () of a minibatch's loss, if the rule reads representations; logged losses do not have it.
+
+        Args:
+            own: representations (n, f) of the samples by the client's model, differentiable.
+            others: representations (n, f) by the models that `compared` returned, in evaluation mode.
+        """
+        return own.new_zeros(())
+
     def correct(self, local: LocalTraining) -> None:
         """Change `local.gradient` in place; called in every step, after the pruning mask and clipping."""
 
@@ -158,3 +196,10 @@ class Rule(Part):
         The runner adds `buffers`.
         """
         return {"model": difference(local.params, local.received["model"])}
+
+    def arrived(self, state: State, message: Message) -> State:
+        """Return a client's new state, given that after `finish` and the upload as the server has received it.
+
+        A client knows what a codec loses of its upload, since it encodes it. Of an upload that is not accepted no state is kept.
+        """
+        return state

@@ -103,6 +103,10 @@ class Step(Part, ABC):
         """Return the bits of the entries of `share` that the step has encoded itself, by name, as `through` returned them."""
         return {}
 
+    def evaluated(self, params: Tensor, state: State) -> Tensor:
+        """Return the model (d,) to validate and test in place of the server's, given that (d,) and the step's state."""
+        return params
+
     @abstractmethod
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Take the step: replace `turn.proposal` and return the step's new state.

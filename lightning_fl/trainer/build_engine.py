@@ -24,6 +24,7 @@ from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_run
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.representations import representation_layer
 from lightning_fl.clients.serial import serial
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.split_checks import check_dropped
@@ -481,6 +482,9 @@ def _configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> No
     begins_frozen = any(is_a(callback, BaseFinetuning) for callback in trainer.callbacks)
     flat_module.configure_optimizer(flat_gradient or adds_up, by_sgd, trainer.by_lightning, begins_frozen)
     trainer.strategy.adopt(flat_module.optimizer)
+    for rule in algorithm.rules():
+        if Gradients.REPRESENTATIONS in rule.reads:
+            representation_layer(flat_module.module, rule)
     stepper = next((part for part in steppers if part.own_step), None)
     if stepper is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""

@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
@@ -26,6 +27,7 @@ from lightning_fl.evaluation.loops import STAGES, without_callbacks
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.features.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
+from lightning_fl.slots import State
 from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
@@ -69,7 +71,8 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
         flat_module, trainer.data, stage, loaders, limit, states, personal, most, shared=shared_outside(trainer)
     )
     callback_values = _logged_by_callbacks(trainer)
-    averages = evaluate_with_method(trainer, validation) | callback_values
+    with _evaluated_model(trainer, _server_states(trainer, saved)):
+        averages = evaluate_with_method(trainer, validation) | callback_values
     num_results = len(counts) if is_sequential(loaders) else 1
     return [_of_loader(index, averages, loop.loaders) for index in range(num_results)]
 
@@ -328,7 +331,8 @@ class RoundEvaluation:
             trainer.algorithm.share(trainer.run.server),
         )
         hides_clients = trainer.fit_loop.privacy.hides_costs
-        averages = evaluate_with_method(trainer, validation, hides_clients=hides_clients)
+        with _evaluated_model(trainer, trainer.run.server):
+            averages = evaluate_with_method(trainer, validation, hides_clients=hides_clients)
         if not averages and self._expects_values and not (hides_clients and validation.owns):
             rank_zero_warn(
                 f"validation_step of {type(trainer.lightning_module).__name__} logs nothing, so there is no val/…: call self.log "
@@ -359,12 +363,39 @@ class RoundEvaluation:
             most_clients(trainer),
             shared=trainer.algorithm.share(trainer.run.server),
         )
-        with _as_between_rounds(trainer, "test"):
+        with _as_between_rounds(trainer, "test"), _evaluated_model(trainer, trainer.run.server):
             logged, hides_clients = self._validated | record.keys(), trainer.fit_loop.privacy.hides_costs
             averages = evaluate_with_method(trainer, validation, logged, hides_clients)
         self.tested = set(averages)
         trainer.state.stage = RunningStage.TRAINING
         return averages
+
+
+def _server_states(trainer: TrainerInterface, saved: Mapping[str, Any]) -> Mapping[str, State]:
+    """Return the states of the server's steps that belong to the loaded model; {} if the model is not that of a run."""
+    if saved:
+        return saved.get("run", {}).get("server", {})
+    known = "run" in vars(trainer) and torch.equal(trainer.run.params, trainer.active_module.params)
+    return trainer.run.server if known else {}
+
+
+@contextmanager
+def _evaluated_model(trainer: TrainerInterface, states: Mapping[str, State]) -> Iterator[None]:
+    """Let the module, which holds the server's model, hold the one that the method evaluates.
+
+    Args:
+        trainer: trainer in a session.
+        states: states of the method's steps by their keys, as far as they are known.
+    """
+    flat_module = trainer.active_module
+    server = flat_module.params
+    here = {key: {name: entry.to(server.device) for name, entry in state.items()} for key, state in states.items()}
+    params = trainer.algorithm.evaluated(server, here)
+    if params is server:
+        yield
+        return
+    with flat_module.other_model(params, flat_module.read_buffers(), flat_module.read_counters()):
+        yield
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from toys import Perceptron, federation, samples
 
 from lightning_fl import UserError
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.rules import LocalOptimizer
 
 stacked_module = importlib.import_module("lightning_fl.clients.stacked")
 local_training = importlib.import_module("lightning_fl.clients.local_training")
@@ -29,7 +30,7 @@ def chosen(device: str, monkeypatch: pytest.MonkeyPatch, wanted: Any = "auto", *
     flat_module: Any = SimpleNamespace(
         fabric=SimpleNamespace(device=torch.device(device)), module=Perceptron(), is_manual=False
     )
-    job: Any = SimpleNamespace(personal=())
+    job: Any = SimpleNamespace(personal=(), rule=LocalOptimizer())
     options: Any = {"work": 100_000, "num_clients": 100, **given}
     return runners.describe_runner(runners.choose_runner(wanted, None, flat_module, job, None, **options))
 
