@@ -40,6 +40,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "Cast": [{}, {"stochastic": True}],
     "EDEN": [{}, {"bits": 4}],
     "Quantiser": [{}, {"levels": "uniform", "bits": 4}],
+    "Uniform": [{}, {"rotate": True}],
 }
 """Arguments of the codecs that are tried with several; the others get their defaults."""
 INSIDE: dict[str, Codec] = {"EntropyCoded": QSGD()}

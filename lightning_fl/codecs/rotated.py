@@ -37,14 +37,12 @@ from torch import Tensor
 
 from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
+from lightning_fl.coding.rotation import Chunks, chunk_sizes, random_signs, rotate
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
 from lightning_fl.vectors.magnitudes import power_of_two, scale_dtype
 
 Scale = Literal["unbiased", "min_mse"]
-Chunks = Literal["split", "pad"]
 SCALES = "scalars/scale/"
-SMALLEST_CHUNK = 64
-FACTOR = 32  # H is a product of matrices of this size: fewer passes over the vector than with sums and differences
 ENOUGH = 1e-6  # the centroids of unit variance are as near as this to those of the next iteration
 
 
@@ -99,7 +97,7 @@ class Rotated(Codec):
             padded[: len(vector)] = vector
             if (power := power_of_two(padded)) != 1:
                 padded *= power
-            padded *= _signs(name, context, padded)
+            padded *= random_signs(padded, context.draw.generator(name))
             codes, scales = torch.empty_like(padded, dtype=torch.uint8), padded.new_empty(len(sizes))
             for i, (chunk, code) in enumerate(zip(padded.split(sizes), codes.split(sizes), strict=True)):
                 scales[i] = self._encode_chunk(rotate(chunk), code)
@@ -118,7 +116,9 @@ class Rotated(Codec):
                 vector = self._value(codes, scales.dtype)
                 for chunk, scale in zip(vector.split(sizes), scales, strict=True):
                     chunk.copy_(rotate(chunk).mul_(scale))
-                message[name] = vector.mul_(_signs(name, context, vector))[:count].to(context.dtype)
+                message[name] = vector.mul_(random_signs(vector, context.draw.generator(name)))[:count].to(
+                    context.dtype
+                )
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
@@ -176,51 +176,6 @@ class EDEN(Rotated):
     def centroids(self) -> Tensor:
         """Centroids of the Lloyd-Max quantiser of a normal number of variance 1."""
         return lloyd_max(self.bits)
-
-
-def chunk_sizes(count: int, chunks: Chunks = "split") -> list[int]:
-    """Return the sizes of the chunks of `count` numbers, powers of two.
-
-    >>> chunk_sizes(21840), chunk_sizes(21840, "pad"), chunk_sizes(0)
-    ([16384, 4096, 1024, 256, 128], [32768], [])
-    """
-    if chunks == "pad":
-        return [1 << (count - 1).bit_length()] if count else []
-    total = -(-count // SMALLEST_CHUNK) * SMALLEST_CHUNK
-    return [1 << i for i in reversed(range(total.bit_length())) if total >> i & 1]
-
-
-def rotate(vector: Tensor) -> Tensor:
-    """Return Hx/√n for the Hadamard matrix H (n, n), n a power of two; H/√n is its own inverse.
-
-    On a GPU, products of float32 matrices have the precision that the user allows (`torch.set_float32_matmul_precision`).
-
-    >>> rotate(torch.tensor([1.0, 2.0, 3.0, 6.0]).double()).tolist()
-    [6.0, -2.0, -3.0, 1.0]
-    """
-    matrix, done = _hadamard(vector.device).to(vector.dtype), min(FACTOR, len(vector))
-    rotated = vector.view(-1, done) @ matrix[:done, :done]
-    while done < len(vector):
-        size = min(FACTOR, len(vector) // done)
-        rotated = matrix[:size, :size] @ rotated.view(-1, size, done)
-        done *= size
-    return rotated.view(-1) / len(vector) ** 0.5
-
-
-@cache
-def _hadamard(device: torch.device) -> Tensor:
-    """Return the largest matrix H that is a factor; its first n rows and columns are that of size n."""
-    matrix, two = torch.ones(1, 1), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
-    while len(matrix) < FACTOR:
-        matrix = torch.kron(two, matrix)
-    return matrix.to(device)
-
-
-def _signs(name: str, context: RoundContext, like: Tensor) -> Tensor:
-    """Draw the signs D (n,) of a message's entry, −1 or 1."""
-    count = len(like)
-    drawn = torch.randint(256, (-(-count // 8),), dtype=torch.uint8, generator=context.draw.generator(name))
-    return unpack(drawn.to(like.device, non_blocking=True), count, 1).to(torch.int8).mul_(2).sub_(1)
 
 
 @cache

@@ -15,7 +15,18 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from lightning_fl import codecs
-from lightning_fl.codecs import Changes, Dense, ErrorFeedback, FairTopK, Followed, OneBit, Quantiser, SharedTopK, TopK
+from lightning_fl.codecs import (
+    Changes,
+    Dense,
+    ErrorFeedback,
+    FairTopK,
+    Followed,
+    Integers,
+    OneBit,
+    Quantiser,
+    SharedTopK,
+    TopK,
+)
 from lightning_fl.coding import top_k as selection
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.top_k import (
@@ -48,6 +59,8 @@ LOSSY: dict[str, Codec] = {
     "uniform": Quantiser("uniform", 4),
     "uniform 2": Quantiser("uniform", 2, "global"),
     "uniform 17": Quantiser("uniform", 17),
+    "symmetric integers": Integers(4, symmetric=True),
+    "symmetric integers of channels": Integers(12, "channel", symmetric=True),
 }
 each_codec = pytest.mark.parametrize("codec", LOSSY.values(), ids=LOSSY)
 
@@ -472,5 +485,5 @@ def test_buffers_alone_cross_whole(codec: Codec) -> None:
 def test_the_readme_counts_the_codecs_that_compress() -> None:
     """Check that those which send all, or wrap another codec, are not counted."""
     others = {"Dense", "EntropyCoded", "ErrorFeedback", "Followed", "Changes", "Differences"}
-    assert len({*codecs.__all__} - others) == 14
-    assert "[fourteen](docs/how-to/codecs.md)" in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert len({*codecs.__all__} - others) == 16
+    assert "[sixteen](docs/how-to/codecs.md)" in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

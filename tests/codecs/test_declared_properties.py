@@ -21,6 +21,7 @@ from lightning_fl.codecs import (
     ErrorFeedback,
     FairTopK,
     Followed,
+    Integers,
     LowRank,
     OneBit,
     Quantiser,
@@ -28,6 +29,7 @@ from lightning_fl.codecs import (
     SharedTopK,
     TernGrad,
     TopK,
+    Uniform,
 )
 from lightning_fl.link.messages import UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Traits
@@ -41,6 +43,8 @@ CODECS: list[Codec] = [
     *(QSGD(), QSGD(1, bucket=8, coding="elias"), QSGD(2, norm="max"), QSGD(2**22), TernGrad(), TernGrad(clip=2.5)),
     *(DRIVE(), DRIVE(scale="min_mse"), EDEN(2), EDEN(3, chunks="pad"), EDEN(4, scale="min_mse")),
     *(STC(0.3), TopK(0.3), TopK(1.0), SharedTopK(0.3), FairTopK(0.3), FairTopK(0.3, "max"), LowRank(1)),
+    *(Uniform(), Uniform(2), Uniform(5, block_size=7), Uniform(2**16), Uniform(4, rotate=True)),
+    *(Integers(), Integers(3, "channel"), Integers(2, symmetric=True), Integers(16, "channel", symmetric=True)),
     *(RandomK(0.3), RandomK(0.3, "none"), RandomK(1.0), RandomK(0.5, common=True, seed_bits=0), Changes()),
     *(TopK(0.3, values=Blockwise(bits=4)), TopK(0.5, values=QSGD(1)), TopK(0.3, values=Cast())),
     *(TopK(0.5, values=TopK(0.5)), RandomK(0.5, values=QSGD()), RandomK(0.5, values=EDEN(1))),

@@ -12,8 +12,9 @@ from toys import Perceptron, federation
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import DRIVE, EDEN, ErrorFeedback, Followed, RandomK
-from lightning_fl.codecs.rotated import chunk_sizes, lloyd_max
+from lightning_fl.codecs.rotated import lloyd_max
 from lightning_fl.coding.bit_packing import unpack
+from lightning_fl.coding.rotation import chunk_sizes
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Draw, Message, RoundContext, Traits
 from lightning_fl.steps import Apply, Compress
