@@ -17,7 +17,9 @@ from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
 from lightning_fl.algorithms.feddp import FedDP
 from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
+from lightning_fl.algorithms.feddyn import FedDyn
 from lightning_fl.algorithms.federated_dropout import FederatedDropout
+from lightning_fl.algorithms.fedexp import FedExP
 from lightning_fl.algorithms.fedkt import FedKT
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
@@ -25,6 +27,7 @@ from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, Se
 from lightning_fl.algorithms.fedpaq import FedPAQ
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.fedrep import FedRep
+from lightning_fl.algorithms.fedsam import FedSAM
 from lightning_fl.algorithms.fjord import FjORD
 from lightning_fl.algorithms.heterofl import HeteroFL
 from lightning_fl.algorithms.hrank import HRank
@@ -34,6 +37,7 @@ from lightning_fl.algorithms.imc import IMC
 from lightning_fl.algorithms.local_only import LocalOnly
 from lightning_fl.algorithms.method import Method as Method
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
+from lightning_fl.algorithms.moon import MOON
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
 from lightning_fl.algorithms.perfedavg import PerFedAvg
 from lightning_fl.algorithms.pfedme import PFedMe
@@ -47,6 +51,7 @@ __all__ = [
     "HDFL",
     "IFCA",
     "IMC",
+    "MOON",
     "SCAFFOLD",
     "Algorithm",
     "Centralised",
@@ -75,6 +80,8 @@ __all__ = [
     "FedDUMAP",
     "FedDUS",
     "FedDUSM",
+    "FedDyn",
+    "FedExP",
     "FedKT",
     "FedLDF",
     "FedNova",
@@ -82,6 +89,7 @@ __all__ = [
     "FedPAQ",
     "FedProx",
     "FedRep",
+    "FedSAM",
     "FederatedDropout",
     "FjORD",
     "HRank",

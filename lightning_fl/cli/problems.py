@@ -42,7 +42,7 @@ PROBLEMS = (
     ),
     Problem(
         "clients with different data (non-IID)",
-        ("FedProx", "SCAFFOLD", "Scaffnew", "FedNova"),
+        ("FedProx", "SCAFFOLD", "Scaffnew", "FedNova", "FedDyn", "FedExP", "FedSAM", "MOON"),
         ("FedDU", "FedDUM", "DataSharing", "FedDP", "FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "PerFedAvg", "IFCA"),
         "`--data.partition Dirichlet` and [others](/reference/names.md) draw such clients.",
     ),

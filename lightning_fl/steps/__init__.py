@@ -4,8 +4,10 @@ from lightning_fl.steps.accumulate import Accumulate
 from lightning_fl.steps.apply import Apply
 from lightning_fl.steps.centred_clipping import CentredClipping
 from lightning_fl.steps.compress import Compress
+from lightning_fl.steps.corrected_mean import CorrectedMean
 from lightning_fl.steps.distillation import Distillation
 from lightning_fl.steps.further_models import FurtherModels
+from lightning_fl.steps.mean_of_two import MeanOfTwo
 from lightning_fl.steps.product_mean import ProductMean
 from lightning_fl.steps.reconfiguration import Reconfiguration
 from lightning_fl.steps.server_optimizers import Adagrad, Adam, Momentum, MomentumInStages, Yogi
@@ -23,10 +25,12 @@ __all__ = [
     "CentredClipping",
     "Compress",
     "ControlUpdate",
+    "CorrectedMean",
     "Distillation",
     "DynamicServerUpdate",
     "FurtherModels",
     "GradientMomentum",
+    "MeanOfTwo",
     "Moments",
     "Momentum",
     "MomentumInStages",

@@ -32,6 +32,7 @@ NO = {
     "FairnessTop": [("uplink", "FairTopK")],
     "OneBitAdam": [("uplink", "ErrorFeedback")],
     "EfficientAdam": [("uplink", "ErrorFeedback")],
+    "FedExP": [("aggregator", "ExtrapolatedMean")],
     "FedPAQ": [("uplink", "QSGD")],
     "HeteroFL": [("exchange", "FirstUnits")],
     "FjORD": [("exchange", "FirstUnits")],

@@ -40,13 +40,13 @@ class Unfreezing(Perceptron):
 def extended(node: Any, variance: float, layer: Tensor, name: str = "") -> Any:
     """Give every vector (…, 10) in nested dictionaries 16 entries before its own, as they are before a first round.
 
-    A model that clients have sent gets those of the layer (16,), and further models of the server get them with turned signs.
+    A model of an earlier round gets those of the layer (16,), and further models of the server get them with turned signs.
     """
     if isinstance(node, dict):
         return {key: extended(value, variance, layer, key) for key, value in node.items()}
     if not isinstance(node, Tensor) or node.shape[-1:] != (10,):
         return node
-    if name == "sent":
+    if name in ("sent", "last", "previous"):
         return torch.cat([layer.to(node), node])
     if name.startswith("model/"):
         return torch.cat([FurtherModels(3).init(torch.cat([layer, layer.new_zeros(10)]))[name][:16].to(node), node])

@@ -32,6 +32,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Compress": {"codec": Dense()},
     "WarmedUpMoments": {"codec": Dense()},
     "KeepUploads": {"inner": WeightedMean()},
+    "ExtrapolatedMean": {"inner": WeightedMean()},
     "Bucketing": {"inner": CoordinateMedian()},
     "GradientTurn": {"inner": OneShot()},
     "Thresholded": {"inner": LocalOptimizer()},

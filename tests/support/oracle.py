@@ -119,6 +119,17 @@ def proximal_sgd(mu: float) -> Local:
     return local
 
 
+def sharpness_aware_sgd(rho: float) -> Local:
+    def local(w: np.ndarray, batches: Batches, eta: float) -> np.ndarray:
+        y = w.copy()
+        for batch in batches:
+            g = gradient(y, *batch)
+            y -= eta * gradient(y + rho * g / np.linalg.norm(g), *batch)
+        return y
+
+    return local
+
+
 def momentum_sgd(beta: float) -> Local:
     def local(w: np.ndarray, batches: Batches, eta: float) -> np.ndarray:
         y, v = w.copy(), np.zeros_like(w)
@@ -171,6 +182,11 @@ def alone(problem: Problem, w: np.ndarray) -> dict[int, np.ndarray]:
 def fedprox(problem: Problem, w: np.ndarray, mu: float) -> np.ndarray:
     """Li et al. 2020, Algorithm 2 with SGD as the inexact solver."""
     return fedavg(problem, w, proximal_sgd(mu))
+
+
+def fedsam(problem: Problem, w: np.ndarray, rho: float) -> np.ndarray:
+    """Qu et al. 2022, Algorithm 1."""
+    return fedavg(problem, w, sharpness_aware_sgd(rho))
 
 
 def asynchronous(
@@ -867,6 +883,75 @@ def scaffold(
         w = w + eta_g * sum(n * (y - w) for n, y in zip(sizes, models, strict=True)) / sum(sizes)
         c = c + sum(changes) / len(problem.x)
     c_of[-1] = c
+    return w
+
+
+def feddyn(problem: Problem, w: np.ndarray, alpha: float, gradients: dict[int, np.ndarray] | None = None) -> np.ndarray:
+    """Acar et al. 2021, Algorithm 1 with SGD on the clients. `gradients` collects the g_k, and h under −1."""
+    x, h, g_of = w, np.zeros_like(w), {} if gradients is None else gradients
+    for t in range(problem.rounds):
+        models = []
+        for k in problem.cohort(t):
+            theta, g_k = x.copy(), g_of.get(k, np.zeros_like(w))
+            for batch in problem.batches(t, k):
+                theta = theta - problem.learning_rate * (gradient(theta, *batch) - g_k + alpha * (theta - x))
+            g_of[k] = g_k - alpha * (theta - x)
+            models.append(theta)
+        h = h - alpha / len(problem.x) * sum(theta - x for theta in models)
+        x = sum(models) / len(models) - h / alpha
+    g_of[-1] = h
+    return x
+
+
+def fedexp(
+    problem: Problem, w: np.ndarray, eps: float, by_samples: bool = False, rates: list[float] | None = None
+) -> np.ndarray:
+    """Jhunjhunwala et al. 2023, Algorithm 1, or with weights by samples as in their code. `rates` collects η_g."""
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        changes = [sgd(w, problem.batches(t, k), problem.learning_rate) - w for k in cohort]
+        sizes = [len(problem.x[k]) if by_samples else 1 for k in cohort]
+        change = sum(n * delta for n, delta in zip(sizes, changes, strict=True)) / sum(sizes)
+        squares = sum(n * np.sum(delta**2) for n, delta in zip(sizes, changes, strict=True)) / sum(sizes)
+        rate = max(1.0, squares / (2 * (np.sum(change**2) + eps)))
+        w = w + rate * change
+        if rates is not None:
+            rates.append(rate)
+    return w
+
+
+def moon(
+    problem: Problem, w: np.ndarray, mu: float, tau: float, models: dict[int, np.ndarray] | None = None
+) -> np.ndarray:
+    """Li et al. 2021, Algorithm 1, with the hidden layer's outputs as representations. `models` collects the last models."""
+    last = {} if models is None else models
+
+    def hidden(model: np.ndarray, x: np.ndarray) -> np.ndarray:
+        w1, b1, _, _ = parts(model)
+        return np.tanh(x @ w1.T + b1)
+
+    def cosine(z: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cosines (n,) and their gradients by z (n, f)."""
+        lengths = np.linalg.norm(z, axis=1), np.linalg.norm(other, axis=1)
+        value = (z * other).sum(1) / (lengths[0] * lengths[1])
+        return value, other / (lengths[0] * lengths[1])[:, None] - (value / lengths[0] ** 2)[:, None] * z
+
+    for t in range(problem.rounds):
+        cohort, trained = problem.cohort(t), []
+        for k in cohort:
+            y, before = w.copy(), last.get(k, w)
+            for x, targets in problem.batches(t, k):
+                z = hidden(y, x)
+                (to_server, d_server), (to_last, d_last) = (cosine(z, hidden(model, x)) for model in (w, before))
+                pull = 1 / (1 + np.exp((to_server - to_last) / tau)) / tau  # −dℓ/d(to_server − to_last)
+                d_z = mu * pull[:, None] * (d_last - d_server) / len(x)
+                d_hidden = d_z * (1 - z**2)
+                term = np.concatenate([(d_hidden.T @ x).ravel(), d_hidden.sum(0), np.zeros(len(y) - 4 * z.shape[1])])
+                y = y - problem.learning_rate * (gradient(y, x, targets) + term)
+            last[k] = y
+            trained.append(y)
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * y for n, y in zip(sizes, trained, strict=True)) / sum(sizes)
     return w
 
 

@@ -23,6 +23,7 @@ from lightning_fl.algorithms import (
     HDFL,
     IFCA,
     IMC,
+    MOON,
     SCAFFOLD,
     Algorithm,
     Centralised,
@@ -45,12 +46,15 @@ from lightning_fl.algorithms import (
     FedDUM,
     FedDUS,
     FedDUSM,
+    FedDyn,
     FederatedDropout,
+    FedExP,
     FedKT,
     FedLDF,
     FedNova,
     FedOpt,
     FedProx,
+    FedSAM,
     FjORD,
     HeteroFL,
     HybridFL,
@@ -69,6 +73,7 @@ from lightning_fl.codecs import RandomK
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.exchanges import LayerDivergence
 from lightning_fl.rules import ProxSkip
+from lightning_fl.slots import Gradients
 from lightning_fl.steps import Apply, Distillation
 
 D = 26
@@ -256,9 +261,10 @@ class Entry(NamedTuple):
 
     @property
     def runners(self) -> tuple[str, ...]:
-        """Runners that can train the method; clients that keep or choose models, or widths of each step, train one by one."""
+        """Runners that can train the method; clients with several models, or widths of each step, train one by one."""
         algorithm = self.algorithm()
-        one_by_one = algorithm.model_keeper or algorithm.exchange.differs_in_steps or algorithm.rule.reads_losses
+        rule, differs = algorithm.rule, algorithm.exchange.differs_in_steps
+        one_by_one = algorithm.model_keeper or differs or rule.reads_losses or Gradients.REPRESENTATIONS in rule.reads
         return ("serial",) if one_by_one else ("serial", "stacked")
 
     @property
@@ -354,6 +360,13 @@ ROSTER = {
     "ProxSkip": Entry(
         partial(Algorithm, rule=ProxSkip(p=0.25), aggregator=WeightedMean("uniform")), partial(oracle.scaffnew, p=0.25)
     ),
+    "FedDyn": Entry(partial(FedDyn, alpha=0.5), partial(oracle.feddyn, alpha=0.5)),
+    "FedExP": Entry(partial(FedExP, eps=1e-4), partial(oracle.fedexp, eps=1e-4)),
+    "FedExP-samples": Entry(
+        partial(FedExP, weighting="samples", mean_of_two=True), partial(oracle.fedexp, eps=1e-3, by_samples=True)
+    ),
+    "FedSAM": Entry(partial(FedSAM, rho=0.3), partial(oracle.fedsam, rho=0.3)),
+    "MOON": Entry(partial(MOON, mu=5.0, tau=0.3), partial(oracle.moon, mu=5.0, tau=0.3)),
     "FedNova": Entry(FedNova, oracle.fednova, costs=with_normaliser),
     "FedNova-proximal": Entry(partial(FedNova, mu=0.5), partial(oracle.fednova, mu=0.5), costs=with_normaliser),
     "FedDU": Entry(partial(FedDU, C=1.5, decay=0.8), partial(oracle.feddu, C=1.5, decay=0.8), num_server=9),

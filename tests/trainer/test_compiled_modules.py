@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.algorithms import FedAP, HRank
+from lightning_fl.algorithms import MOON, FedAP, HRank
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 
@@ -97,3 +97,13 @@ def test_a_compiled_module_is_pruned_as_the_module(way: str, algorithm: Any, tmp
     expected = entries(fitted(tmp_path, None, algorithm)[0])
     assert expected["network.conv1.weight"].shape[0] < 6
     torch.testing.assert_close(entries(module), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["network", "step"])
+def test_representations_are_read_without_the_compiler(
+    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, compiled = (fitted(tmp_path, one, MOON(mu=5.0), runner="serial")[0] for one in (None, way))
+    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert "would hide the layer whose inputs ModelContrast compares" in caplog.text

@@ -58,6 +58,8 @@ REASONS = {
     "ProxSkip": "clients of ProxSkip keep a copy of what they sent",
     "DASHA": "Differences builds each message on those before",
     "IFCA": "MeanOfEach needs more than a sum of uploads",
+    "FedDyn": "clients of DynamicRegularisation keep a copy of what they sent",
+    "FedExP": "ExtrapolatedMean needs more than a sum of uploads: use WeightedMean",
     "FedNova": "NormalisedMean needs more than a sum of uploads: use WeightedMean",
     "FedDU": "DynamicServerUpdate asks clients before the first round",
     "FedDF": "Distillation looks at single clients",
