@@ -15,7 +15,7 @@ from lightning_fl.algorithms._asynchronous import Asynchronous
 from lightning_fl.cli import catalogue
 
 MARKER = re.compile(r"^<!-- inside -->$", re.MULTILINE)
-WRAPPERS = {"Dense", "EntropyCoded", "ErrorFeedback", "Followed", "Changes"}
+WRAPPERS = {"Dense", "EntropyCoded", "ErrorFeedback", "Differences", "Followed", "Changes"}
 """Codecs that send everything, or wrap another codec; they are not counted."""
 
 
