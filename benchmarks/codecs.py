@@ -43,7 +43,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "Uniform": [{}, {"rotate": True}],
 }
 """Arguments of the codecs that are tried with several; the others get their defaults."""
-INSIDE: dict[str, Codec] = {"EntropyCoded": QSGD()}
+INSIDE: dict[str, Codec] = {"EntropyCoded": QSGD(), "Differences": QSGD()}
 """Codecs inside others; `TopK` for those that are not listed."""
 NEEDS = {"EntropyCoded": "constriction"}
 """Package that a codec needs."""

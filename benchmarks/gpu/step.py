@@ -57,7 +57,7 @@ class StackedStep:
         if found := self.stack.backward(self.group, 1.0, logs):
             self.flat_module.optimizer.activate(found)
         treat = partial(treat_stack, self.stack, self.job, self.flat_module.optimizer.stepped)
-        rule_step(self.local, self.job, self.flat_module, treat, None)
+        rule_step(self.local, self.job, self.flat_module, treat, None, None)
 
     def update(self, step: Callable[[], None]) -> Tensor:
         """Return the update (n, d) of the received model by one step of this or another kind."""
@@ -95,7 +95,7 @@ class SerialStep:
         flat_module.fabric.backward(loss)
         if flat_module.after_backward():
             self.local.learning_rate = flat_module.optimizer.learning_rate
-        rule_step(self.local, self.job, flat_module, self.treat, None)
+        rule_step(self.local, self.job, flat_module, self.treat, None, None)
 
     def update(self, step: Callable[[], None]) -> Tensor:
         """Return the update (d,) of the received model by one step of this or another kind."""

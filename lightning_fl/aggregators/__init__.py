@@ -3,7 +3,7 @@
 from lightning_fl.aggregators.bucketing import Bucketing
 from lightning_fl.aggregators.bulyan import Bulyan
 from lightning_fl.aggregators.coordinate_median import CoordinateMedian
-from lightning_fl.aggregators.extrapolated_mean import ExtrapolatedMean
+from lightning_fl.aggregators.extrapolation import ExtrapolatedMean
 from lightning_fl.aggregators.geometric_median import GeometricMedian
 from lightning_fl.aggregators.keep_uploads import KeepUploads
 from lightning_fl.aggregators.krum import Krum, MultiKrum

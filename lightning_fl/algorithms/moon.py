@@ -1,4 +1,4 @@
-"""MOON: Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021 (arXiv:2103.16257).
+"""MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021 (arXiv:2103.16257).
 
 client k:  y ← y − η ∇(F_k(y) + μ ℓ(y)),                           rule: ModelContrast
            ℓ = mean log(1 + exp((s(z, z_k) − s(z, z_x))/τ)), s the cosine

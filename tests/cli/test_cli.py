@@ -212,17 +212,6 @@ def test_any_codec_serves_any_method(lightning_fl: Command, small: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("FedAdamSSM --algorithm.mask paramters", "did you mean 'parameters'"),
-        ("FedAdamSSM --algorithm.alpha 0", "alpha, the share of numbers that are sent,"),
-        ("EfficientAdam --algorithm.quantiser unifrom", "did you mean 'uniform'"),
-        ("Algorithm --algorithm.uplink TpK", "did you mean 'TopK'"),
-        ("Algorithm --algorithm.uplink TopK --algorithm.uplink.alpha 2", "alpha, the share of numbers that are sent,"),
-        ("Algorithm --algorithm.downlink TopK", "too coarse for a whole model"),
-    ],
-)
-@pytest.mark.parametrize(
     "words",
     [
         ["--algorithm.uplink=QSGD", "--algorithm.uplink.s=4"],
@@ -238,6 +227,17 @@ def test_a_study_says_what_a_fit_says(words: list[str], lightning_fl: Command, s
     assert lightning_fl("fit", "--config", small, *words).sentence == str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("FedAdamSSM --algorithm.mask paramters", "did you mean 'parameters'"),
+        ("FedAdamSSM --algorithm.alpha 0", "alpha, the share of numbers that are sent,"),
+        ("EfficientAdam --algorithm.quantiser unifrom", "did you mean 'uniform'"),
+        ("Algorithm --algorithm.uplink TpK", "did you mean 'TopK'"),
+        ("Algorithm --algorithm.uplink TopK --algorithm.uplink.alpha 2", "alpha, the share of numbers that are sent,"),
+        ("Algorithm --algorithm.downlink TopK", "too coarse for a whole model"),
+    ],
+)
 def test_mistakes_with_codecs_end_with_a_sentence(words: str, sentence: str, lightning_fl: Command, small: str) -> None:
     assert sentence in lightning_fl("fit", "--config", small, "--algorithm", *words.split()).sentence
 

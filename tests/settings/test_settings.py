@@ -20,7 +20,7 @@ from lightning_fl import UserError
 from lightning_fl.aggregators import MaskedMean, WeightedMean
 from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
 from lightning_fl.checks import parameters_of
-from lightning_fl.codecs import Cast, Dense, TopK
+from lightning_fl.codecs import QSGD, Cast, Dense, RandomK, TopK
 from lightning_fl.data import ByGroup, Dirichlet, LogNormalSizes, Partition, Rotation, Shards, Shift, Sizes
 from lightning_fl.exchanges import LayerDivergence, OneShot
 from lightning_fl.features.attacks import SignFlip
@@ -52,12 +52,14 @@ VALUES: dict[str, Sequence[Any]] = {
     "broadcast": ["selected", "all"],
     "choose": ["most", "least"],
     "datamodule": [L.LightningDataModule.from_datasets(DATA, batch_size=size) for size in (1, 2)],
+    "codec": [RandomK(), QSGD()],
     "class_of": ["y", "z", len, [0, 1], [1, 0]],
     "groups": ["layer", "tensor", {"one": ["a"]}, {"one": ["b"]}, np.zeros(8), np.ones(8)],
     "head_epochs": [1, 2],
     "kind": ["femnist", "shakespeare"],
     "kinds": [("blur",), ("noise",)],
     "network": ["linear", "lenet5", nn.Linear(2, 2), nn.Bilinear(1, 1, 3)],
+    "levels": [{1.0: 1.0}, {1.0: 0.5, 0.5: 0.5}],
     "n": [1, 2],
     "num_samples": [(1, 2), (3, 4)],
     "network_options": [{"dropout": 0.25}, {"dropout": 0.5}],
@@ -90,6 +92,10 @@ WITH: dict[str, dict[str, Any]] = {
 
 UNTRIED = {
     ("Reconfiguration", "rule"),  # only one rule fits
+    ("HeteroFL", "personal"),  # refused with smaller networks
+    ("FjORD", "personal"),
+    ("FederatedDropout", "personal"),
+    ("FirstUnits", "ordered"),  # not with `scaled`, the default
     ("EfficientAdam", "steps"),  # no step fits after its own
     ("OneBitAdam", "steps"),
     ("FedDP", "rule"),  # its base method fills it
