@@ -56,7 +56,7 @@ def contents() -> list[dict[str, Any]]:
         "attacks": classes(attacks, attacks.Attack),
         "callbacks": classes(callbacks),
         "privacy": classes(privacy, Privacy),
-        "selections": classes(selection, selection.Selection),
+        "selections": classes(selection, selection.ClientSelection),
         "rules": classes(rules, Rule),
         "codecs": classes(codecs, Codec),
         "exchanges": classes(exchanges, Exchange),

@@ -38,7 +38,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "attack": ([attacks], attacks.Attack),
     "model": ([modules], LightningModule),
     "privacy": ([privacy], Privacy),
-    "selection": ([selection], selection.Selection),
+    "selection": ([selection], selection.ClientSelection),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
     **dict.fromkeys(("optimizer", "server_optimizer"), ([torch.optim], torch.optim.Optimizer)),

@@ -36,7 +36,7 @@ from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.features.secure_aggregation import SecureAggregation
-from lightning_fl.features.selection import Selection
+from lightning_fl.features.selection import ClientSelection
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch
@@ -98,7 +98,7 @@ class TrainerFlags(Trainer, ABC):
         max_steps: Annotated[int | None, Ge(-1), Flag(ROUNDS)] = None,
         min_steps: Annotated[int | None, Ge(0), Flag(ROUNDS)] = None,
         clients_per_round: Annotated[ClientsPerRound, Flag(ROUNDS)] = 10,
-        selection: Annotated[Selection | None, Flag(ROUNDS)] = None,
+        selection: Annotated[ClientSelection | None, Flag(ROUNDS)] = None,
         local_epochs: Annotated[int | None, Ge(1), Flag(ROUNDS)] = None,
         local_steps: Annotated[int | None, Ge(1), Flag(ROUNDS)] = None,
         client_optimizer: Annotated[Literal["module", "sgd"], Flag(ROUNDS, "must stay")] = "module",
@@ -404,8 +404,8 @@ class TrainerFlags(Trainer, ABC):
         )
         self._check_client_times()
         require(
-            self.selection is None or isinstance(self.selection, Selection),
-            f"selection must be a Selection of lightning_fl.features.selection, such as BySize(), got {self.selection!r}.",
+            self.selection is None or isinstance(self.selection, ClientSelection),
+            f"selection must be a ClientSelection of lightning_fl.features.selection, such as BySize(), got {self.selection!r}.",
         )
         require(
             self.secure_aggregation is None or isinstance(self.secure_aggregation, SecureAggregation),

@@ -22,14 +22,14 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge
 
-from lightning_fl.features.selection.selection import Reads, Selection, SelectionTurn, check_candidates, uniformly
+from lightning_fl.features.selection.selection import ClientSelection, Reads, SelectionTurn, check_candidates, uniformly
 
 MOST_TURNS = 4
 """Turns of Algorithm 2 at most, j_max, as in the paper's experiments."""
 
 
 @dataclass(frozen=True)
-class ByNorm(Selection):
+class ByNorm(ClientSelection):
     """Let candidates train and report the length of their update, and let K of them send it, those with large ones more often.
 
     Candidates are drawn uniformly. K clients send on average; how many do is left to chance.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.features.selection.selection import Reads, Selection, SelectionTurn, by_size
+from lightning_fl.features.selection.selection import ClientSelection, Reads, SelectionTurn, by_size
 
 
 @dataclass(frozen=True)
-class BySize(Selection):
+class BySize(ClientSelection):
     """Draw the clients of a round with probabilities in proportion to their numbers of samples.
 
     Attributes:

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from lightning_fl.features.selection.selection import Reads, Selection, SelectionTurn, check_candidates, uniformly
+from lightning_fl.features.selection.selection import ClientSelection, Reads, SelectionTurn, check_candidates, uniformly
 
 
 @dataclass(frozen=True)
-class Fastest(Selection):
+class Fastest(ClientSelection):
     """Draw candidates uniformly, and select those that the clock of clients expects first.
 
     The clock expects a client to be as fast as usual and to make all its steps. The mean is biased towards fast clients, and

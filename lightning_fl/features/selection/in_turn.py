@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.engine.population import place_in_pass
-from lightning_fl.features.selection.selection import Selection, SelectionTurn
+from lightning_fl.features.selection.selection import ClientSelection, SelectionTurn
 
 
 @dataclass(frozen=True)
-class InTurn(Selection):
+class InTurn(ClientSelection):
     """Select every client once before any twice; the last round of a pass has fewer clients if K does not divide N.
 
     The draws are those of `privacy.sampling: passes`.

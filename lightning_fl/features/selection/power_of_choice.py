@@ -16,8 +16,8 @@ from typing import Annotated
 from annotated_types import Ge
 
 from lightning_fl.features.selection.selection import (
+    ClientSelection,
     Reads,
-    Selection,
     SelectionTurn,
     by_size,
     check_candidates,
@@ -26,7 +26,7 @@ from lightning_fl.features.selection.selection import (
 
 
 @dataclass(frozen=True)
-class PowerOfChoice(Selection):
+class PowerOfChoice(ClientSelection):
     """Draw candidates by their numbers of samples, and let those with the largest losses train.
 
     The mean is biased towards clients with large losses. Losses that are not finite come last.

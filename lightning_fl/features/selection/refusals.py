@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import name_of
 from lightning_fl.errors import require
-from lightning_fl.features.selection.selection import Reads, Selection
+from lightning_fl.features.selection.selection import ClientSelection, Reads
 from lightning_fl.slots.part import to_declare
 
 
@@ -24,7 +24,7 @@ class Flags(Protocol):
 
 
 def check_selection(
-    trainer: Flags, selection: Selection, num_clients: int, num_eligible: int, reads_own_loaders: bool
+    trainer: Flags, selection: ClientSelection, num_clients: int, num_eligible: int, reads_own_loaders: bool
 ) -> None:
     """Raise `UserError` if a selection does not fit a run.
 

@@ -13,7 +13,7 @@ from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.errors import require
 from lightning_fl.features.selection.client_losses import client_losses
 from lightning_fl.features.selection.reweighted_mean import ReweightedMean
-from lightning_fl.features.selection.selection import NUMBER_BITS, Reads, Selection, SelectionTurn
+from lightning_fl.features.selection.selection import NUMBER_BITS, ClientSelection, Reads, SelectionTurn
 from lightning_fl.features.selection.senders import Senders
 from lightning_fl.link.link import Link
 from lightning_fl.processes import gather_objects
@@ -37,7 +37,7 @@ class Selecting:
         seconds: seconds of clients; asked for only if the selection reads them.
     """
 
-    selection: Selection
+    selection: ClientSelection
     num_clients: int
     seconds: Seconds
 
@@ -90,7 +90,7 @@ class SelectedClients:
         seconds: seconds of clients.
     """
 
-    selection: Selection
+    selection: ClientSelection
     engine: Engine
     seconds: Seconds
 

@@ -44,7 +44,7 @@ class SelectionTurn:
         random: returns the random stream of this round, or of the round with another index; each call begins it anew.
     """
 
-    selection: Selection
+    selection: ClientSelection
     round: int
     clients: np.ndarray
     num_clients: int
@@ -77,7 +77,7 @@ class SelectionTurn:
         )
 
 
-class Selection(Checked, ABC):
+class ClientSelection(Checked, ABC):
     """Decides which clients take part in a round; a subclass is a frozen dataclass.
 
     The server draws clients and sends them the model. If the selection reads `LOSSES`, they answer with theirs, and those that
@@ -168,7 +168,7 @@ class Selection(Checked, ABC):
         return dict.fromkeys(norms, 1.0)
 
 
-def check_candidates(selection: Selection, candidates: int, num_clients: int, num_eligible: int) -> None:
+def check_candidates(selection: ClientSelection, candidates: int, num_clients: int, num_eligible: int) -> None:
     """Raise `UserError` unless K ≤ candidates ≤ N."""
     require(
         num_clients <= candidates <= num_eligible,

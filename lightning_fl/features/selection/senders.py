@@ -10,7 +10,7 @@ import torch
 
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Collect, Observer, Round
-from lightning_fl.features.selection.selection import NUMBER_BITS, Selection
+from lightning_fl.features.selection.selection import NUMBER_BITS, ClientSelection
 from lightning_fl.link.link import Link
 from lightning_fl.slots import Result, Upload
 from lightning_fl.state.run_state import SELECTION
@@ -36,7 +36,7 @@ class Senders(Observer):
         factors: 1/p_k of each client that sends, if the selection is unbiased.
     """
 
-    selection: Selection
+    selection: ClientSelection
     num_senders: int
     engine: Engine
     weighs_equally: bool

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.features.selection.selection import Selection, SelectionTurn, uniformly
+from lightning_fl.features.selection.selection import ClientSelection, SelectionTurn, uniformly
 
 
 @dataclass(frozen=True)
-class Uniform(Selection):
+class Uniform(ClientSelection):
     """Draw the clients of a round uniformly without replacement, as without a selection."""
 
     def draw(self, turn: SelectionTurn) -> list[int]:

@@ -42,11 +42,11 @@ from lightning_fl.features.secure_aggregation import SecureAggregation
 from lightning_fl.features.selection import (
     ByNorm,
     BySize,
+    ClientSelection,
     Fastest,
     InTurn,
     PowerOfChoice,
     Reads,
-    Selection,
     SelectionTurn,
     Uniform,
 )
@@ -55,7 +55,7 @@ from lightning_fl.steps import Compress
 MODEL = 32 * 26
 """Bits of the perceptron."""
 PHONES = ClientClock(devices="phones")
-ORACLES: dict[str, tuple[Selection, Callable[[], oracle.Round]]] = {
+ORACLES: dict[str, tuple[ClientSelection, Callable[[], oracle.Round]]] = {
     "by size": (BySize(), lambda: oracle.by_size(replace=False)),
     "by size, with replacement": (BySize(replace=True), lambda: oracle.by_size(replace=True)),
     "unbiased": (BySize(unbiased=True), lambda: oracle.by_size(replace=True, alike=True)),
@@ -85,8 +85,8 @@ class Cohorts(Callback):
 
 
 @dataclass(frozen=True)
-class Listed(Selection):
-    """Selection of listed clients, of a user's own."""
+class Listed(ClientSelection):
+    """ClientSelection of listed clients, of a user's own."""
 
     rounds: tuple[tuple[int, ...], ...] = field(default=())
 
@@ -131,7 +131,7 @@ def test_clients_that_are_drawn_twice_train_once(make_trainer: MakeTrainer) -> N
     ids=["Uniform", "PowerOfChoice with d = K", "a difference"],
 )
 def test_some_selections_are_others_bit_for_bit(
-    one: Selection, other: Selection | None, columns: set[str] | None, flags: Any, make_trainer: MakeTrainer
+    one: ClientSelection, other: ClientSelection | None, columns: set[str] | None, flags: Any, make_trainer: MakeTrainer
 ) -> None:
     runs = []
     for selection in (one, other):
@@ -191,7 +191,7 @@ class Steps(Callback):
     ids=str,
 )
 def test_the_expected_update_is_that_of_full_participation(
-    selection: Selection, is_unbiased: bool, make_trainer: MakeTrainer
+    selection: ClientSelection, is_unbiased: bool, make_trainer: MakeTrainer
 ) -> None:
     """Each round is an independent draw, since clients' updates depend neither on the model nor on the order of samples."""
     rounds, data = 300, federation(batch_size=32)
@@ -365,19 +365,21 @@ def test_clients_are_asked_about_a_model_that_a_callback_has_changed(make_traine
 
 
 @each_selection
-def test_both_runners_select_alike(selection: Selection, make_trainer: MakeTrainer) -> None:
+def test_both_runners_select_alike(selection: ClientSelection, make_trainer: MakeTrainer) -> None:
     assert_same(fits(make_trainer, Perceptron(), federation, selection=selection, clients_per_round=3))
 
 
 @each_selection
-def test_a_resumed_run_selects_as_the_whole(selection: Selection, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_a_resumed_run_selects_as_the_whole(
+    selection: ClientSelection, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
     resumed_like_whole(make_trainer, tmp_path, Perceptron, selection=selection, clock=PHONES)
 
 
 @pytest.mark.parametrize(
     "selection", [PowerOfChoice(5), PowerOfChoice(5, reuse_losses=True), ByNorm(6), Fastest(5)], ids=str
 )
-def test_a_pruned_model_goes_on(selection: Selection, make_trainer: MakeTrainer) -> None:
+def test_a_pruned_model_goes_on(selection: ClientSelection, make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=4, selection=selection, callbacks=Pruning(), clock=PHONES)
     trainer.fit(Perceptron(), federation())
     assert trainer.history["model/parameters"].tolist() == [26, 26, 20, 20]
@@ -446,7 +448,7 @@ def test_a_client_whose_norm_is_not_finite_sends_and_is_rejected(make_trainer: M
     "flags", [{"over_selection": 1.3}, {"deadline": 4e-5}, {"deadline": 4e-5, "dropout_rate": 0.3}], ids=str
 )
 def test_late_clients_of_a_selection_are_not_waited_for(
-    selection: Selection, flags: Any, make_trainer: MakeTrainer
+    selection: ClientSelection, flags: Any, make_trainer: MakeTrainer
 ) -> None:
     trainer = make_trainer(max_rounds=4, selection=selection, clock=PHONES, **flags)
     trainer.fit(Perceptron(), federation())
@@ -541,7 +543,7 @@ class ByHand(Perceptron):
 
 
 LOCAL, CENTRAL, SUMS = LocalPrivacy(noise_multiplier=0.5), ClientPrivacy(noise_multiplier=0), SecureAggregation()
-REFUSED: list[tuple[Selection, dict[str, Any], Any, str]] = [
+REFUSED: list[tuple[ClientSelection, dict[str, Any], Any, str]] = [
     (
         PowerOfChoice(2),
         {},
@@ -622,7 +624,7 @@ REFUSED: list[tuple[Selection, dict[str, Any], Any, str]] = [
 
 @pytest.mark.parametrize(("selection", "flags", "algorithm", "sentence"), REFUSED)
 def test_refusals_of_fit_and_plan_are_the_same(
-    selection: Selection,
+    selection: ClientSelection,
     flags: Any,
     algorithm: Callable[[], Algorithm],
     sentence: str,
@@ -649,19 +651,21 @@ def test_a_module_that_makes_its_steps_itself_has_no_loss_to_tell(make_trainer: 
 
 
 @pytest.mark.parametrize("selection", [BySize(unbiased=True), InTurn()], ids=str)
-def test_local_noise_allows_what_reads_no_samples(selection: Selection, make_trainer: MakeTrainer) -> None:
+def test_local_noise_allows_what_reads_no_samples(selection: ClientSelection, make_trainer: MakeTrainer) -> None:
     make_trainer(selection=selection, privacy=LOCAL).fit(Perceptron(), federation())
 
 
 @pytest.mark.parametrize("selection", ["PowerOfChoice", PowerOfChoice], ids=str)
 def test_a_selection_is_an_object(selection: Any, make_trainer: MakeTrainer) -> None:
-    with pytest.raises(UserError, match=r"selection must be a Selection of lightning_fl\.features\.selection, such as"):
+    with pytest.raises(
+        UserError, match=r"selection must be a ClientSelection of lightning_fl\.features\.selection, such as"
+    ):
         make_trainer(selection=selection)
 
 
 @dataclass(frozen=True)
 class Chooses(Listed):
-    """Selection that reads losses, of a user's own."""
+    """ClientSelection that reads losses, of a user's own."""
 
     reads = Reads.LOSSES
     chosen: tuple[int, ...] | None = None
@@ -672,7 +676,7 @@ class Chooses(Listed):
 
 @dataclass(frozen=True)
 class Reports(Listed):
-    """Selection that reads norms, of a user's own: the clients with the largest norms send."""
+    """ClientSelection that reads norms, of a user's own: the clients with the largest norms send."""
 
     reads = Reads.NORMS
 
@@ -683,7 +687,7 @@ class Reports(Listed):
 
 @dataclass(frozen=True)
 class CountsTwice(Reports):
-    """Selection with two weights for an upload."""
+    """ClientSelection with two weights for an upload."""
 
     counts_alike = True
 
@@ -705,7 +709,7 @@ class CountsTwice(Reports):
     ],
 )
 def test_a_selection_of_ones_own_is_refused_where_it_fails(
-    selection: Selection, sentence: str, make_trainer: MakeTrainer
+    selection: ClientSelection, sentence: str, make_trainer: MakeTrainer
 ) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         make_trainer(selection=selection).fit(Perceptron(), federation())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_fl import UserError
 from lightning_fl.engine.population import Population
-from lightning_fl.features.selection import BySize, Fastest, InTurn, PowerOfChoice, Selection, SelectionTurn
+from lightning_fl.features.selection import BySize, ClientSelection, Fastest, InTurn, PowerOfChoice, SelectionTurn
 from lightning_fl.features.selection.by_norm import approximate, optimal
 from lightning_fl.features.selection.selection import largest
 from lightning_fl.state.run_state import Run
@@ -22,7 +22,9 @@ from lightning_fl.vectors.layout import NO_LAYOUT
 norms = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=12)
 
 
-def turn(selection: Selection, index: int = 0, num_clients: int = 2, sizes: Any = (1, 2, 3, 4, 5), **more: Any) -> Any:
+def turn(
+    selection: ClientSelection, index: int = 0, num_clients: int = 2, sizes: Any = (1, 2, 3, 4, 5), **more: Any
+) -> Any:
     def random(in_round: int | None = None) -> np.random.Generator:
         return np.random.default_rng([0, index if in_round is None else in_round])
 
@@ -140,7 +142,7 @@ def test_the_fastest_candidates_are_selected_in_the_order_of_the_draw() -> None:
 
 
 @dataclass(frozen=True)
-class Curious(Selection):
+class Curious(ClientSelection):
     def draw(self, turn: SelectionTurn) -> list[int]:
         return [int(turn.sizes.argmax())]
 
