@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 from argparse import Action
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -98,6 +98,10 @@ def incompatible(network: str, build: Callable[..., nn.Module]) -> dict[str, str
         for name, method in classes(algorithms).items():
             if any(isinstance(one, StructuredPruning | ClientGates) for one in method().configure_callbacks()):
                 found[name] = f"{name} prunes filters of convolutions, and {network} has none"
+    if sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in build().modules()) < 2:
+        for name, method in classes(algorithms).items():
+            if method().exchange.cuts:
+                found[name] = f"{name} cuts hidden layers, and {network} has none"
     for name, images in classes(data, data.ImageDataModule).items():
         size = images.image_size  # a number where all images of a data set have one size
         try:
@@ -188,6 +192,8 @@ def plain(value: Any) -> Any:
         return value.value
     if isinstance(value, tuple | list):
         return [plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
     return value if isinstance(value, str | int | float | None) else type(value).__name__
 
 

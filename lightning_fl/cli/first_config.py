@@ -178,6 +178,8 @@ def _values(
         parameter = entry.parameters[key]
         yield from _comment((texts or {}).get(key, parameter["about"]), level)
         value = values.get(key, parameter.get("default"))
+        if isinstance(value, dict):  # JSON has kept numbers as texts
+            value = {yaml.safe_load(name): one for name, one in value.items()}
         written = yaml.safe_dump(value, default_flow_style=True, width=ONE_LINE).partition("\n")[0]
         yield f"{'  ' * level}{key}: {written}"
 

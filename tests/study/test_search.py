@@ -251,7 +251,7 @@ def test_a_search_from_the_command_line_that_is_killed_and_shared(
         "# A search comes first: 2 trials of each combination, each of 300 kB of uplink with seed 5, with halving"
         in planned
     )
-    assert re.search(r"^# avg +3 +905 kB +", planned, re.MULTILINE), "the rounds of 2 trials and one run"
+    assert re.search(r"^# avg +3 +905 +", planned, re.MULTILINE), "the rounds of 2 trials and one run"
     assert not Path("runs").exists()
 
     killed, deadline = started("--jobs=1"), time.monotonic() + 300
