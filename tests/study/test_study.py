@@ -105,7 +105,7 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     page = Path("runs/studies/study/report/report.html").read_text(encoding="utf-8")
     assert ">final: FedProx − FedAvg</td>" in page
     assert "<h2>Accuracy per byte, 1.00 kB to 1.00 MB of uplink</h2>" in page
-    assert re.search(r"\| FedProx \| undecided \| +0\.\d{3}\*? \|", said)
+    assert re.search(r"^\| FedProx \| undecided +\| +0\.\d{3}\*? \|", said, re.MULTILINE)
     assert Path("runs/studies/study/report/front.png").is_file()
 
     quiet = ["--trainer.enable_progress_bar=false", "--seed_everything=1", "--data.seed=1"]
