@@ -1,4 +1,4 @@
-"""What the package has, in numbers that are counted from the code, for the home page.
+"""Numbers of the home page, counted from the code: methods, codecs, attacks and so on.
 
 A line `<!-- inside -->` of a page becomes the numbers; repository hosts show nothing there.
 """

@@ -38,6 +38,6 @@ class HeteroFL(Method):
             levels: Share of the clients by level r, the share of a hidden layer's units that they train; {1: 1} is FedAvg.
             fixed: True if a client keeps its level, and the shares are exact; False if every client draws its level in each
                 round.
-            scaled: True to divide the outputs of hidden layers by r in training.
+            scaled: True to divide the outputs of hidden layers by r in training; for networks with normalisation.
         """
         super().__init__(exchange=FirstUnits(levels, fixed, scaled), aggregator=MaskedMean(), **slots)

@@ -50,7 +50,7 @@ class Differences(Codec):
 
     @property
     def traits(self) -> Traits:
-        """What a message needs; the server adds messages up, and what one has lost is in later ones."""
+        """Sends increments with error feedback: a later message has what one has lost; the rest is the inner codec's."""
         of_message = Traits.SENDS_FEW | Traits.NEEDS_SHAPES
         return self.codec.traits & of_message | Traits.DELTAS_ONLY | Traits.ERROR_FEEDBACK | Traits.INCREMENTS
 

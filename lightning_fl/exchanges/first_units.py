@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +22,10 @@ class FirstUnits(PartialTraining):
     """Let each client receive, train and send the first ⌈r c⌉ of the c units of every hidden layer, where r is its level.
 
     Attributes:
-        levels: share of the clients by level r, 0 < r ≤ 1; the shares sum to 1.
+        levels: share of the clients by level r, 0 < r ≤ 1; the shares sum to 1. Levels may be texts, as in JSON.
         fixed: True if a client keeps its level, and the shares are exact; False if every client draws its level in each round.
-        scaled: divide the outputs of hidden layers by r in training, as all networks share the weights of the next layer.
+        scaled: divide the outputs of hidden layers by r in training, as all networks share the weights of the next layer. Without
+            normalisation the outputs of a network of l hidden layers grow by 1/r^l, so that small networks may diverge.
         ordered: True for FjORD's ordered dropout: every step of a client trains the network of one level, drawn uniformly from
             those up to its own.
     """
@@ -33,6 +36,8 @@ class FirstUnits(PartialTraining):
     ordered: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.levels, Mapping):
+            object.__setattr__(self, "levels", {_from_text(level): share for level, share in self.levels.items()})
         levels = self.levels
         require(
             isinstance(levels, Mapping) and len(levels) > 0 and all(map(_is_number, [*levels, *levels.values()])),
@@ -87,6 +92,14 @@ class FirstUnits(PartialTraining):
 def _ranks(seed: int, count: int) -> list[int]:
     """Return the place of each of some clients in a random order of them."""
     return np.random.default_rng([seed, 0, WIDTHS, 0]).permutation(count).tolist()
+
+
+def _from_text(level: Any) -> Any:
+    """Return the number that a text has, such as a key of JSON; whatever else it is, itself."""
+    if isinstance(level, str):
+        with suppress(ValueError):
+            return float(level)
+    return level
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a report has to say to programs: all numbers of each run, and their means over the runs of a line."""
+"""JSON content of a report: all numbers of each run, and their means over the runs of a line."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Traits(Flag):
     CATCHES_UP = auto()
     """A client that missed broadcasts loads them when it is there again, so that those that are not pay nothing."""
     INCREMENTS = auto()
-    """What arrives adds to what the sender has sent before, so that a step must add up the clients' means."""
+    """A message is an increment on the sender's earlier ones, so that a step must add up the clients' means."""
     EXACT = UNBIASED | CONTRACTS | IDEMPOTENT | LOSSLESS
     """Those of a codec that sends the numbers as they are."""
 

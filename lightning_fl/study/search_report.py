@@ -1,4 +1,4 @@
-"""What a report says of the searches of a study: the flags, the winners, their costs, and the best value by trials."""
+"""Section of a report about the searches of a study: flags, winners, costs, and the best value by trials."""
 
 from __future__ import annotations
 

@@ -112,6 +112,13 @@ def numbers_at(level: float) -> Tensor:
     return torch.cat(masks)
 
 
+def test_levels_may_be_texts_as_in_json() -> None:
+    levels: Any = {"1.0": 0.5, "0.5": 0.5}
+    assert HeteroFL(levels).exchange == HeteroFL({1.0: 0.5, 0.5: 0.5}).exchange
+    with pytest.raises(UserError, match="levels must be a mapping from levels to shares of the clients"):
+        HeteroFL({**levels, "half": 0.0})
+
+
 @RUNNERS
 @pytest.mark.parametrize("slots", [{}, {"uplink": TopK(0.3)}, {"steps": [Momentum(beta=0.5)]}], ids=str)
 def test_level_1_alone_is_fedavg_bit_for_bit(runner: Any, slots: Any, make_trainer: MakeTrainer) -> None:

@@ -34,7 +34,7 @@ class Reads(Flag):
 
 @dataclass(frozen=True)
 class SelectionTurn:
-    """What a selection may know when it draws the clients of a round.
+    """Facts about a round that a selection may read when it draws the clients.
 
     Attributes:
         selection: the selection, which has declared what it reads.
@@ -111,7 +111,7 @@ class ClientSelection(Checked, ABC):
 
     @property
     def tells_of_samples(self) -> str:
-        """What the selection reads that depends on a client's samples, in a word; empty if it reads no such thing."""
+        """Names of the facts that it reads and that depend on clients' samples, such as losses; empty without any."""
         words = {Reads.LOSSES | Reads.LAST_LOSSES: "losses", Reads.NORMS: "norms", Reads.SECONDS: "seconds"}
         return " and ".join(word for facts, word in words.items() if facts & self.reads)
 
