@@ -34,19 +34,13 @@ if not all(map(find_spec, NEEDED)):
     pytest.skip("needs the extra docs: pip install -e '.[docs]'", allow_module_level=True)
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))
+
+from generate import PACKAGES  # noqa: E402
 from sphinx.search.en import SearchEnglish  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 METHODS = [entry for entry in catalogue.entries() if entry.section == "algorithms"]
-PACKAGES = (
-    *lightning_fl._PACKAGES,
-    "features.attacks",
-    "features.clock",
-    "features.privacy",
-    "features.selection",
-    "report",
-    "study",
-)
 FETCHING = {("script", "src"), ("img", "src"), ("source", "srcset"), ("iframe", "src"), ("link", "href")}
 """Tags and attributes whose addresses a browser fetches to show a page."""
 OUTSIDE = re.compile(r"(https?:)?//")

@@ -11,7 +11,7 @@ from typing import Any
 import processes
 import pytest
 import torch
-from toys import federation, read_rows
+from toys import Perceptron, federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
@@ -49,6 +49,18 @@ def equal_states(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def ends_as_fedavg(algorithm: Any, runner: str, make_trainer: MakeTrainer) -> bool:
+    """True if three rounds of a method end in the model and the bits of FedAvg's."""
+    ends = []
+    for one in (algorithm, FedAvg()):
+        torch.manual_seed(0)
+        module = Perceptron()
+        trainer = make_trainer(max_rounds=3, runner=runner)
+        trainer.fit(module, federation(), one)
+        ends.append({**module.state_dict(), "bits": trainer.run.ledger.total_bits})
+    return equal_states(*ends)
 
 
 def resumed_like_whole(
