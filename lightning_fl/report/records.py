@@ -61,7 +61,7 @@ class Record:
         bits: bits of the whole run by direction and kind; None if no file contains them.
         gaps: remarks about what is missing.
         not_finite: where `nan` and `inf` stand in columns that have some (n,); in `columns` they are NaN.
-        legs: settings of the fit that began the run, and of each that resumed it; the last are `settings`.
+        settings_of_fits: settings of the fit that began the run, and of each that resumed it; the last are `settings`.
         metric: name and mode of the metric that the run is about; None if no file says it.
     """
 
@@ -72,7 +72,7 @@ class Record:
     bits: Bits | None
     gaps: tuple[str, ...]
     not_finite: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
-    legs: tuple[dict[str, Any], ...] = ()
+    settings_of_fits: tuple[dict[str, Any], ...] = ()
     metric: Mapping[str, str] | None = None
 
     @cached_property
@@ -131,8 +131,8 @@ def read_run(path: str | Path) -> Record:
         columns, not_finite, gaps = _read_metrics(folder / METRICS)
     except OSError as error:
         raise UserError(f"{folder / METRICS} cannot be read ({error.strerror}).") from error
-    legs, problem = _read_settings(folder)
-    settings = legs[-1] if legs else {}
+    fits, problem = _read_settings(folder)
+    settings = fits[-1] if fits else {}
     gaps += problem
     rounds = columns["round"]
     every = settings.get("trainer.log_every_n_rounds")
@@ -145,7 +145,7 @@ def read_run(path: str | Path) -> Record:
     bits, problem = _read_bits(folder)
     algorithm = str(settings.get("algorithm") or folder.name)
     return Record(
-        folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite, tuple(legs), read_metric(folder)
+        folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite, tuple(fits), read_metric(folder)
     )
 
 

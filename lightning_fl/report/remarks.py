@@ -160,10 +160,10 @@ def _not_finite(curve: Curve) -> list[str]:
 
 def _changed(record: Record) -> list[str]:
     """Return a remark on settings that changed when the run was resumed; the last ones stand for the run elsewhere."""
-    settings = [experiment_settings(leg) for leg in record.legs]
+    settings = [experiment_settings(fit) for fit in record.settings_of_fits]
     changes = []
     for key in dict.fromkeys(key for leg in settings for key in leg):
-        values = [shown(leg[key]) for leg in record.legs if key in leg]
+        values = [shown(fit[key]) for fit in record.settings_of_fits if key in fit]
         changed = [value for position, value in enumerate(values) if position == 0 or value != values[position - 1]]
         if len(changed) > 1 and key != "trainer.max_rounds":
             changes.append(f"`{key}` {' → '.join(changed)}")

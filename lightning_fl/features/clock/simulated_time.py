@@ -28,7 +28,7 @@ from lightning_fl.outputs.losses import say_lost
 from lightning_fl.state.outcome import Costs, added_by_client
 from lightning_fl.state.run_state import Run
 
-CLOCK, COMING, RADIO = "clock", "coming_seconds", "radio_seconds"
+CLOCK, EARLY, RADIO = "clock", "early_seconds", "radio_seconds"
 """Name of the state in a run, and in it: seconds of messages since the last round, which count with the next, and those in which
 clients sent (`up`) and received (`down`) in the last round, all of them together."""
 
@@ -159,9 +159,9 @@ class SimulatedTime(Observer):
         """
         run, times = self.run, self.times
         if times is not None:
-            coming = run.features.get(CLOCK, {}).get(COMING, 0.0)
+            early = run.features.get(CLOCK, {}).get(EARLY, 0.0)
             run.features[CLOCK] = {RADIO: self.radio_seconds(times.bits, (uplink_bits, downlink_bits))}
-            return (cohort.begin - run.simulated_seconds) + coming + times.seconds
+            return (cohort.begin - run.simulated_seconds) + early + times.seconds
         work = computation.work
         most = max(cohort.answering, key=lambda client: self.sizes[client] * work.share_of(client), default=None)
         num_samples: float = 0 if most is None else work.planned_samples(most)
@@ -178,7 +178,7 @@ class SimulatedTime(Observer):
         """Let the next round begin once the slowest of a link's clients has its messages, if the clock is one of clients."""
         if self.devices is not None:
             state = self.run.features.setdefault(CLOCK, {})
-            state[COMING] = state.get(COMING, 0.0) + self.devices.slowest_transfer(link.bits_by_client)
+            state[EARLY] = state.get(EARLY, 0.0) + self.devices.slowest_transfer(link.bits_by_client)
 
     def _growth(self, work: LocalWork) -> float:
         """Return the samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for."""
