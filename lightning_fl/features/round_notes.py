@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -32,6 +33,8 @@ class RoundNotes(Observer):
     adds_noise: bool
     trains_own: bool
     clip: Callable[[Run], float | None]
+    in_rehearsals: ClassVar[bool] = False
+    """A rehearsal alters the clients' messages, so what goes wrong in its rounds tells nothing of the run."""
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def around(self, roles: Roles, engine: Engine) -> Roles:

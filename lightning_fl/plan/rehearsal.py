@@ -385,6 +385,7 @@ def _leave_out(stage: Any) -> None:
     """Set a trainer that has passed all checks to a rehearsal: show all columns, and log every round."""
     stage.log_every_n_rounds, stage.min_rounds, stage.min_steps = 1, None, None
     loop = stage.fit_loop
+    loop.engine.features = [feature for feature in loop.engine.features if getattr(feature, "in_rehearsals", True)]
     if loop.privacy.hides_costs:
         shown = replace(loop.privacy, settings=replace(loop.privacy.settings, side_channels="keep"))
         features = loop.engine.features

@@ -157,6 +157,17 @@ def test_a_callback_that_declares_it_takes_part(make_trainer: MakeTrainer) -> No
     assert Pausing.rounds > 0
 
 
+def test_what_goes_wrong_in_rehearsed_rounds_is_not_said(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, module = make_trainer(max_rounds=30), Perceptron(lr=1e30)
+    plan = trainer.plan(module, federation(), FedAvg())
+    assert plan.uplink_bytes == 30 * 3 * 26 * 4
+    assert "rejected" not in caplog.text, "the rounds of a plan train on altered messages"
+    trainer.fit(module, federation(), FedAvg())
+    assert "rejected" in caplog.text
+
+
 def test_nothing_is_changed_or_written(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     class Asked(L.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
