@@ -32,6 +32,7 @@ MOST_NAMES = 8
 CLEARLY = 1.1
 """Ratio from which the bytes of two methods have an order."""
 MOST_SETTINGS = 8  # columns of one table
+LONGEST_NUMBER = 8  # characters of a setting that is shown with all its digits
 UNITS = {"bytes": BYTES, "seconds": SECONDS, "joules": JOULES}
 
 
@@ -266,13 +267,23 @@ def _shown_setting(group: Group, key: str) -> str:
 
 
 def _with_options(values: Mapping[str, Any], key: str) -> str:
-    """Return a value with the options of the part that it names, such as `Shards(shards_per_client=2)`."""
+    """Return a value with the options of the part that it names, such as `Shards(shards_per_client=2)`.
+
+    A number that a search has drawn has four significant figures; the commands beside the table have all.
+    """
     if key not in values:
         return NONE
     if key in SOURCES.values():
         return str(values[key])
-    options = [f"{name[len(key) + 1 :]}={shown(value)}" for name, value in values.items() if name.startswith(f"{key}.")]
-    return shown(values[key]) + (f"({', '.join(options)})" if options else "")
+    options = [
+        f"{name[len(key) + 1 :]}={_brief(value)}" for name, value in values.items() if name.startswith(f"{key}.")
+    ]
+    return _brief(values[key]) + (f"({', '.join(options)})" if options else "")
+
+
+def _brief(value: Any) -> str:
+    text = shown(value)
+    return f"{value:.4g}" if isinstance(value, float) and len(text) > LONGEST_NUMBER else text
 
 
 def bytes_by_kind(groups: Sequence[Group]) -> Table:

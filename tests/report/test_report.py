@@ -328,6 +328,16 @@ def test_settings_that_differ_are_listed_beside_the_names(tmp_path: Path) -> Non
     assert cells[2:] == [["FedProx, mu=0.1", "–", "0.1"], ["FedProx, mu=0.01", "–", "0.01"], ["FedAvg", "5", "–"]]
 
 
+def test_numbers_that_a_search_has_drawn_have_four_figures(tmp_path: Path) -> None:
+    for mu in (0.06556320296094853, 0.5):
+        write_run(tmp_path / f"{mu}", rising(9), "FedProx", mu=mu)
+    labels = ["--label", "tuned", "--label", "default"]
+    folders = [str(tmp_path / name) for name in ("0.06556320296094853", "0.5")]
+    printed = report([*folders, *labels, "--out", str(tmp_path / "out")])
+    rows = [line.split() for line in printed.partition("## Settings that differ")[2].splitlines() if line[:1] == "|"]
+    assert [row[1:4:2] for row in rows[2:4]] == [["tuned", "0.06556"], ["default", "0.5"]]
+
+
 def test_the_method_is_a_setting_that_differs_where_a_label_does_not_name_it(tmp_path: Path) -> None:
     folders = [str(write_run(tmp_path / name, rising(9), name)) for name in ("FedAvg", "FedProx")]
     command = [*folders, "--out", str(tmp_path / "out"), "--label"]
