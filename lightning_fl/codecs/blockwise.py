@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
+from lightning_fl.slots import Packed, Payload, RoundContext, Traits, VectorCodec, compressible
 from lightning_fl.vectors.magnitudes import scale_dtype
 
 Levels = Literal["linear", "nf4"]
@@ -33,7 +33,7 @@ NF4 = (
 
 
 @dataclass(frozen=True)
-class Blockwise(Codec):
+class Blockwise(VectorCodec):
     """C(x) = a · the nearest level to x/a, a = ‖x‖∞ of a block of consecutive numbers: b · d + 32⌈d/block_size⌉ bits.
 
     An outlier makes only its own block coarse, so that it fits whole models, too. Blocks are those of the whole vector, across
@@ -48,6 +48,7 @@ class Blockwise(Codec):
             of them, instead of 32⌈d/block_size⌉.
     """
 
+    beside = (SCALES, TOPS)
     levels: Levels = "linear"
     bits: Annotated[int, Interval(ge=2, le=8), Called("bits of a number in a block")] = 8
     block_size: Annotated[int, Ge(1)] = 256
@@ -70,38 +71,29 @@ class Blockwise(Codec):
             return None
         return unpack(payload[name].content, context.layout.numel, self.bits), 2**self.bits - (self.levels == "linear")
 
-    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
         """Encode codes by the vector's name, scales under `scalars/scale/name`, theirs under `scalars/scale_of_scales/name`."""
         payload = {}
-        for name, vector in message.items():
-            if not compressible(name):
-                payload[name] = Packed.whole(vector)
-                continue
-            blocks = _in_blocks(vector.to(scale_dtype(vector.dtype)), self.block_size)
-            scales = _largest(blocks)
-            if self.nested:
-                tops = _largest(_in_blocks(scales, NESTED_BLOCK))
-                codes = _ratios(_in_blocks(scales, NESTED_BLOCK), tops).mul_(MOST).round_().to(torch.uint8)
-                payload[f"{SCALES}{name}"] = Packed.whole(codes.view(-1)[: len(scales)])
-                payload[f"{TOPS}{name}"] = Packed.whole(tops)
-                scales = self._scales(payload, name)
-            else:
-                payload[f"{SCALES}{name}"] = Packed.whole(scales)
-            codes = self._code(_ratios(blocks, scales)).view(-1)[: len(vector)]
-            payload[name] = Packed(pack(codes, self.bits), len(vector) * self.bits)
-        return payload, {}
+        blocks = _in_blocks(vector.to(scale_dtype(vector.dtype)), self.block_size)
+        scales = _largest(blocks)
+        if self.nested:
+            tops = _largest(_in_blocks(scales, NESTED_BLOCK))
+            codes = _ratios(_in_blocks(scales, NESTED_BLOCK), tops).mul_(MOST).round_().to(torch.uint8)
+            payload[f"{SCALES}{name}"] = Packed.whole(codes.view(-1)[: len(scales)])
+            payload[f"{TOPS}{name}"] = Packed.whole(tops)
+            scales = self._scales(payload, name)
+        else:
+            payload[f"{SCALES}{name}"] = Packed.whole(scales)
+        codes = self._code(_ratios(blocks, scales)).view(-1)[: len(vector)]
+        payload[name] = Packed(pack(codes, self.bits), len(vector) * self.bits)
+        return payload
 
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return the levels, times the scales of their blocks."""
-        message, count = {}, context.layout.numel
-        for name, packed in payload.items():
-            if compressible(name):
-                levels = self._value(unpack(packed.content, count, self.bits), context.dtype)
-                vector = _in_blocks(levels, self.block_size).mul_(self._scales(payload, name)[:, None])
-                message[name] = vector.view(-1)[:count].to(context.dtype)
-            elif not name.startswith((SCALES, TOPS)):
-                message[name] = packed.content
-        return message
+        count = context.layout.numel
+        levels = self._value(unpack(payload[name].content, count, self.bits), context.dtype)
+        vector = _in_blocks(levels, self.block_size).mul_(self._scales(payload, name)[:, None])
+        return vector.view(-1)[:count].to(context.dtype)
 
     def _scales(self, payload: Payload, name: str) -> Tensor:
         """Return the scales (blocks,) as they arrive, float32 or float64."""

@@ -9,14 +9,14 @@ import torch
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
+from lightning_fl.slots import Packed, Payload, RoundContext, Traits, VectorCodec
 
 HalfWidth = Literal["float16", "bfloat16"]
 WARNINGS = WarningCache()
 
 
 @dataclass(frozen=True)
-class Cast(Codec):
+class Cast(VectorCodec):
     """C(x) = the nearest number to x in 16 bits: 16 · d bits, with an error of at most 2⁻¹¹|x| in float16, 2⁻⁸|x| in bfloat16.
 
     In float16 the relative error is larger below 6 · 10⁻⁵, numbers below 3 · 10⁻⁸ arrive as 0, and finite ones beyond ±65,504 as
@@ -41,19 +41,13 @@ class Cast(Codec):
         """Largest number of `dtype`."""
         return float(torch.finfo(getattr(torch, self.dtype)).max)
 
-    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
         """Encode numbers of 16 bits under the vector's name."""
-        return {
-            name: Packed.whole(self._rounded(name, vector, context) if compressible(name) else vector)
-            for name, vector in message.items()
-        }, {}
+        return {name: Packed.whole(self._rounded(name, vector, context))}
 
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return the numbers in the dtype of the model."""
-        return {
-            name: packed.content.to(context.dtype) if compressible(name) else packed.content
-            for name, packed in payload.items()
-        }
+        return payload[name].content.to(context.dtype)
 
     def _rounded(self, name: str, vector: Tensor, context: RoundContext) -> Tensor:
         dtype = getattr(torch, self.dtype)

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
+from lightning_fl.slots import Message, Packed, Payload, RoundContext, State, Traits, VectorCodec, compressible
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 Groups = Literal["tensor", "global"]
 SCALES = "scalars/scale/"
 
 
-class FewBits(Codec):
+class FewBits(VectorCodec):
     """Encodes each vector (d,) as a code for every number and a scale for each group of numbers.
 
     Attributes:
@@ -36,6 +36,7 @@ class FewBits(Codec):
         known: entries that cross at no cost, because the other side derives them from the configuration.
     """
 
+    beside = (SCALES,)
     groups: Groups
     known: tuple[str, ...] = ()
 
@@ -66,32 +67,26 @@ class FewBits(Codec):
         return {tensor: width for tensor, size in zip(layout.names, layout.sizes, strict=True) if size}
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
-        """Encode codes under the vector's name, and scales (groups,), if there are any, under `scalars/scale/name`."""
-        payload = {}
-        for name, vector in message.items():
-            if self.is_lossy_for(name):
-                payload[name], scales = self.shrink(vector, self._sizes(context))
-                if scales is not None:
-                    payload[f"{SCALES}{name}"] = Packed.whole(scales)
-            else:
-                payload[name] = Packed(vector, 0) if name in self.known else Packed.whole(vector)
-        return payload, {}
+        """Encode one vector after the other; what the other side knows takes no bits."""
+        payload, memory = super().encode(message, memory, context)
+        known = [name for name in self.known if name in message and not self.is_lossy_for(name)]
+        return payload | {name: Packed(message[name], 0) for name in known}, memory
 
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
+        """Encode codes under the vector's name, and scales (groups,), if there are any, under `scalars/scale/name`."""
+        codes, scales = self.shrink(vector, self._sizes(context))
+        return {name: codes} if scales is None else {name: codes, f"{SCALES}{name}": Packed.whole(scales)}
+
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return the numbers that the codes stand for, times their scales if there are any."""
-        message = {}
-        for name, packed in payload.items():
-            if self.is_lossy_for(name) and f"{SCALES}{name}" not in payload:
-                message[name] = self.restore(packed.content, context.layout.numel, context.dtype)
-            elif self.is_lossy_for(name):
-                scales = payload[f"{SCALES}{name}"].content
-                vector = self.restore(packed.content, context.layout.numel, scales.dtype)
-                for part, scale in zip(vector.split(self._sizes(context)), scales, strict=True):
-                    part.mul_(scale)
-                message[name] = vector.to(scales.dtype)
-            elif not name.startswith(SCALES):
-                message[name] = packed.content
-        return message
+        codes, count = payload[name].content, context.layout.numel
+        if f"{SCALES}{name}" not in payload:
+            return self.restore(codes, count, context.dtype)
+        scales = payload[f"{SCALES}{name}"].content
+        vector = self.restore(codes, count, scales.dtype)
+        for part, scale in zip(vector.split(self._sizes(context)), scales, strict=True):
+            part.mul_(scale)
+        return vector.to(scales.dtype)
 
     def _sizes(self, context: RoundContext) -> list[int]:
         """Return the sizes of the groups that are not empty."""

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits
+from lightning_fl.slots import Packed, Payload, RoundContext, Traits, VectorCodec
 from lightning_fl.vectors.magnitudes import scale_dtype
 
 SCALES, ZEROS = "scalars/scale/", "scalars/zero/"
 
 
 @dataclass(frozen=True)
-class Integers(Codec):
+class Integers(VectorCodec):
     """C(x) = s(q − z), q = x/s + z, rounded to the nearest integer in 0 … 2^b − 1;  s = (h − l)/(2^b − 1),  z = −l/s, rounded.
 
     l ≤ 0 and h ≥ 0 are the smallest and the largest number of a group, or 0. So 0 arrives as 0, and the error of a number is at
@@ -36,6 +36,7 @@ class Integers(Codec):
         symmetric: leave out the zero point.
     """
 
+    beside = (SCALES, ZEROS)
     bits: Annotated[int, Interval(ge=2, le=16), Called("bits of an integer")] = 8
     per: Literal["tensor", "channel"] = "tensor"
     symmetric: bool = False
@@ -70,54 +71,44 @@ class Integers(Codec):
             return None
         return {tensor: width * count for tensor, count in self._groups(context).items()}
 
-    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
         """Encode integers by the vector's name, scales (G,) under `scalars/scale/name`, zero points under `scalars/zero/name`."""
         payload = {}
-        for name, vector in message.items():
-            if not self.is_lossy_for(name):
-                payload[name] = Packed.whole(vector)
-                continue
-            wide = vector.to(scale_dtype(vector.dtype))
-            codes = torch.empty_like(wide, dtype=torch.int32)
-            scales, zeros = [wide.new_zeros(0)], [wide.new_zeros(0)]
-            for rows, target in zip(self._rows(wide, context), self._rows(codes, context), strict=True):
-                scale, zero = self._scale(rows.flatten(1))
-                shape = (-1, *[1] * (rows.dim() - 1))
-                ratio = rows / scale.view(shape)  # NaN or infinite where the scale is 0
-                if self.symmetric:
-                    ratio *= self._middle
-                target.copy_((ratio.round().nan_to_num_(0.0) + zero.view(shape)).clamp_(0, self._most))
-                scales.append(scale)
-                zeros.append(zero)
-            payload[name] = Packed(pack(codes, self.bits), len(codes) * self.bits)
-            payload[f"{SCALES}{name}"] = Packed.whole(torch.cat(scales))
-            if not self.symmetric:
-                points = torch.cat(zeros).to(torch.int32)
-                payload[f"{ZEROS}{name}"] = Packed(pack(points, self.bits), len(points) * self.bits)
-        return payload, {}
+        wide = vector.to(scale_dtype(vector.dtype))
+        codes = torch.empty_like(wide, dtype=torch.int32)
+        scales, zeros = [wide.new_zeros(0)], [wide.new_zeros(0)]
+        for rows, target in zip(self._rows(wide, context), self._rows(codes, context), strict=True):
+            scale, zero = self._scale(rows.flatten(1))
+            shape = (-1, *[1] * (rows.dim() - 1))
+            ratio = rows / scale.view(shape)  # NaN or infinite where the scale is 0
+            if self.symmetric:
+                ratio *= self._middle
+            target.copy_((ratio.round().nan_to_num_(0.0) + zero.view(shape)).clamp_(0, self._most))
+            scales.append(scale)
+            zeros.append(zero)
+        payload[name] = Packed(pack(codes, self.bits), len(codes) * self.bits)
+        payload[f"{SCALES}{name}"] = Packed.whole(torch.cat(scales))
+        if not self.symmetric:
+            points = torch.cat(zeros).to(torch.int32)
+            payload[f"{ZEROS}{name}"] = Packed(pack(points, self.bits), len(points) * self.bits)
+        return payload
 
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return s(q − z)."""
-        message = {}
-        for name, packed in payload.items():
-            if self.is_lossy_for(name):
-                scales = payload[f"{SCALES}{name}"].content
-                zeros = torch.full_like(scales, self._middle)
-                if not self.symmetric:
-                    zeros = unpack(payload[f"{ZEROS}{name}"].content, len(scales), self.bits).to(scales.dtype)
-                vector = unpack(packed.content, context.layout.numel, self.bits).to(scales.dtype)
-                counts = list(self._groups(context).values())
-                groups = zip(scales.split(counts), zeros.split(counts), strict=True)
-                for rows, (scale, zero) in zip(self._rows(vector, context), groups, strict=True):
-                    shape = (-1, *[1] * (rows.dim() - 1))
-                    rows.sub_(zero.view(shape))
-                    if self.symmetric:
-                        rows.div_(self._middle)
-                    rows.mul_(scale.view(shape))
-                message[name] = vector.to(context.dtype)
-            elif not name.startswith((SCALES, ZEROS)):
-                message[name] = packed.content
-        return message
+        scales = payload[f"{SCALES}{name}"].content
+        zeros = torch.full_like(scales, self._middle)
+        if not self.symmetric:
+            zeros = unpack(payload[f"{ZEROS}{name}"].content, len(scales), self.bits).to(scales.dtype)
+        vector = unpack(payload[name].content, context.layout.numel, self.bits).to(scales.dtype)
+        counts = list(self._groups(context).values())
+        groups = zip(scales.split(counts), zeros.split(counts), strict=True)
+        for rows, (scale, zero) in zip(self._rows(vector, context), groups, strict=True):
+            shape = (-1, *[1] * (rows.dim() - 1))
+            rows.sub_(zero.view(shape))
+            if self.symmetric:
+                rows.div_(self._middle)
+            rows.mul_(scale.view(shape))
+        return vector.to(context.dtype)
 
     @property
     def _most(self) -> int:

@@ -38,7 +38,7 @@ from torch import Tensor
 from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.coding.rotation import Chunks, chunk_sizes, random_signs, rotate
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
+from lightning_fl.slots import Packed, Payload, RoundContext, Traits, VectorCodec, compressible
 from lightning_fl.vectors.magnitudes import power_of_two, scale_dtype
 
 Scale = Literal["unbiased", "min_mse"]
@@ -47,7 +47,7 @@ ENOUGH = 1e-6  # the centroids of unit variance are as near as this to those of 
 
 
 @dataclass(frozen=True)
-class Rotated(Codec):
+class Rotated(VectorCodec):
     """Rotates chunks of each vector (d,) and encodes their numbers with the code book `centroids`.
 
     Attributes:
@@ -57,6 +57,7 @@ class Rotated(Codec):
             `pad` rotates the whole vector, filled up to a power of two. Each has a scale of 32 bits, 64 in a float64 model.
     """
 
+    beside = (SCALES,)
     scale: Scale = field(default="unbiased", kw_only=True)
     chunks: Chunks = field(default="split", kw_only=True)
 
@@ -85,43 +86,33 @@ class Rotated(Codec):
             tensor: self._width * size for tensor, size in zip(context.layout.names, context.layout.sizes, strict=True)
         }
 
-    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
         """Encode codes under the vector's name, and scales (chunks,) under `scalars/scale/name`."""
-        payload = {}
-        for name, vector in message.items():
-            if not compressible(name):
-                payload[name] = Packed.whole(vector)
-                continue
-            sizes = chunk_sizes(len(vector), self.chunks)
-            padded = torch.zeros(sum(sizes), dtype=scale_dtype(vector.dtype), device=vector.device)
-            padded[: len(vector)] = vector
-            if (power := power_of_two(padded)) != 1:
-                padded *= power
-            padded *= random_signs(padded, context.draw.generator(name))
-            codes, scales = torch.empty_like(padded, dtype=torch.uint8), padded.new_empty(len(sizes))
-            for i, (chunk, code) in enumerate(zip(padded.split(sizes), codes.split(sizes), strict=True)):
-                scales[i] = self._encode_chunk(rotate(chunk), code)
-            payload[name] = Packed(pack(codes, self._width), len(codes) * self._width)
-            payload[f"{SCALES}{name}"] = Packed.whole(scales if power == 1 else scales / power)
-        return payload, {}
+        sizes = chunk_sizes(len(vector), self.chunks)
+        padded = torch.zeros(sum(sizes), dtype=scale_dtype(vector.dtype), device=vector.device)
+        padded[: len(vector)] = vector
+        if (power := power_of_two(padded)) != 1:
+            padded *= power
+        padded *= random_signs(padded, context.draw.generator(name))
+        codes, scales = torch.empty_like(padded, dtype=torch.uint8), padded.new_empty(len(sizes))
+        for i, (chunk, code) in enumerate(zip(padded.split(sizes), codes.split(sizes), strict=True)):
+            scales[i] = self._encode_chunk(rotate(chunk), code)
+        return {
+            name: Packed(pack(codes, self._width), len(codes) * self._width),
+            f"{SCALES}{name}": Packed.whole(scales if power == 1 else scales / power),
+        }
 
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
         """Rotate the centroids back, and scale them."""
-        message, count = {}, context.layout.numel
+        count = context.layout.numel
         sizes = chunk_sizes(count, self.chunks)
-        for name, packed in payload.items():
-            if compressible(name):
-                codes = unpack(packed.content, sum(sizes), self._width)
-                scales = payload[f"{SCALES}{name}"].content
-                vector = self._value(codes, scales.dtype)
-                for chunk, scale in zip(vector.split(sizes), scales, strict=True):
-                    chunk.copy_(rotate(chunk).mul_(scale))
-                message[name] = vector.mul_(random_signs(vector, context.draw.generator(name)))[:count].to(
-                    context.dtype
-                )
-            elif not name.startswith(SCALES):
-                message[name] = packed.content
-        return message
+        codes = unpack(payload[name].content, sum(sizes), self._width)
+        scales = payload[f"{SCALES}{name}"].content
+        vector = self._value(codes, scales.dtype)
+        for chunk, scale in zip(vector.split(sizes), scales, strict=True):
+            chunk.copy_(rotate(chunk).mul_(scale))
+        vector.mul_(random_signs(vector, context.draw.generator(name)))
+        return vector[:count].to(context.dtype)
 
     @property
     def _width(self) -> int:

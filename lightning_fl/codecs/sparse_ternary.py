@@ -20,14 +20,14 @@ from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.golomb import pack_gaps, rice_width, unpack_gaps
 from lightning_fl.coding.top_k import num_kept, top_k
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
+from lightning_fl.slots import Packed, Payload, RoundContext, Traits, VectorCodec
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 SCALE, COUNT, POSITIONS = "scalars/scale/", "mask/count/", "mask/"
 
 
 @dataclass(frozen=True)
-class STC(Codec):
+class STC(VectorCodec):
     """Send the signs of the k largest numbers of a vector (d,), one scale for all of them, and their positions.
 
     k = max(1, ⌊alpha · d⌋). Signs, μ in float32 and the number of signs, k' ≤ k, take k' + 32 + ⌈log2(k + 1)⌉ bits; μ takes 64 in
@@ -42,6 +42,7 @@ class STC(Codec):
         alpha: share of the numbers that are sent, in (0, 1].
     """
 
+    beside = (SCALE, POSITIONS)
     size_depends_on_values = True
     alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.05
 
@@ -50,23 +51,6 @@ class STC(Codec):
         """An idempotent contraction, which sends few numbers if less than half."""
         few = Traits.SENDS_FEW.only_if(self.alpha < 0.5)
         return Traits.DELTAS_ONLY | Traits.NEEDS_ERROR_FEEDBACK | Traits.CONTRACTS | Traits.IDEMPOTENT | few
-
-    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
-        """Encode signs (k',) under the vector's name, μ under `scalars/scale/name`, k' and positions under `mask/…`."""
-        payload: Payload = {}
-        for name, vector in message.items():
-            payload |= self._packed(name, vector) if compressible(name) else {name: Packed.whole(vector)}
-        return payload, {}
-
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
-        """Return μ · sgn(z) at the positions that were sent, and 0 elsewhere, in the model's dtype."""
-        message = {}
-        for name, packed in payload.items():
-            if compressible(name):
-                message[name] = self._vector(name, payload, context)
-            elif not name.startswith((SCALE, POSITIONS)):
-                message[name] = packed.content
-        return message
 
     def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the positions of the signs of a vector."""
@@ -82,7 +66,8 @@ class STC(Codec):
         positions = self.positions(name, payload, context)
         return None if positions is None else (unpack(payload[name].content, len(positions), 1), 2)
 
-    def _packed(self, name: str, vector: Tensor) -> Payload:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
+        """Encode signs (k',) under the vector's name, μ under `scalars/scale/name`, k' and positions under `mask/…`."""
         d = len(vector)
         k = num_kept(self.alpha, d)
         positions = top_k(vector, k)
@@ -102,7 +87,8 @@ class STC(Codec):
             f"{POSITIONS}{name}": Packed(*pack_gaps(positions, d, rice_width(k, d))),
         }
 
-    def _vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
+        """Return μ · sgn(z) at the positions that were sent, and 0 elsewhere, in the model's dtype."""
         vector = torch.zeros(context.layout.numel, dtype=context.dtype, device=payload[name].content.device)
         positions = self.positions(name, payload, context)
         if positions is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.elias import decode_levels, encode_levels
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits
+from lightning_fl.slots import Packed, Payload, RoundContext, Traits, VectorCodec
 from lightning_fl.vectors.magnitudes import by_largest, power_of_two, scale_dtype
 
 SCALES = "scalars/scale/"
@@ -28,8 +28,10 @@ POWERS = (1, 3, 9, 27, 81)
 """Worth of the five ternary digits of a byte."""
 
 
-class Stochastic(Codec):
+class Stochastic(VectorCodec):
     """Encodes each vector (d,) as whole numbers in −s … s, drawn at random, and a scale for each group of numbers."""
+
+    beside = (SCALES,)
 
     @property
     @abstractmethod
@@ -63,44 +65,30 @@ class Stochastic(Codec):
         """Return packed levels."""
         return self.pack(symbols).content
 
-    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
         """Encode levels under the vector's name, and scales (groups,) under `scalars/scale/name`."""
-        payload = {}
-        for name, vector in message.items():
-            if not self.is_lossy_for(name):
-                payload[name] = Packed.whole(vector)
-                continue
-            sizes = self.sizes(context)
-            clipped, scales = self.scale(vector, sizes)
-            sizes = sizes.to(vector.device, non_blocking=True)
-            wide = clipped.to(scales.dtype)
-            value_scales = scales.repeat_interleave(
-                sizes, output_size=len(vector)
-            )  # the host does not wait to learn the size
-            share = wide.abs() / value_scales  # first: the product may overflow
-            share = share.nan_to_num_(0.0, posinf=0.0).clamp_(max=1.0).mul_(self.most)  # infinite if the scale is 0
-            level = share.floor()
-            drawn = torch.rand(len(vector), generator=context.draw.generator(name))
-            drawn = drawn.to(vector.device, non_blocking=True)
-            level += drawn < share - level
-            payload[name] = self.pack((level.copysign_(wide) + self.most).to(torch.int64))
-            payload[f"{SCALES}{name}"] = Packed.whole(scales)
-        return payload, {}
+        sizes = self.sizes(context)
+        clipped, scales = self.scale(vector, sizes)
+        sizes = sizes.to(vector.device, non_blocking=True)
+        wide = clipped.to(scales.dtype)
+        value_scales = scales.repeat_interleave(sizes, output_size=len(vector))  # the host need not wait for the size
+        share = wide.abs() / value_scales  # first: the product may overflow
+        share = share.nan_to_num_(0.0, posinf=0.0).clamp_(max=1.0).mul_(self.most)  # infinite if the scale is 0
+        level = share.floor()
+        drawn = torch.rand(len(vector), generator=context.draw.generator(name))
+        drawn = drawn.to(vector.device, non_blocking=True)
+        level += drawn < share - level
+        levels = self.pack((level.copysign_(wide) + self.most).to(torch.int64))
+        return {name: levels, f"{SCALES}{name}": Packed.whole(scales)}
 
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return v · level / s."""
-        message = {}
-        for name, packed in payload.items():
-            if self.is_lossy_for(name):
-                levels = self.unpack(packed.content, context.layout.numel).to(torch.int32) - self.most
-                scales = payload[f"{SCALES}{name}"].content
-                share = levels.to(scales.dtype).div_(self.most)
-                sizes = self.sizes(context).to(scales.device, non_blocking=True)
-                value_scales = scales.repeat_interleave(sizes, output_size=context.layout.numel)
-                message[name] = share.mul_(value_scales).to(context.dtype)
-            elif not name.startswith(SCALES):
-                message[name] = packed.content
-        return message
+        levels = self.unpack(payload[name].content, context.layout.numel).to(torch.int32) - self.most
+        scales = payload[f"{SCALES}{name}"].content
+        share = levels.to(scales.dtype).div_(self.most)
+        sizes = self.sizes(context).to(scales.device, non_blocking=True)
+        value_scales = scales.repeat_interleave(sizes, output_size=context.layout.numel)
+        return share.mul_(value_scales).to(context.dtype)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lightning_fl.checks import Called
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.rotation import chunk_sizes, random_signs, rotate
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits
+from lightning_fl.slots import Packed, Payload, RoundContext, Traits, VectorCodec
 from lightning_fl.vectors.magnitudes import power_of_two, scale_dtype
 
 RANGES = "scalars/range/"
@@ -25,7 +25,7 @@ MOST_LEVELS = 2**16
 
 
 @dataclass(frozen=True)
-class Uniform(Codec):
+class Uniform(VectorCodec):
     """C(x) = a + ℓ (b − a)/(k − 1), ℓ being (x − a)(k − 1)/(b − a), rounded up with the probability of its fraction.
 
     a and b are the smallest and the largest number of a block. E C(x) = x, and the error of a block of n numbers is
@@ -43,6 +43,7 @@ class Uniform(Codec):
             `rotate`.
     """
 
+    beside = (RANGES,)
     traits = Traits.DELTAS_ONLY | Traits.UNBIASED
     levels: Annotated[int, Interval(ge=2, le=MOST_LEVELS), Called("levels of Uniform")] = 16
     rotate: bool = False
@@ -69,55 +70,44 @@ class Uniform(Codec):
             tensor: self._width * size for tensor, size in zip(context.layout.names, context.layout.sizes, strict=True)
         }
 
-    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+    def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
         """Encode levels under the vector's name, and a and b (blocks, 2) under `scalars/range/name`."""
-        payload = {}
-        for name, vector in message.items():
-            if not self.is_lossy_for(name):
-                payload[name] = Packed.whole(vector)
-                continue
-            sizes, power = self._sizes(len(vector)), 1.0
-            wide = vector.to(scale_dtype(vector.dtype))
-            if self.rotate:
-                wide = torch.cat([wide, wide.new_zeros(sum(sizes) - len(wide))])
-                power = power_of_two(wide)
-                wide = _rotated(wide * power * random_signs(wide, context.draw.generator(name)), sizes)
-            blocks = wide.split(sizes)
-            ranges = wide.new_zeros(len(sizes), 2)
-            if sizes:
-                ranges = torch.stack([torch.stack(torch.aminmax(block)) for block in blocks])
-            draws = torch.rand(len(wide), generator=context.draw.inside().generator(name)).to(
-                wide.device, non_blocking=True
-            )
-            codes = torch.empty_like(wide, dtype=torch.int32)
-            parts = zip(blocks, ranges.unbind(), codes.split(sizes), draws.split(sizes), strict=True)
-            for block, (low, high), code, draw in parts:
-                # Halves, because the difference of two large numbers may overflow; NaN where it is 0.
-                share = (
-                    ((block / 2 - low / 2) / (high / 2 - low / 2)).nan_to_num_(0.0).clamp_(0, 1).mul_(self.levels - 1)
-                )
-                level = share.floor()
-                code.copy_(level + (draw < share - level))
-            payload[name] = Packed(pack(codes, self._width), len(codes) * self._width)
-            payload[f"{RANGES}{name}"] = Packed.whole(ranges if power == 1 else ranges / power)
-        return payload, {}
+        sizes, power = self._sizes(len(vector)), 1.0
+        wide = vector.to(scale_dtype(vector.dtype))
+        if self.rotate:
+            wide = torch.cat([wide, wide.new_zeros(sum(sizes) - len(wide))])
+            power = power_of_two(wide)
+            wide = _rotated(wide * power * random_signs(wide, context.draw.generator(name)), sizes)
+        blocks = wide.split(sizes)
+        ranges = wide.new_zeros(len(sizes), 2)
+        if sizes:
+            ranges = torch.stack([torch.stack(torch.aminmax(block)) for block in blocks])
+        draws = torch.rand(len(wide), generator=context.draw.inside().generator(name)).to(
+            wide.device, non_blocking=True
+        )
+        codes = torch.empty_like(wide, dtype=torch.int32)
+        parts = zip(blocks, ranges.unbind(), codes.split(sizes), draws.split(sizes), strict=True)
+        for block, (low, high), code, draw in parts:
+            # Halves, because the difference of two large numbers may overflow; NaN where it is 0.
+            share = ((block / 2 - low / 2) / (high / 2 - low / 2)).nan_to_num_(0.0).clamp_(0, 1).mul_(self.levels - 1)
+            level = share.floor()
+            code.copy_(level + (draw < share - level))
+        return {
+            name: Packed(pack(codes, self._width), len(codes) * self._width),
+            f"{RANGES}{name}": Packed.whole(ranges if power == 1 else ranges / power),
+        }
 
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
+    def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return the levels between a and b, rotated back."""
-        message, count = {}, context.layout.numel
+        count = context.layout.numel
         sizes = self._sizes(count)
-        for name, packed in payload.items():
-            if self.is_lossy_for(name):
-                ranges = payload[f"{RANGES}{name}"].content
-                vector = unpack(packed.content, sum(sizes), self._width).to(ranges.dtype).div_(self.levels - 1)
-                for share, (low, high) in zip(vector.split(sizes), ranges.unbind(), strict=True):
-                    share.copy_(low * (1 - share) + high * share)
-                if self.rotate:
-                    vector = _rotated(vector, sizes).mul_(random_signs(vector, context.draw.generator(name)))[:count]
-                message[name] = vector.to(context.dtype)
-            elif not name.startswith(RANGES):
-                message[name] = packed.content
-        return message
+        ranges = payload[f"{RANGES}{name}"].content
+        vector = unpack(payload[name].content, sum(sizes), self._width).to(ranges.dtype).div_(self.levels - 1)
+        for share, (low, high) in zip(vector.split(sizes), ranges.unbind(), strict=True):
+            share.copy_(low * (1 - share) + high * share)
+        if self.rotate:
+            vector = _rotated(vector, sizes).mul_(random_signs(vector, context.draw.generator(name)))[:count]
+        return vector.to(context.dtype)
 
     @property
     def _width(self) -> int:

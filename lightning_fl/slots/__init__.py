@@ -48,6 +48,7 @@ from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSample
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 from lightning_fl.slots.validation import Validation
+from lightning_fl.slots.vector_codec import VectorCodec
 from lightning_fl.slots.width import WIDTHS, Width
 from lightning_fl.vectors.kinds import KINDS, kind_of
 
@@ -98,6 +99,7 @@ __all__ = [
     "Upload",
     "Uploader",
     "Validation",
+    "VectorCodec",
     "Width",
     "adapter",
     "check_inner",

@@ -123,7 +123,7 @@ class Codec(Part, ABC):
     A message must contain the entries that a codec `needs`, `model` too.
     """
 
-    _promises, _kept_by = frozenset({"traits"}), frozenset({"encode", "decode"})
+    _promises, _kept_by = frozenset({"traits"}), frozenset({"encode", "decode", "encode_vector", "decode_vector"})
 
     @property
     def traits(self) -> Traits:
