@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -148,10 +148,20 @@ class _Listed:
         if not runs:
             return ""
         trained = sum(map(_rounds_logged, self.to_train)) - self.known
-        rounds = sum(run.num_rounds - _rounds_logged(run) for run in runs)
-        seconds = (time.monotonic() - self.began) * rounds / trained if trained > 0 else 0.0
+        seconds = (time.monotonic() - self.began) * self.rounds_left(runs) / trained if trained > 0 else 0.0
         about = f", about {_duration(seconds)}" if round(seconds) else ""
         return f" ({len(runs)} of {len(self.to_train)} left{about})"
+
+    def rounds_left(self, runs: Sequence[PlannedRun]) -> int:
+        """Return the rounds that runs still have: as many as the longest ended one of their combination, or as planned.
+
+        A budget or a target ends runs before their last round.
+        """
+        ended = defaultdict[str, list[int]](list)
+        for run in self.runs:
+            if (run.folder / DONE).is_file():
+                ended[run.cell].append(_rounds_logged(run))
+        return sum(max(0, max(ended[run.cell], default=run.num_rounds) - _rounds_logged(run)) for run in runs)
 
     def rounds_done(self) -> int:
         return sum(map(rounds_done, self.runs))

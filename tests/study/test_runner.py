@@ -269,6 +269,20 @@ def test_what_is_left_is_counted_in_rounds_and_not_in_rows(tmp_path: Path) -> No
         assert runner._rounds_logged(run) == num_rounds
 
 
+def test_runs_that_a_budget_ends_early_count_as_long_as_those_before(tmp_path: Path) -> None:
+    done, same, other = (replace(run, num_rounds=800) for run in planned(tmp_path, "a", "b", "c"))
+    same = replace(same, cell=done.cell)
+    done.folder.mkdir()
+    (done.folder / "metrics.csv").write_bytes(b"round,loss\r\n24,1\r\n")
+    listed = runner._Listed([done, same, other], retry=False)
+    assert listed.rounds_left([same, other]) == 800 + 800
+    (done.folder / "done.json").write_text("{}")
+    assert listed.rounds_left([same, other]) == 25 + 800
+    same.folder.mkdir()
+    (same.folder / "metrics.csv").write_bytes(b"round,loss\r\n9,1\r\n")
+    assert listed.rounds_left([same]) == 15
+
+
 def test_a_fit_that_is_killed_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = runs = planned(tmp_path, "a")
     run.folder.mkdir()
