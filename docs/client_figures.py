@@ -122,9 +122,13 @@ def draw_personal(runs: Mapping[str, list[Record]]) -> Figure:
     return figure
 
 
+PICTURES = {"fedopt_clients": draw_server_optimizers, "personal_small": draw_personal}
+"""Function that draws each picture, by the study, which gives the picture its name."""
+
+
 def main() -> None:
     """Draw the picture of each study."""
-    for study, draw in (("fedopt_clients", draw_server_optimizers), ("personal_small", draw_personal)):
+    for study, draw in PICTURES.items():
         with TemporaryDirectory() as folder, mpl.rc_context({**PANEL.style, "svg.hashsalt": study}):
             figure = draw(kept_runs(study, Path(folder)))
             figure.savefig(IMAGES / f"{study}.svg", metadata={"Date": None})

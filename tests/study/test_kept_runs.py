@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
 
 import claims  # noqa: E402
+import client_figures  # noqa: E402
 from claims import kept_runs  # noqa: E402
 
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
@@ -56,6 +57,12 @@ def verdict_of(row: str) -> str:
 
 def test_runs_are_kept() -> None:
     assert KEPT
+
+
+def test_every_picture_of_the_pages_is_drawn_by_a_program() -> None:
+    drawn = [f"{picture.name}.{kind}" for picture in claims.PICTURES for kind in picture.kinds]
+    drawn += [f"{name}.svg" for name in client_figures.PICTURES]
+    assert sorted(drawn) == sorted(path.name for path in claims.IMAGES.iterdir())
 
 
 @reads_archives
