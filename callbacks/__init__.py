@@ -1,5 +1,5 @@
-"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `AdapterError`, `ClientEvaluation`, `CodecError` and
-`EnergyMeter` need its clients.
+"""Lightning callbacks for `L.Trainer` and `FederatedTrainer`. `AdapterError`, `ClientEvaluation`, `CodecError` and
+`EnergyMeter` need the clients of a `FederatedTrainer`.
 """
 
 from lightning_fl.callbacks.adapters import AdapterError, AdapterExport

@@ -1,7 +1,8 @@
-"""Adapters of `peft` in a federation, which trains and sends them alone: export, and the error of averaging their factors.
+"""Adapters of `peft`: export after training, and the error of averaging LoRA's factors over clients.
 
 LoRA (Hu et al., ICLR 2022) adds B A to a frozen weight, A (r, in) and B (out, r). The mean of the products is not the product of
-the means: Σ p B_k A_k − B̄ Ā = Σ p (B_k − B̄)(A_k − Ā). This is 0 if all clients have the same A, as in FFA-LoRA (Sun et al., ICLR
+the means: Σ p B_k A_k − B̄ Ā = Σ p (B_k − B̄)(A_k − Ā). This is 0 if all clients have the same A, as in FFA-LoRA (Sun et al.,
+    ICLR
 2024), which freezes it.
 """
 
@@ -21,10 +22,10 @@ from lightning_fl.vectors.layer_groups import factor_pairs
 class AdapterExport(Callback):
     """Save the trained adapters as `peft` does, in a folder that `PeftModel.from_pretrained` loads. Works in any trainer.
 
-    A module with several models of `peft` gets a folder for each, under the name of its attribute.
+    If a module has several models of `peft`, each gets a subfolder with the name of its attribute.
 
     Args:
-        folder: folder to write, within `default_root_dir` unless it is absolute.
+        folder: folder to write, relative to `default_root_dir`, or an absolute path.
 
     Raises:
         UserError: before training, if the module holds no model of `peft`.
@@ -37,7 +38,7 @@ class AdapterExport(Callback):
         """Refuse a module without adapters.
 
         Raises:
-            UserError: it has none.
+            UserError: the module has no adapters.
         """
         require(
             stage != "fit" or bool(_adapted(pl_module)),
@@ -45,7 +46,7 @@ class AdapterExport(Callback):
         )
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Save the adapters of the trained model, in a federation the server's."""
+        """Save the adapters of the trained model; in a federation, of the server's model."""
         if not trainer.is_global_zero:
             return
         adapted = _adapted(pl_module)
@@ -55,10 +56,11 @@ class AdapterExport(Callback):
 
 
 class AdapterError(Callback):
-    """Log `lora/product_error`, by how much the mean of LoRA's factors misses the mean of their products in a federation.
+    """Log `lora/product_error`, the relative error of averaging LoRA's factors instead of their products in a federation.
 
-    ‖Σ p B_k A_k − B̄ Ā‖ / ‖Σ p B_k A_k − B A‖ over all adapted layers, where B A is the product at the start of the round, B_k and
-    A_k are what arrives from client k, and B̄ and Ā their means with the weights p of the clients' samples. Changes nothing.
+    ‖Σ p B_k A_k − B̄ Ā‖ / ‖Σ p B_k A_k − B A‖ over all adapted layers, where B A is the product at the start of the round, B_k
+    and A_k are what arrives from client k, and B̄ and Ā their means with the weights p of the clients' samples. Changes
+    nothing.
 
     Raises:
         UserError: before training, if the trainer has no clients, or the module no LoRA adapter that it trains.
@@ -74,13 +76,13 @@ class AdapterError(Callback):
         """Find the factors.
 
         Raises:
-            UserError: there are no clients or no factors.
+            UserError: the trainer has no clients, or the module no trained LoRA factors.
         """
         if stage != "fit":
             return
         require(
             hasattr(trainer, "evaluate_clients"),
-            "AdapterError compares the adapters of clients, which lightning.Trainer does not have: use FederatedTrainer.",
+            "AdapterError compares the adapters of clients, and lightning.Trainer has no clients: use FederatedTrainer.",
         )
         self._pairs = _pairs(pl_module)
         require(
@@ -106,7 +108,7 @@ class AdapterError(Callback):
         self._sums += samples * torch.cat([products, delta, torch.ones(1, dtype=torch.float64)])
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log the error of the round, of the clients of all processes."""
+        """Log the error of the round over the clients of all processes."""
         sums = trainer.strategy.reduce(self._sums, reduce_op="sum").cpu()
         if not sums[-1]:
             return

@@ -1,4 +1,4 @@
-"""Measure how often an attack makes a classifier say what the attackers want, in any Lightning trainer."""
+"""Measure how often an attack makes a classifier predict the attackers' class, in any Lightning trainer."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from lightning_fl.errors import require
 class BackdoorProbe(Callback):
     """Log `attack/success` with each validation: the share of samples of other classes that a trigger turns into a target class.
 
-    The trigger is that of `lightning_fl.features.attacks.Backdoor`. With `source` there is no trigger: the share of that class's
-    samples
-    which are called `target`, as `LabelFlip` wants it. The module's `forward` must return scores (B, C) of the batch's first
-    entry; the second are the classes (B,). In a federation whose clients own parts of the model, or models of their own, the
-    share is the mean over the clients, as are the module's values.
+    The trigger is the one of `lightning_fl.features.attacks.Backdoor`. With `source` there is no trigger: the probe logs the
+    share of that class's samples that are classified as `target`, the aim of `LabelFlip`. The module's `forward` must return
+    scores (B, C) of the batch's first entry; the second are the classes (B,). In a federation whose clients own parts of the
+    model, or models of their own, the share is the mean over the clients, as are the module's values.
 
     Args:
         target: class that the attackers want.
-        source: class whose samples they want to be called so; null for those of all others, with the trigger.
-        value: value of the trigger's pixels, that of `Backdoor`; null: 1, white in images of [0, 1].
+        source: class whose samples should be classified as `target`; null: samples of all other classes, with the trigger.
+        value: value of the trigger's pixels, as in `Backdoor`; null: 1, which is white in images of [0, 1].
 
     Raises:
-        UserError: an argument is out of range; or, in the first validation, the batches or the scores have another form.
+        UserError: an argument is out of range; or, in the first validation, batches or scores have another shape.
     """
 
     in_rehearsals = True
@@ -86,6 +85,6 @@ class BackdoorProbe(Callback):
         fits = is_pair and labels.dim() == 1 and not labels.is_floating_point()
         require(
             fits and (inputs.dim() == 4 or self.source is not None),
-            "BackdoorProbe reads batches of images (B, C, H, W) and classes (B,), which those of this validation are not.",
+            "BackdoorProbe needs batches of images (B, C, H, W) and classes (B,), but the batches of this validation differ.",
         )
         return inputs, labels

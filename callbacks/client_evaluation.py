@@ -1,4 +1,4 @@
-"""Measure how each client of a federation fares, with its own model on its own held-out samples."""
+"""Evaluate each client of a federation with its own model on its own held-out samples."""
 
 from __future__ import annotations
 
@@ -35,35 +35,38 @@ END = "_tuned"
 
 
 class ClientEvaluation(Callback):
-    """Measure every client, or a panel of them, with the model that it predicts with, on its own held-out samples.
+    """Evaluate every client, or a panel of clients, with its own model on its own held-out samples.
 
-    A client predicts with the server's model and the parameters that it owns, if any; before it has taken part, with those that
-    all begin with. Works in a `FederatedTrainer` only: after every n-th round and the last one, even if the run stops early, and
-    in `validate` and `test`. It changes nothing else: not the model, not the clients' states, not what others log.
+    A client's model is the server's model with the parameters that the client owns, if any. A client that has not taken part
+    yet has the initial values of these parameters. Works only in a `FederatedTrainer`: after every n-th round, after the last
+    round, even if the run stops early, and in `validate` and `test`. It changes neither the model nor the clients' states nor
+    what others log.
 
-    Of each value that `validation_step` (or `test_step`) logs, such as `val/accuracy`, the row of the round gets
+    For each value that `validation_step` (or `test_step`) logs, such as `val/accuracy`, the row of the round gets
     `val/accuracy_clients_…`: `weighted` by samples, `mean`, `std`, `min`, `max`, `q10`, `q50`, `q90`, the mean of the worst tenth
     of the clients and of the best (`worst10`, `best10`), and the fairness indices of Jain and Gini (`jain`, `gini`), which are
-    left out if a value is below 0. After fine-tuning, `…_clients_tuned_…` has the same, and `…_clients_gain_mean` the mean
-    change. `clients/evaluated`, `clients/failed` (with a value that is not finite, which is left out), `clients/newcomers` (that
-    own parameters, but have not taken part yet) and `clients/without_samples` count clients. `clients.csv` has the values. The
-    value of a torchmetrics object that is undefined for a client, such as AUROC of samples of one class, is NaN, and not 0.
+    left out if a value is below 0. After fine-tuning, `…_clients_tuned_…` has the same statistics, and `…_clients_gain_mean`
+    the mean change. Four columns count clients: `clients/evaluated`, `clients/failed` (a value is not finite, and is left
+    out), `clients/newcomers` (they own parameters, but have not taken part yet) and `clients/without_samples`. `clients.csv`
+    has the values of single clients. If a torchmetrics object is undefined for a client, such as AUROC of samples of one
+    class, its value is NaN, not 0.
 
     Args:
         every_n_rounds: rounds between two evaluations, at least 1.
-        part: samples of each client to measure on: `validation`, of which data.val_fraction holds some out, or `test`, for data
-            that give clients test samples of their own.
+        part: samples of each client: `validation`, which data.val_fraction holds out, or `test`, if the data give each client
+            test samples of its own.
         clients: evaluate only a panel of this many clients, a count or a share in (0, 1]; all if not given.
-        panel: evaluate the same panel every time (fixed), or one drawn anew (fresh); seed and round decide.
-        finetune_epochs: measure again after each client has trained a copy of its model for so many passes over its own training
-            samples, with the module's optimiser; 0: do not.
-        finetune_lr: constant learning rate of these passes; if not given, that of the next round.
-        lower_is_better: of every metric, true if the worst clients are those with the highest values, false if those with the
-            lowest; if not given, the metric's name decides: losses, errors and perplexities are better when lower.
+        panel: evaluate the same panel every time (fixed), or draw a new one each time (fresh), from the seed and the round.
+        finetune_epochs: evaluate again after each client has fine-tuned a copy of its model for this many passes over its own
+            training samples, with the module's optimiser; 0: no fine-tuning.
+        finetune_lr: constant learning rate of these passes; if not given, the learning rate of the next round.
+        lower_is_better: for every metric: true if the worst clients have the highest values, false if they have the lowest; if
+            not given, the metric's name decides: losses, errors and perplexities are better when lower.
         file: write clients.csv beside metrics.csv.
 
     Raises:
-        UserError: an argument is out of range; or, before training, the trainer has no clients or the clients no such samples.
+        UserError: an argument is out of range; or, before training, the trainer has no clients or the clients have no such
+            samples.
     """
 
     tells_of_clients = True
@@ -104,11 +107,11 @@ class ClientEvaluation(Callback):
         """Refuse a trainer without clients, clients without samples, and callbacks that monitor a value more often.
 
         Raises:
-            UserError: there is one of them.
+            UserError: the trainer, the clients or a callback are refused.
         """
         require(
             hasattr(trainer, "evaluate_clients"),
-            "ClientEvaluation measures the clients of a federation, which lightning.Trainer does not have: use FederatedTrainer.",
+            "ClientEvaluation evaluates clients, and lightning.Trainer has no clients: use FederatedTrainer.",
         )
         if stage == "predict":
             return
@@ -165,7 +168,7 @@ class ClientEvaluation(Callback):
             )
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Evaluate no client, to find before training what cannot be evaluated.
+        """Check before training, with no client, that the evaluation will work.
 
         Raises:
             UserError: the module's scheduler does not fit the fine-tuning.

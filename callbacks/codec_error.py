@@ -1,4 +1,4 @@
-"""Measure what the codec of the uplink loses, round by round."""
+"""Measure the compression error of the uplink's codec in each round."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ COUNTS = ("samples", "clients", "numbers", "bits", "residuals", "age", "limited"
 
 
 class CodecError(Callback):
-    """Log how far the models that arrive at the server are from those that the clients meant to send.
+    """Log the compression error of uploads: how far decoded deltas are from the clients' deltas.
 
-    x is the delta of a client's model, x̂ what arrived, p the client's share of the samples of the round's uploads; numbers that
-    a method does not send, such as layers left out, count in neither. Works in a `FederatedTrainer` only, and changes nothing.
+    x is a client's delta, x̂ the delta that the server decodes, and p the client's share of the samples of the round's
+    uploads. Numbers that a method does not send, such as layers left out, are in neither. Works only in a `FederatedTrainer`,
+    and changes nothing.
 
     - `codec/error`: Σ p ‖x̂ − x‖² / ‖x‖², and likewise `codec/cosine` of the angle between them, and `codec/scale`,
       ⟨x̂, x⟩ / ‖x‖², which is 1 in the mean for an unbiased codec. Clients with x = 0 are left out.
-    - `codec/mean_error`: ‖Σ p (x̂ − x)‖² / ‖Σ p x‖², of the mean over clients: for independent unbiased codecs the error / K.
-    - `codec/drift`: ‖Σ (x̂ − x)‖ / Σ ‖x‖ of these means, summed over the rounds measured: falls to 0 for an unbiased codec
-      and with error feedback, which sends later what it lost.
-    - `codec/residual`: Σ p ‖e‖ / ‖x‖ of what error feedback keeps, and `codec/residual_age`, the rounds since these clients' last
-      upload, if the codec has error feedback.
-    - `codec/saturated`: numbers of the round's uploads that the codec has cut off, if it has a largest one, as `Cast` has.
-    - `comm/uplink_ratio`: 32 × the numbers of the clients' deltas / their bits.
+    - `codec/mean_error`: ‖Σ p (x̂ − x)‖² / ‖Σ p x‖², the error of the mean over clients; about `codec/error` / K for
+      independent unbiased codecs.
+    - `codec/drift`: ‖Σ (x̂ − x)‖ / Σ ‖x‖ of these means, summed over the measured rounds. It falls to 0 for an unbiased codec,
+      and with error feedback, which sends the error later.
+    - `codec/residual`: Σ p ‖e‖ / ‖x‖, where e is the residual of error feedback, and `codec/residual_age`, the rounds since
+      these clients' last upload; only with error feedback.
+    - `codec/saturated`: count of numbers that the codec clipped to its largest value, if it has one, as `Cast` has.
+    - `comm/uplink_ratio`: compression ratio, 32 bits × the count of numbers in the clients' deltas / the bits sent.
 
     Args:
         every_n_rounds: rounds between two measurements, at least 1.
@@ -61,18 +63,18 @@ class CodecError(Callback):
         """Refuse a trainer without clients, and reset for a new run.
 
         Raises:
-            UserError: it has none.
+            UserError: the trainer has no clients.
         """
         require(
             hasattr(trainer, "evaluate_clients"),
-            "CodecError measures the uploads of clients, which lightning.Trainer does not have: use FederatedTrainer.",
+            "CodecError needs the uploads of clients, and lightning.Trainer has no clients: use FederatedTrainer.",
         )
         if stage == "fit":
             self._drift = self._moved = torch.zeros(0, dtype=torch.float64)
             self._last_round = {}
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Find out whether the round is measured."""
+        """Decide whether to measure the round."""
         self._measures = (trainer.current_epoch + 1) % self.every_n_rounds == 0
         self._has_begun, self._clients = False, []
 
@@ -124,7 +126,7 @@ class CodecError(Callback):
         self._delta += samples * sent
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log the round's values, of the clients of all processes."""
+        """Log the round's values over the clients of all processes."""
         self._last_round |= dict.fromkeys(_all_clients(self._clients, trainer.world_size), trainer.current_epoch)
         if not self._measures:
             return

@@ -1,4 +1,4 @@
-"""Count and limit the communication of a training, in any Lightning trainer.
+"""Count and limit communication in any Lightning trainer.
 
 In a federation the trainer's ledger counts every message; the meter adds the split by kind to the logged rows. Otherwise it
 counts the exchange of data-parallel training: in every optimiser step each worker sends its gradients, Σ numel · bits per number,
@@ -27,25 +27,29 @@ class CommunicationMeter(Callback):
     In a federation: `comm/uplink_bits/KIND` and `comm/downlink_bits/KIND` of the round for every kind (model, moments, mask,
     scalars, buffers, data, keys) that has crossed so far. In an ordinary `L.Trainer`, once an epoch: `comm/uplink_bits` and
     `comm/downlink_bits` of the epoch, and `comm/total_uplink_bytes` and `comm/total_downlink_bytes` so far, of all workers
-    together. They count an exchange of whole gradients, independently of the strategy; with one worker, the gradients that it
-    would send.
+    together. They count an exchange of whole gradients, whatever the strategy; with one worker, the gradients that it would
+    send.
 
-    In a federation, `per_layer` adds `comm/uplink_bits/layer/LAYER` of the uploads, and `comm/uplink_bits/layer/shared` for what
-    belongs to no single layer, such as positions, scales of blocks, and buffers; together they are `comm/uplink_bits` of the
-    uploads. `entropy` adds `comm/uplink_entropy_bits` of the uploads and `comm/downlink_entropy_bits`: what an ideal code of the
-    same content, with its model, would take, for each client to which it is charged. Nobody sends it, so no total and no target
-    counts it. Masks, the parts of a method that no codec encodes, and what a step has encoded for `Followed` count as sent.
+    In a federation, `per_layer` adds `comm/uplink_bits/layer/LAYER` of the uploads. `comm/uplink_bits/layer/shared` counts
+    bits that belong to no single layer, such as positions, scales of blocks, and buffers. Together they are `comm/uplink_bits`
+    of the uploads.
+
+    `entropy` adds `comm/uplink_entropy_bits` of the uploads and `comm/downlink_entropy_bits`: the bits of an ideal code for
+    the same content, including the code's model, for each client that is charged. These bits are an estimate that nobody
+    sends, so no total and no target includes them. Masks, parts of a method that no codec encodes, and broadcasts of
+    `Followed` count as sent.
 
     Args:
-        max_uplink_bytes: stop after the epoch (round) in which all workers (clients) together have sent this many bytes, above
+        max_uplink_bytes: stop after the epoch (round) in which the bytes sent by all workers (clients) reach this limit, above
             0; None for no limit.
-        max_downlink_bytes: the same for the bytes that they have received.
-        max_total_bytes: the same for both together.
+        max_downlink_bytes: the same limit for received bytes.
+        max_total_bytes: the same limit for the sum of both.
         per_layer: split the bits of the uploads by layers.
-        entropy: log the least size of the messages, too.
+        entropy: also log the ideal size of the messages.
 
     Raises:
-        UserError: the limit is not positive; or, before training, sizes of uploads are asked of a trainer without clients.
+        UserError: a limit is not positive; or, before training, `per_layer` or `entropy` is set and the trainer has no
+            clients.
     """
 
     columns_of_clients = ("comm/uplink_bits/", "comm/uplink_entropy_bits", "comm/downlink_entropy_bits")
@@ -76,15 +80,15 @@ class CommunicationMeter(Callback):
         return {traffic: limit for traffic, limit in limits.items() if limit is not None}
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to split the uploads of a trainer that has none, and reset for a new training.
+        """Refuse `per_layer` and `entropy` in a trainer without clients, and reset for a new training.
 
         Raises:
-            UserError: it is asked to.
+            UserError: one of them is set, and the trainer has no clients.
         """
         asked = [name for name in ("per_layer", "entropy") if getattr(self, name)]
         require(
             not asked or hasattr(trainer, "evaluate_clients"),
-            f"{' and '.join(asked)} of CommunicationMeter measure the uploads of clients, which lightning.Trainer does not have: "
+            f"{' and '.join(asked)} of CommunicationMeter measure uploads of clients, and lightning.Trainer has no clients: "
             "use FederatedTrainer.",
         )
         if stage == "fit" and trainer.current_epoch == 0:
@@ -103,7 +107,7 @@ class CommunicationMeter(Callback):
             self._sizes["comm/uplink_entropy_bits"] += message.entropy_bits
 
     def on_server_message(self, trainer: Any, pl_module: LightningModule, message: Any) -> None:
-        """Add what an ideal code of a message of the server would spare; a broadcast is the same in all processes."""
+        """Add the bits that an ideal code of a server's message would save; a broadcast is the same in all processes."""
         if self.entropy and (message.client is not None or trainer.is_global_zero):
             spared = message.num_charged * (message.bits - message.entropy_bits)
             self._sizes["comm/downlink_entropy_bits"] -= spared
@@ -115,7 +119,7 @@ class CommunicationMeter(Callback):
     def on_before_optimizer_step(
         self, trainer: Any, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Count the gradients of a step that workers exchange; local steps of a federation's clients exchange nothing."""
+        """Count the gradients that workers exchange in a step; in a federation, local steps exchange nothing."""
         if _ledger(trainer) is None:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             self._epoch_bits += sum(8 * x.numel() * x.element_size() for x in gradients) * trainer.world_size

@@ -28,10 +28,10 @@ class DynamicGates(Callback):
 
     The gates are children of the convolutions (`conv1.gate.weight`), added in `setup`, so `configure_optimizers` finds them among
     `self.parameters()`, and checkpoints contain them. They stay on the module after the training, for `validate`, `test` and
-    `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` removes them. The mask acts behind the normalisation that
-    follows a convolution, so the next layer gets exactly 0 from a channel that was not chosen. While a network trains, all
-    channels are computed and masked. Layers that are no convolutions, such as those of an attention, have no gates: a fit says
-    what share of the parameters the gated convolutions hold.
+    `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` removes them. The mask follows the normalisation behind a
+    convolution, so the next layer gets exactly 0 from a channel that was not chosen. During training, all channels are
+    computed and then masked. Other layers, such as attention, have no gates; a fit prints the share of the parameters that
+    gated convolutions hold.
 
     Args:
         keep: share of the channels to keep, in (0, 1]; 1 adds no gates. 0.7071 halves the MACs of a chain.
@@ -39,7 +39,7 @@ class DynamicGates(Callback):
         mode: `ste` chooses channels; `multiply` also scales the kept ones by sigmoid(z); `index` chooses, and only the penalty
             trains the gates.
         detach_input: stop a gate's gradient at its input.
-        skip: words; a convolution with one of them in its name gets no gate.
+        skip: substrings; a convolution whose name contains one of them gets no gate.
         seed: seed of the gates' initial weights.
 
     Raises:

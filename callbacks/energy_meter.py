@@ -1,4 +1,4 @@
-"""Estimate the energy of a federation's messages and local training, with coefficients that say how sure they are."""
+"""Estimate the energy of a federation's messages and local training, from coefficients with ranges of uncertainty."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ PROFILES = {"lte": _radio_profile(438.39e-9, 52.0e-9, 1.29), "wifi": _radio_prof
 
 
 def joules(amounts: Mapping[str, float], profile: Profile) -> float:
-    """Return the energy of amounts (bits, seconds, multiply-accumulates) by the names of their coefficients."""
+    """Return the energy of amounts (bits, seconds, multiply-accumulates), given by the names of their coefficients."""
     return sum(profile[name].value * amount for name, amount in amounts.items())
 
 
 def takes_less(
     first: Mapping[str, float], second: Mapping[str, float], profile: Profile
 ) -> Literal["first", "second", "depends"]:
-    """Return which amounts take less energy wherever in their ranges the coefficients are; else "depends".
+    """Return which amounts take less energy for all coefficients within their ranges; "depends" if neither does.
 
     The difference is linear in each coefficient, so it is largest at an end of each range.
 
@@ -77,10 +77,11 @@ def takes_less(
 
 
 class EnergyMeter(Callback):
-    """Log an estimate of the energy that messages and local training take, in joules.
+    """Log an estimate of the energy of messages and local training, in joules.
 
     `energy/uplink_joules`, `energy/downlink_joules`, `energy/network_joules` and `energy/compute_joules` of the round, all
-    clients together; `energy/total_joules` of all four in the run so far. The first round includes the messages of the set-up.
+    clients together; `energy/total_joules` is the sum of all four in the run so far. The first round includes the set-up's
+    messages.
 
         uplink  = bits · uplink_joules_per_bit + radio_watts · bits / rate of the client by the trainer's clock; downlink alike
         network = bits both ways · network_joules_per_bit
@@ -94,10 +95,10 @@ class EnergyMeter(Callback):
         network_joules_per_bit   27 µJ      27 µJ     1/32 to 1 ×   Aslan, J. Ind. Ecol. 2018: of 2015, halves in two years
         joules_per_mac           100 pJ     100 pJ    1/10 to 10 ×  judgement; arithmetic alone 4.6 pJ: Horowitz, ISSCC 2014
 
-    Huang's values were taken from the text and are to be verified. Loggers get all five coefficients as hyper-parameters. Their
-    ranges are wide: `compare` ranks two runs only if all values in them agree. Left out: the radio's tails and idle times,
-    screens, the server, the making of the devices, and training before the first round. Works in a `FederatedTrainer` only, and
-    changes nothing.
+    Huang's values were read from the paper's text, and are not verified. Loggers get all five coefficients as
+    hyper-parameters. The ranges are wide: `compare` ranks two runs only if the order is the same for all values within the
+    ranges. The estimate leaves out the radio's tail and idle times, screens, the server, the manufacturing of devices, and
+    training before the first round. Works only in a `FederatedTrainer`, and changes nothing.
 
     Args:
         profile: `lte`, `wifi`, or a mapping from each of the five coefficients to (low, value, high, source). 5G has no profile.
@@ -118,12 +119,12 @@ class EnergyMeter(Callback):
         """Bits, seconds and multiply-accumulates of the run so far, by the names of their coefficients."""
 
     def compare(self, other: EnergyMeter) -> Literal["less", "more", "depends"]:
-        """Return how this run's energy compares with another's wherever in the profile's ranges the coefficients are.
+        """Compare this run's energy with another's, for all coefficients within the profile's ranges.
 
         Raises:
             UserError: the other run has another profile.
         """
-        require(self.profile == other.profile, "EnergyMeter compares runs of one profile, and these have two.")
+        require(self.profile == other.profile, "EnergyMeter compares runs with the same profile, but these two differ.")
         is_cheaper = takes_less(self.amounts, other.amounts, self.profile)
         return {"first": "less", "second": "more", "depends": "depends"}[is_cheaper]  # type: ignore[return-value]
 
@@ -131,11 +132,11 @@ class EnergyMeter(Callback):
         """Refuse a trainer without clients, and reset for a new run.
 
         Raises:
-            UserError: it has none.
+            UserError: the trainer has no clients.
         """
         require(
             hasattr(trainer, "evaluate_clients"),
-            "EnergyMeter estimates the energy of clients, which lightning.Trainer does not have: use FederatedTrainer.",
+            "EnergyMeter estimates the energy of clients, and lightning.Trainer has no clients: use FederatedTrainer.",
         )
         if stage == "fit":
             self.amounts = Counter()
@@ -144,7 +145,7 @@ class EnergyMeter(Callback):
         """Add the coefficients to the hyper-parameters of the run's loggers; refuse a module whose computation is unknown.
 
         Raises:
-            UserError: it is.
+            UserError: the module's multiply-accumulates cannot be counted.
         """
         require(
             trainer.run.macs_at_start is not None,

@@ -43,13 +43,13 @@ class _Update:
 
 
 class SparseUpdates(Callback):
-    """Let optimiser steps change only a share of the model, and count the bytes of such updates.
+    """Restrict optimiser steps to the largest changes, and count the bytes of such sparse updates.
 
     All parameters of an optimiser form one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps`
     steps, or in fewer at the end of an epoch or of the training. Moments that the optimiser keeps for each number (Adam's two,
-    SGD's momentum) share the mask and keep their old values elsewhere. A moment that the first step creates starts from zero;
-    those of a parameter without gradient stay zero. Every optimiser has its own mask. Under DDP, which itself still exchanges
-    whole gradients, every process makes the same steps and takes the same mask.
+    SGD's momentum) share the mask, and keep their old values elsewhere. A moment that the first step creates starts from zero;
+    moments of a parameter without gradient stay zero. Every optimiser has its own mask. Under DDP every process makes the same
+    steps and takes the same mask; DDP itself still exchanges whole gradients.
 
     An update of n vectors, the parameters among them, counts 32nk + min(d, k⌈log2 d⌉) bits. During an exchange there are three
     copies of the model's vectors. Checkpoints contain the left-out parts, an unfinished update and the count.
@@ -57,20 +57,22 @@ class SparseUpdates(Callback):
     Adam learns little from sparse single steps, because most numbers rarely get new moments. With ten steps or more between two
     exchanges, as on FedAdam-SSM's clients, it learns about as well as without the callback.
 
-    In a federation every local step of every client is sparse, and a client starts with no left-out part. If a method makes the
-    clients' steps itself, they are sparse too, but its moments, which no optimiser keeps, are not.
+    In a federation every local step of every client is sparse, and a client starts with no left-out part. If a method makes
+    the clients' steps itself, the steps are sparse, but the method's own moments are not.
 
-    Logs `sparse/bytes`, the bytes that sending the updates so far would have taken; in a federation those of the local steps, not
-    of the uploads.
+    Logs `sparse/bytes`, the bytes that would have been sent for all updates so far; in a federation, for the local steps, not
+    for the uploads.
 
     Args:
         alpha: share of the numbers that an update may change, in (0, 1]; 1 only counts.
         mask: vector whose largest changes are kept: the `parameters`, the `first_moment` or the `second_moment`.
         error_feedback: add the left-out part of an update to the next one.
-        every_n_steps: optimiser steps between two exchanges, at least 1; in a federation 1, as its clients exchange themselves.
+        every_n_steps: optimiser steps between two exchanges, at least 1; must be 1 in a federation, which has exchanges of its
+            own.
 
     Raises:
-        UserError: an argument is out of range, the mask is unknown, or the optimiser lacks the moment of the mask, or is LBFGS.
+        UserError: an argument is out of range, the mask is unknown, the optimiser does not keep the mask's moment, or it is
+            LBFGS.
     """
 
     columns_of_clients = ("sparse/",)
@@ -114,7 +116,7 @@ class SparseUpdates(Callback):
         for optimizer in trainer.optimizers:
             require(
                 not needs_closure(optimizer),
-                f"SparseUpdates thins out the steps of an optimiser, but {type(optimizer).__name__} computes several gradients "
+                f"SparseUpdates masks the steps of an optimiser, but {type(optimizer).__name__} computes several gradients "
                 "within a step: use another optimiser, such as Adam.",
             )
 

@@ -20,19 +20,21 @@ ASKED = ("target", "monitor", "mode")
 
 
 class TargetReached(Callback):
-    """Record when a metric reaches a target, and stop the training there if wanted.
+    """Record when a metric first reaches a target and the cost until then, and optionally stop the training.
 
-    Checks the metric at the end of every epoch (in a federation, of every round), as it is; `lightning-fl report --target` reads
-    the smoothed curve. From then on `reached` is a dictionary: `epoch` (from 0), `step` (optimiser steps so far), `value`, and
-    `comm/total_uplink_bytes`, `comm/total_downlink_bytes`, their sum `comm/total_bytes`, and `time/simulated_seconds` if the
-    trainer's metrics contain them, as in a federation, or with a `CommunicationMeter` earlier in the callbacks. It does not
-    change if the metric falls back, and checkpoints contain it. The epoch is logged once, as `target/epoch`. `watched` is the
-    name of the metric once it is known, and `watched_falls` says if lower is better. Of several processes that log values of
-    their own, without `sync_dist`, the first decides.
+    Checks the metric at the end of every epoch (in a federation: round), without smoothing; `lightning-fl report --target`
+    smooths the curve first. Once the target is reached, `reached` is a dictionary: `epoch` (from 0), `step` (optimiser steps
+    so far), `value`, and `comm/total_uplink_bytes`, `comm/total_downlink_bytes`, their sum `comm/total_bytes`, and
+    `time/simulated_seconds`. The costs are there if the trainer's metrics contain them: in a federation, or with a
+    `CommunicationMeter` earlier in the callbacks. `reached` does not change if the metric falls back, and checkpoints contain
+    it.
+
+    The epoch is logged once, as `target/epoch`. `watched` is the name of the metric once it is known, and `watched_falls` is
+    true if lower is better. If several processes log different values, without `sync_dist`, the first process decides.
 
     Args:
-        target: value to reach; a value within rounding of it counts as reached.
-        monitor: name of the metric; if not given, a federation's `trainer.metric`, and elsewhere the only accuracy that
+        target: value to reach, up to rounding.
+        monitor: name of the metric; if not given, `trainer.metric` in a federation, and elsewhere the only accuracy that
             validation logs, or else the loss.
         mode: `max` if higher is better, `min` if lower is; if not given, `min` for the names of losses and errors.
         stop: end the training when the target is reached.
@@ -42,7 +44,7 @@ class TargetReached(Callback):
     """
 
     is_target = True
-    """True: it acts on its `monitor`, which must be logged, or without one on a federation's metric."""
+    """True: it reads its `monitor`, which must be logged, or without one the federation's metric."""
 
     @checked
     def __init__(
@@ -99,8 +101,8 @@ class TargetReached(Callback):
             return
         require(
             self.watched is not None,
-            f"TargetReached finds neither one accuracy nor a loss among {', '.join(map(repr, sorted(names)))}: "
-            "give it a monitor.",
+            f"TargetReached finds neither a single accuracy nor a loss among {', '.join(map(repr, sorted(names)))}: "
+            "set its monitor.",
         )
         raise UserError(
             f"TargetReached monitors {self.watched!r}, which is not logged; {nearest(str(self.watched), names)}."
@@ -133,7 +135,7 @@ class TargetReached(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Warn if the metric was never logged, neither now nor before the run was resumed."""
+        """Warn if the metric was never logged, not even before the run was resumed."""
         watched = self.watched or ACCURACY
         if not self._seen and watched not in trainer.callback_metrics:
             names = [name for name in trainer.callback_metrics if name.startswith(("val", "train"))]

@@ -27,14 +27,14 @@ class PruningCallback(Callback):
     """Prune at the start of epochs, by a schedule.
 
     Args:
-        prune_epoch: epoch (in a federation the round) before whose training to prune, at least 0.
+        prune_epoch: epoch (in a federation: round) that pruning precedes, counted from 0.
         every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once.
     """
 
     in_rehearsals = True
     """True if a plan's rehearsal calls its hooks, because the model or the messages depend on them."""
     removes_filters = False
-    """True if it makes the module's tensors smaller."""
+    """True if pruning makes the module's tensors smaller."""
     sets_mask = False
     """True if it keeps parameters at 0 by a mask."""
 
@@ -120,7 +120,7 @@ class PruningCallback(Callback):
 
 
 class StructuredPruning(PruningCallback):
-    """Remove filters from the module, so that its tensors get smaller."""
+    """Remove filters from the module, which makes its tensors smaller."""
 
     removes_filters = True
 
@@ -139,7 +139,7 @@ class StructuredPruning(PruningCallback):
         """Raise `UserError` if another callback has added gates to the module."""
         require(
             not gates_of(pl_module),
-            f"{type(self).__name__} cannot remove filters that the gates of dynamic pruning (FedDP, DynamicGates) choose anew "
+            f"{type(self).__name__} cannot remove filters of a network with gates (FedDP, DynamicGates), which choose channels "
             "for each image: use one of the two.",
         )
 
@@ -175,7 +175,7 @@ class StructuredPruning(PruningCallback):
         for optimizer in trainer.optimizers:
             require(
                 not needs_closure(optimizer),
-                f"{callback} cuts what an optimiser keeps of each weight, but {type(optimizer).__name__} keeps it in vectors of "
+                f"{callback} cuts an optimiser's state of each weight, but {type(optimizer).__name__} keeps it in vectors of "
                 "the whole network: use another optimiser, such as Adam.",
             )
         network = Network(module, example_input(trainer))

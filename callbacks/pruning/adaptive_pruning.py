@@ -40,9 +40,9 @@ class AdaptivePruning(StructuredPruning):
     the server, if it has samples, and all clients, divided among the processes. In `L.Trainer` the one source is the training
     data, and a strategy that wraps the module, such as DDP, is refused.
 
-    The rate p* of the whole model gives a threshold 𝒱 for the magnitudes of all its numbers. Each convolution loses the same
-    share p*_l of its filters as it has weights below 𝒱, so a layer of large weights loses little. In front of a GroupNorm, whole
-    groups go, at most this share.
+    The rate p* of the whole model gives a threshold 𝒱 for the magnitudes of all parameters. p*_l is the share of layer l's
+    weights below 𝒱, and the layer loses this share of its filters. So a layer with large weights loses few filters. In front
+    of a GroupNorm, whole groups are removed, at most this share.
 
     `gap` and `gap_of_all` take more than twice as long as `slq_plateau`; far from the initial model `gap` often gives a rate of
     0. Up to 2,000 parameters they use all eigenvalues, else those of stochastic Lanczos quadrature.
@@ -115,7 +115,7 @@ class AdaptivePruning(StructuredPruning):
         return self.rate is None or not has_server_samples
 
     def size_follows_training(self, num_epochs: int) -> bool:
-        """True if within so many epochs it gives the model a size that depends on what is trained."""
+        """True if, within so many epochs, it gives the model a size that depends on the training."""
         return self.rate is None and self.prune_epoch < num_epochs
 
     # -- schedule ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Structured pruning in any Lightning trainer: filters of low importance are removed from the network, not masked.
 
-Before the training of an epoch, each convolution l with c_l filters loses the ⌊rate · c_l⌋ of the lowest importance, with
+Before the training of an epoch, each convolution l with c_l filters loses its ⌊rate · c_l⌋ least important filters, with
 everything that belongs to them: optimiser state, batch normalisation, inputs of the next layers. Importance is HRank's (Lin et
 al., CVPR 2020), the mean rank of a filter's feature map, or the norm of its weights (Li et al., ICLR 2017).
 """
@@ -32,26 +32,28 @@ from lightning_fl.pruning.graph import Network
 class FilterPruning(StructuredPruning):
     """Remove the least important filters from a network while it trains.
 
-    Prunes every convolution whose filters affect only the layers behind it. Convolutions stay whole if their outputs are added to
-    others (in residual networks all but the first of a block), if they have groups, or if they give the network's own outputs. On
-    a copy with random numbers it checks first that the small network computes the same as the large one without these filters;
-    a layer that fails stays whole, or is refused if `rate` names it. Of c filters a layer loses ⌊rate · c⌋, and keeps at least
-    one. In front of a GroupNorm, whole groups go, those of the lowest mean importance, and at most ⌊rate · c⌋ filters.
+    Prunes every convolution whose filters affect only the layers behind it. A convolution stays whole if its outputs are added
+    to others (in residual networks all but the first of a block), if it has groups, or if it gives the network's own outputs.
+    On a copy with random numbers, the callback first checks that the small network computes the same as the large one without
+    these filters. A layer that fails stays whole, or is refused if `rate` names it.
+
+    A layer of c filters loses ⌊rate · c⌋, and keeps at least one. In front of a GroupNorm, whole groups of the lowest mean
+    importance are removed, at most ⌊rate · c⌋ filters.
 
     The module needs an `example_input_array`, or a `forward` that takes the first part of a batch. Parameters stay the same
-    objects, and optimisers keep the remaining part of their state. DDP, which keeps the shapes of the start, is refused.
+    objects, and optimisers keep the remaining part of their state. DDP is refused, because it needs constant shapes.
     Checkpoints contain the small network; with this callback they also load into a dense one, in `fit`, `validate` and `test`.
 
     Logs `prune/rate`, the removed share of these filters, and `prune/parameters`, the number of remaining parameters.
 
     Args:
-        rate: share of its filters that every layer loses, in [0, 1); or shares by layer, {"network.conv1": 0.2, …}, and other
+        rate: share of filters that every layer loses, in [0, 1); or shares by layer, {"network.conv1": 0.2, …}, where other
             layers lose none.
         prune_epoch: epoch (in a federation the round), from 0; the network is pruned before its training.
         every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once.
         importance: `feature_rank`, HRank's; or `magnitude`, the L1 norm of a filter's weights.
-        num_batches: batches of images for `feature_rank`, at least 1: the server's if the data have a server, otherwise from the
-            training set.
+        num_batches: batches of images for `feature_rank`, at least 1, from the server's samples if it has any, otherwise from
+            the training set.
         batch_size: images per batch, at least 1.
 
     Raises:
@@ -115,8 +117,8 @@ class FilterPruning(StructuredPruning):
             prune(pl_module, plan, trainer.optimizers)
         elif not self.filters and self.rate and (not isinstance(self.rate, Mapping) or any(self.rate.values())):
             rank_zero_warn(
-                "FilterPruning removes nothing: no layer has a filter, or in front of a GroupNorm a whole group, in the share "
-                f"of {self.rate} that it may lose."
+                f"FilterPruning removes nothing: with rate {self.rate} no layer loses a whole filter, or in front of a GroupNorm "
+                "a whole group."
             )
         for name, filters in plan.filters.items():
             self.filters[name] = self.filters.get(name, torch.arange(plan.widths[name]))[filters]

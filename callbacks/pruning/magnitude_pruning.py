@@ -26,16 +26,16 @@ from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, l
 class MagnitudePruning(PruningCallback):
     """Set the smallest weights to 0 at the start of an epoch, and keep them at 0 for the rest of the training.
 
-    All trained weights and biases can be pruned, except those of normalisation and of excluded layers. Of R such numbers, those
-    with a magnitude above the ⌈rate · R⌉-th smallest, counted from 0, stay, and in each layer at least the largest. Masked
-    weights get no gradient, so they do not affect clipping and moments; the optimiser's state for them is 0. After each optimiser
-    step they are reset to 0, whatever momentum and weight decay did.
+    All trained weights and biases can be pruned, except in normalisation and excluded layers. Of R such numbers, those stay
+    whose magnitude is above the ⌈rate · R⌉-th smallest, counted from 0; each layer keeps at least its largest. Masked weights
+    get no gradient, so they do not affect clipping and moments, and their optimiser state is 0. After each optimiser step they
+    are reset to 0, whatever momentum and weight decay did.
 
     Unlike `torch.nn.utils.prune` it adds no `weight_orig`, `weight_mask` or forward hook to the module. A checkpoint has the
     names and shapes of the dense network, and the masks in the callback's state. Under DDP all processes find the same masks.
 
-    In a federation, where a round is an epoch, clients and server train under the mask, only the kept parameters cross, and each
-    client receives the mask once, at one bit per parameter.
+    In a federation, a round takes the place of an epoch. Clients and server train under the mask, messages contain only the
+    kept parameters, and each client receives the mask once, at one bit per parameter.
 
     Logs `prune/rate`, the pruned share of the weights that can be pruned, and `prune/kept`, the number of remaining parameters
     that train.
@@ -43,13 +43,15 @@ class MagnitudePruning(PruningCallback):
     Args:
         rate: share of the weights to prune, in [0, 1); 0 prunes none. An `AdaptiveRate` finds it when pruning is due.
         prune_epoch: epoch (in a federation the round), from 0; the network is pruned before its training.
-        every_n_epochs: epochs from one pruning to the next, each of this share of the remaining weights; None: prune once.
+        every_n_epochs: epochs from one pruning to the next, each of which prunes this share of the remaining weights; None:
+            prune once.
         scope: prune the smallest weights of the whole network (`global`) or of each `layer`.
-        exclude: words; layers with one of them in their name stay whole. The default excludes the shortcuts of residual blocks.
+        exclude: substrings; a layer whose name contains one of them stays whole. The default excludes shortcuts of residual
+            blocks.
 
     Raises:
-        UserError: a value is out of range, the network has no weight to prune, or another callback averages weights from before
-            the pruning, in which none is 0.
+        UserError: a value is out of range, the network has no weight to prune, or another callback averages weights from
+            before the pruning.
     """
 
     sets_mask = True
@@ -97,7 +99,7 @@ class MagnitudePruning(PruningCallback):
             self.rate.reset(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Check that there is something to prune, and an epoch for it; keep weights pruned that a checkpoint has pruned."""
+        """Check that something can be pruned within the run; keep the mask of a checkpoint."""
         super().on_train_start(trainer, pl_module)
         require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to prune.")
         following = self.next_pruning(trainer, max(1, self._last_epoch + 1))  # before epoch 0 nothing is averaged

@@ -137,8 +137,8 @@ def test_success_is_that_of_the_models_that_the_validation_measures(
     ("module", "data", "said"),
     [
         (Corner(2), samples(), r"needs scores \(B, C\) of more than 2 classes, and forward of Corner returns \(3, 2\)"),
-        (Corner(), (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)), r"reads batches of images \(B, C, H, W\)"),
-        (Corner(), (samples()[0], torch.zeros(22)), r"reads batches of images \(B, C, H, W\) and classes \(B,\)"),
+        (Corner(), (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)), r"needs batches of images \(B, C, H, W\)"),
+        (Corner(), (samples()[0], torch.zeros(22)), r"needs batches of images \(B, C, H, W\) and classes \(B,\)"),
     ],
 )
 def test_other_modules_and_batches_are_refused(

@@ -673,7 +673,7 @@ def test_processes_of_a_command_evaluate_as_one(tmp_path: Path) -> None:
 
 def test_a_trainer_without_clients_is_refused(make_stock_trainer: Callable[..., L.Trainer]) -> None:
     data = federation()
-    with pytest.raises(UserError, match=r"which lightning.Trainer does not have: use FederatedTrainer"):
+    with pytest.raises(UserError, match=r"lightning.Trainer has no clients: use FederatedTrainer"):
         make_stock_trainer(callbacks=ClientEvaluation()).fit(Perceptron(), data)
 
 

@@ -401,6 +401,6 @@ def test_a_target_finds_its_metric_in_a_stock_trainer(make_stock_trainer: Callab
 def test_a_target_that_finds_nothing_says_so(make_stock_trainer: Callable[..., L.Trainer]) -> None:
     loader = DataLoader(TensorDataset(*samples(8)), batch_size=4)
     with pytest.raises(
-        UserError, match=r"TargetReached finds neither one accuracy nor a loss .* 'val_f1': give it a monitor"
+        UserError, match=r"TargetReached finds neither a single accuracy nor a loss .* 'val_f1': set its monitor"
     ):
         make_stock_trainer(callbacks=TargetReached(0.5)).fit(Own(val_auc=[0.5], val_f1=[0.5]), loader, loader)

@@ -408,7 +408,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "own callback": ({"privacy": SILENT, "callbacks": Logging()}, "does not know whether Logging logs"),
     "private": ({"privacy": SILENT, "callbacks": EarlyStopping("val/loss")}, ""),
     "clients": ({"callbacks": ClientEvaluation()}, "ClientEvaluation"),
-    "images": ({"callbacks": BackdoorProbe()}, "BackdoorProbe reads batches of images"),
+    "images": ({"callbacks": BackdoorProbe()}, "BackdoorProbe needs batches of images"),
     "averages": ({"module": Normalised, "callbacks": StochasticWeightAveraging(0.1)}, "statistics of batch norm"),
     "backbone": ({"callbacks": BackboneFinetuning()}, "freezes the part 'backbone', which Perceptron does not have"),
     "nothing frozen": ({"callbacks": BaseFinetuning()}, "BaseFinetuning does not say what it freezes"),
