@@ -211,7 +211,12 @@ PICTURES = (
         "feddp_small",
         "accuracy_by_rounds",
         "feddp",
-        {"FedAvg": "FedAvg", "SCAFFOLD": "SCAFFOLD", "FedDP-FedAvg": "FedDP over FedAvg", "FedDP": "FedDP over SCAFFOLD"},
+        {
+            "FedAvg": "FedAvg",
+            "SCAFFOLD": "SCAFFOLD",
+            "FedDP-FedAvg": "FedDP over FedAvg",
+            "FedDP": "FedDP over SCAFFOLD",
+        },
         ("--window=9",),
     ),
     Picture(

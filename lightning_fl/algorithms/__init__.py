@@ -1,4 +1,4 @@
-"""Methods under their papers' names, each a recipe of slots."""
+"""Methods by the names of their papers; each fills the six slots."""
 
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.apfl import APFL

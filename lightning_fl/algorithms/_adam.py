@@ -1,4 +1,4 @@
-"""Parts and hyper-parameters that several methods with Adam on the clients have."""
+"""Parts and hyper-parameters that methods with Adam on the clients share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Downlink = Literal["dense", "union"]
 
 
 class AdamOnClients(Method):
-    """Base class of the methods with Adam on the clients. A method describes only its other hyper-parameters.
+    """Base class of methods with Adam on the clients. A method describes only its further hyper-parameters.
 
     Args:
         alpha: Share of the coordinates that are sent, in (0, 1]; 1 is FedAdam.

@@ -10,7 +10,7 @@ from lightning_fl.slots import Pace, Step
 
 
 class Asynchronous(Method):
-    """A method with a pace of its own."""
+    """A method whose server updates the model without waiting for a round's clients."""
 
     def __init__(self, pace: Pace, method_steps: Sequence[Step], /, **slots: Any) -> None:
         """Fill the slots, and check that they need no round of clients.
@@ -25,10 +25,10 @@ class Asynchronous(Method):
 
     @property
     def buffer_size(self) -> int:
-        """Uploads of an update."""
+        """Number of uploads per update."""
         return self.pace.buffer_size
 
     @property
     def max_staleness(self) -> int | None:
-        """Uploads that are staler are rejected; None for none."""
+        """Largest staleness of an upload that is accepted; None: no limit."""
         return self.pace.max_staleness

@@ -1,4 +1,4 @@
-"""Hyper-parameters that several methods of FedDUMAP's paper have."""
+"""Hyper-parameters that methods of FedDUMAP's paper share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class DynamicallyUpdated(Method):
         momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
         C: Scale C ≥ 0 of the server's update.
         decay: Factor of the update from round to round, in (0, 1].
-        f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-        alpha_max: Bound of the update's share α; 1 for inverse if not given.
+        f: Factor f'(acc) of the update: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+        alpha_max: Upper bound of the update's share α; if not given, 1 for inverse, none for one_minus.
     """
 
 
@@ -39,5 +39,5 @@ class AdaptivelyPruned(Method):
     pruning: AdaptivePruning
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the pruning, and the callbacks of what clients keep."""
+        """Return the pruning callback, and the callbacks of personal parts."""
         return [self.pruning, *super().configure_callbacks()]

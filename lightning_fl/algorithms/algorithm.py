@@ -1,4 +1,4 @@
-"""Base class of algorithms, which fill six slots."""
+"""Base class of algorithms with its six slots."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ from lightning_fl.steps import Apply
 
 
 class Algorithm(Remembering):
-    """Rule × codecs × exchange × aggregator × steps × personal. The constructor checks that they fit; the defaults are FedAvg.
+    """Method with six slots: rule, codecs, exchange, aggregator, steps and personal. The defaults are FedAvg.
 
-    A paper's method is a final subclass whose `__init__` has the paper's hyper-parameters and fills the slots. Other
-    combinations are made with this class, in Python or YAML.
+    The constructor checks that the parts fit. A paper's method is a final subclass, whose `__init__` takes the paper's
+    hyper-parameters and fills the slots. Use this class for other combinations, in Python or YAML.
     """
 
     trains_in_rounds = True
     """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
     pools_clients = False
-    """True if `arrange_data` gives all clients' samples to one, which makes the steps of a round's clients together."""
+    """True if `arrange_data` gives all samples to one client, which makes as many steps as a round's clients together."""
     pace: Pace | None = None
-    """When the server makes its next model; None if every round waits for its clients."""
+    """When the server makes its next model; None: every round waits for its clients."""
     validation_clients: int | None = None
-    """Number of clients to validate, as of the trainer's flag, which decides if this is None."""
+    """Number of clients to validate; None: the trainer's flag decides."""
     setup_reads_clients = False
-    """True if clients send something before the first round, besides what the steps ask for."""
+    """True if clients send something before the first round, other than the steps' requests."""
     changeable = frozenset[str]()
     """Names of the method's own hyper-parameters, besides those of its parts, that a resumed run may change."""
 
@@ -130,27 +130,27 @@ class Algorithm(Remembering):
 
     @property
     def model_keeper(self) -> Personal | None:
-        """The part by which each client keeps a whole model of its own, and predicts with it; None if there is none."""
+        """Part by which each client keeps a whole model of its own and predicts with it; None if there is none."""
         return model_keeper(self.personal)
 
     @property
     def num_models(self) -> int:
-        """Models that a client trains in a round: one, or with one of its own two."""
+        """Number of models that a client trains in a round: one, or two with a model of its own."""
         return max((part.num_models for part in self.personal), default=1)
 
     @property
     def gradients_per_step(self) -> int:
-        """Gradients of each step's batches: of every model that a client trains, and at other models if the rule reads them."""
+        """Number of gradients per step, over all models at which the client or its rule computes one."""
         others = (Gradients.MINIBATCH_AT_RECEIVED, Gradients.MINIBATCH_AT_POINT, Gradients.REPRESENTATIONS)
         return self.num_models + sum(one in self.rule.reads for one in others)
 
     @property
     def passes_at_received(self) -> int:
-        """Passes over a client's samples for gradients at the received model, besides its steps."""
+        """Extra passes over a client's samples for gradients at the received model."""
         return (Gradients.FULL_AT_RECEIVED in self.rule.reads) + (MEAN_GRADIENT in self.exchange.provides)
 
     def owned(self, module: nn.Module) -> Owned:
-        """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""
+        """Return the names of the module's parameters and buffers that each client owns: trains, keeps and never sends."""
         return owned_by(self.personal, module)
 
     def step_names(self) -> list[str]:
@@ -165,7 +165,7 @@ class Algorithm(Remembering):
         return message
 
     def encoded(self, states: dict[str, State]) -> dict[str, Tensor]:
-        """Return the bits of the shared entries that the steps have encoded themselves, by name; see `Step.encoded`."""
+        """Return the bits of shared entries that steps have encoded, by name; see `Step.encoded`."""
         keyed = zip(self.step_names(), self.steps, strict=True)
         return {name: bits for key, step in keyed for name, bits in step.encoded(states[key]).items()}
 
@@ -224,10 +224,10 @@ class Algorithm(Remembering):
         require(not problems, f"{self.name} does not wait for the clients of a round, and {'; '.join(problems)}.")
 
     def readers_of_single_clients(self, has_server_samples: bool = True) -> list[tuple[str, str]]:
-        """Return what needs more of a round than sums over its clients: slots and the names of their parts; [] if nothing does.
+        """Return the slots and names of parts that need more than sums over a round's clients; [] if none does.
 
         Args:
-            has_server_samples: the server has samples, so that no callback takes those of a client in their place.
+            has_server_samples: true if the server has samples, so that no callback uses a client's samples instead.
         """
         readers = [(slot, name_of(part)) for slot, part in readers_of_single_clients(self._slots)]
         if self.pace is not None:
@@ -240,11 +240,11 @@ class Algorithm(Remembering):
         return [*readers, *(("callbacks", name) for name in asking)]
 
     def sums_to_declare(self) -> str:
-        """Return what the authors of its parts may declare, for a server that sees only sums; empty without such parts."""
+        """Return the declarations that parts of users may lack for a server that sees only sums; empty without such parts."""
         return sums_to_declare(self._slots)
 
     def check_pruning(self, source: str) -> None:
-        """Raise `UserError` if clients may be training models of different sizes when `source` prunes the server's."""
+        """Raise `UserError` if clients may be training models of other sizes when `source` prunes the server's model."""
         require(
             self.pace is None,
             f"{source} would prune the server's model, and clients of {self.name} train on earlier ones: use a method whose "
@@ -279,10 +279,10 @@ class Algorithm(Remembering):
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return values to log with a validation, by name; they replace those of the server's model with the same names.
 
-        If clients own parts of the model, it is complete only on a client. Then these are the means over the clients, each with
-        what it owns, and under `…_local` the means on the clients' own validation samples. If clients predict with models of
-        their own, the values of the server's model are under `…_server`. If clients train smaller networks, the values of these
-        are under `…_width_` and the share of the units that they have.
+        If clients own parts of the model, only a client has a complete model. The values are then means over the clients'
+        models, and `…_local` are the means on the clients' own validation samples. If clients predict with models of their
+        own, `…_server` are the values of the server's model. If clients train smaller networks, `…_width_` and the share of
+        units are the values of these networks.
         """
         means = validation.client_means() if validation.owns else {}
         values = dict(means)

@@ -6,14 +6,14 @@ client k:  y ← w;  y ← y − η ∇F_k(y; minibatch), as in the base method;
            upload Δ_k = y − w
 server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
 
-A client predicts with the parameters α_k v_k + (1 − α_k) w; mixing the outputs of two models is another method. The bits and the
-server's models are those of the base method, whatever α. v_k begins at the model that the client first receives; a client that
-has not taken part predicts with the server's model. Norms have running statistics of the mixture, which stay with the client.
-The paper averages with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. A client computes twice as much as
-in the base method; its steps for v_k, which are plain SGD, are not counted as steps of the run.
+A client predicts with the parameters α_k v_k + (1 − α_k) w; it does not mix the outputs of two models. The bits and the
+server's models are those of the base method for every α. v_k begins at the model that the client first receives; a client that
+has not taken part predicts with the server's model. Running statistics of the mixture's norms stay with the client. The paper
+averages with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. A client computes twice as much as in the
+base method. Its steps for v_k are plain SGD, and do not count as steps of the run.
 
-The gradient is the paper's, that of the mixture of both models. The authors' code has the mixture of both models' gradients,
-α∇F_k(v_k) + (1 − α)∇F_k(w), which is the same only where the gradient is linear.
+As in the paper, the gradient is taken at the mixture of both models. The authors' code mixes the gradients of both models
+instead, α∇F_k(v_k) + (1 − α)∇F_k(w), which is the same only if the gradient is linear.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_fl.personal import MixedModel
 
 
 class APFL(Wrapper):
-    """Any method, with clients that mix the server's model with one of their own, and predict with the mixture."""
+    """Any method; each client predicts with a mixture of the server's model and a model of its own."""
 
     def __init__(self, base: Algorithm | None = None, alpha: float = 0.5, adaptive: bool = True, **slots: Any) -> None:
         """Take over the slots of the base method.

@@ -3,16 +3,15 @@ from Decentralized Data, AISTATS 2017 (arXiv:1602.05629), who compare FedAvg wit
 
 w ← w − η ∇F(w; minibatch of all clients' samples)              data: FederatedDataModule.pooled, exchange: InPlace
 
-It has the module, optimiser, schedules, metric and evaluation of the other methods, and no byte crosses. A round is as much
-work as one of FedAvg: the steps that K of N clients would make together. With `local_steps` L these are K·L; with `local_epochs`
-E it passes E·K/N times over all samples. With all clients in every round, a round is therefore E epochs of `lightning.Trainer`
-on `data.train_dataloader()`; with K < N it reads as many samples as the clients of a round on average, drawn anew in each
-round. So the same settings compare with every other method round by round, at the same cost in gradients.
+Module, optimiser, schedules, metric and evaluation are those of the other methods, and no byte is sent. A round makes as many
+steps as K of N clients together in FedAvg: K·L with `local_steps` L, or E·K/N passes over all samples with `local_epochs` E.
+With all clients in every round, a round equals E epochs of `lightning.Trainer` on `data.train_dataloader()`. With K < N each
+round draws as many samples as a round's clients have on average. So the same settings compare with every other method round by
+round, at the same number of gradients.
 
-The optimiser begins anew in every round, as a client's does; with momentum or Adam, `lightning.Trainer`, which keeps its state,
-differs. The samples are those of the clients' training parts, not the server's. They are in one place, which is what
-`clients/selected` counts; `dropout_rate` and `straggler_rate` apply to it as to a client. With a clock of clients it has the
-clock's own speeds, and is never late.
+The optimiser restarts in every round, as a client's does. `lightning.Trainer` keeps the optimiser's state, so with momentum or
+Adam its results differ. Training uses the clients' training samples, not the server's. `clients/selected` is 1; `dropout_rate`
+and `straggler_rate` treat the one place as a client. With a clock it has the clock's own speeds, and is never late.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Check that the parts of an algorithm fit, by what they declare: `needs`, `uses`, `provides` and what they lose or weigh.
+"""Check that the parts of an algorithm fit, from their declarations: `needs`, `uses`, `provides`, losses and weights.
 
-An entry that a part needs must be provided by another, and an entry that a part provides must be used by another: nothing crosses
-the link, or is computed, in vain.
+An entry that a part needs must be provided by another, and an entry that a part provides must be used by another. So nothing
+is sent or computed in vain.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ def readers_of_single_clients(slots: Slots) -> list[tuple[str, Part]]:
 
 
 def sums_to_declare(slots: Slots) -> str:
-    """Return what the authors of parts that count as readers of single clients may declare."""
+    """Return the declarations that parts of users may lack, because of which they count as readers of single clients."""
     readers = [inner for _, part in readers_of_single_clients(slots) for inner in parts_in(part)]
     hints = [
         to_declare(part, "Traits.SUMS_SUFFICE" if isinstance(part, Codec) else "sums_suffice = True")
@@ -352,13 +352,13 @@ def sums_to_declare(slots: Slots) -> str:
 
 
 def asks_clients(callback: Callback, has_server_samples: bool) -> bool:
-    """True if a callback says that it asks clients, as prunings do whose rate they find."""
+    """True if a callback declares that it asks clients, such as a pruning that asks them for its rate."""
     asks = getattr(callback, "asks_clients", None)
     return asks is not None and asks(has_server_samples)
 
 
 def prunes(callback: Callback) -> bool:
-    """True if a callback says that it removes filters, or prunes by a mask."""
+    """True if a callback declares that it removes filters, or prunes by a mask."""
     return getattr(callback, "removes_filters", False) or getattr(callback, "sets_mask", False)
 
 

@@ -6,13 +6,14 @@ client k:  ∇F_k(w) on all samples, or on one minibatch             rule: Gradi
            g_k ← g_k + m_k;  h_k ← ∇F_k(w), for the next round
 server:    g ← g + (1/N) Σ_k m_k;  w ← w − γ g                     aggregator: WeightedMean, step: Accumulate
 
-a = 1/(2ω + 1) for a codec C with E C(x) = x and E‖C(x) − x‖² ≤ ω‖x‖². The bits are those of C. Unlike the error of compressed
-gradients, that of g vanishes as the model converges, however different the clients are. γ is the module's learning rate, by which
-the clients multiply: all vectors are −γ times the paper's. The theory needs a small one, γ ≤ 1/(L + L̂ √(16 ω (2ω + 1)/N)).
+a = 1/(2ω + 1) for a codec C with E C(x) = x and E‖C(x) − x‖² ≤ ω‖x‖². An upload has the bits of C. The error of g vanishes as
+the model converges, for any non-IID clients; the error of compressed gradients does not. γ is the module's learning rate.
+Clients multiply by it, so all vectors are −γ times the paper's. The theory needs a small γ ≤ 1/(L + L̂ √(16 ω (2ω + 1)/N)).
 
-g_k and h_k are 0 before a client's first round; the authors send its first gradient whole. The paper has all clients in each
-round. Those that are not in a round keep g_k and h_k, and g stays the mean of all g_k. A minibatch is the paper's DASHA-MVR with
-b = 1, whose g has the variance of the gradients. With `Dense`, ω = 0, full gradients and all clients it is gradient descent.
+g_k and h_k are 0 before a client's first round; the authors send the first gradient uncompressed. The paper has all clients in
+each round. Here, clients outside a round keep g_k and h_k, and g stays the mean of all g_k. With minibatches this is the
+paper's DASHA-MVR with b = 1, and g has the variance of the gradients. With `Dense` (ω = 0), full gradients and all clients, it
+is gradient descent.
 """
 
 from __future__ import annotations

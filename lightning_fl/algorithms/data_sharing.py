@@ -21,7 +21,7 @@ from lightning_fl.slots import SetupTurn
 
 
 class DataSharing(Method):
-    """FedAvg whose clients also train on samples of the server."""
+    """FedAvg with clients that also train on samples of the server."""
 
     def __init__(
         self,

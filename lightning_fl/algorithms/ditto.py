@@ -5,7 +5,7 @@ client k:  y ← w;  y as in the base method;  upload Δ_k = y − w    rule: th
            minibatches and as many; w as received
 server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
 
-A client predicts with v_k. The bits and the server's models are those of the base method, whatever λ. v_k begins at the model
+A client predicts with v_k. The bits and the server's models are those of the base method for every λ. v_k begins at the model
 that the client first receives (the authors' code: at the first model of the run), and a client that has not taken part
 predicts with the server's model. The authors average with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`.
 A client computes twice as much as in the base method; its steps for v_k are not counted as steps of the run.
@@ -22,7 +22,7 @@ from lightning_fl.rules import Pulled
 
 
 class Ditto(Wrapper):
-    """Any method, with clients that also train a model of their own, pulled towards the server's, and predict with it."""
+    """Any method; each client also trains a model of its own, pulled towards the server's, and predicts with it."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ LEADERS = {"parameters": "model", "first_moment": "moments/first", "second_momen
 
 
 class FedAdam(AveragedMoments):
-    """Moments averaged like the model, with Adam on the clients; for Reddi et al.'s take ServerAdam."""
+    """Adam on the clients, with moments averaged like the model; ServerAdam is the FedAdam of Reddi et al."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class FedAdam(AveragedMoments):
 
 
 class FedAdamTop(AveragedMoments):
-    """FedAdam whose clients send the k largest numbers of each of the three vectors."""
+    """FedAdam with uploads of the k largest numbers in each of the three vectors."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class FedAdamTop(AveragedMoments):
 
 
 class FedAdamSSM(AveragedMoments):
-    """FedAdam whose clients send three vectors under one shared sparse mask."""
+    """FedAdam with sparse uploads: one mask for all three vectors, chosen from one of them."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class FedAdamSSM(AveragedMoments):
 
 
 class FairnessTop(AveragedMoments):
-    """FedAdam whose clients send three vectors under one mask chosen from all three."""
+    """FedAdam with sparse uploads: one mask for all three vectors, chosen from all of them."""
 
     def __init__(
         self,

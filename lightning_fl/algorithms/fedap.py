@@ -7,9 +7,10 @@ before round T, once:  the server and all clients report p*_k, the pruning rate 
                                                                                 callback: AdaptivePruning
 then a usual round;    FedAP prunes FedAvg, FedDUAP FedDU, FedDUMAP FedDUM (the server's momentum is cut like the model)
 
-The communication for it is booked in round T: q·d down to each client that is asked and so needs the model before the pruning
-(clients that train in this round receive the pruned model anyway, so only the rest is booked); q up from each; one bit per filter
-down to all. If the server has no samples, a client ranks the feature maps, q up per filter. Afterwards models have d' numbers.
+Round T counts the bits of the pruning. Each client that is asked for its rate needs the unpruned model: q·d down, or for
+clients that train in this round, only the part that the pruned model lacks. Each sends its rate, q up. All clients receive one
+bit per filter. If the server has no samples, a client ranks the feature maps, q up per filter. Afterwards models have d'
+numbers.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ client k:  y ← y − η (∇F_k(y) + μ(y − w_u)), with w_u the model after 
 server:    after every upload  w ← (1 − α_s) w + α_s y,  α_s = α ρ(s)                                      StaleMean, Apply
            s: updates since the client received w_u
 
-The server mixes the models: what it adds is α_s (w_u + Δ_k − w). FedBuff with K = 1 adds α_s Δ_k.
+The server mixes models, so it adds α_s (w_u + Δ_k − w) to w. FedBuff with K = 1 adds α_s Δ_k.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_fl.steps import Apply
 
 
 class FedAsync(Asynchronous):
-    """The server mixes every client's model into its own as soon as it comes, and less of it the staler it is."""
+    """Asynchronous: the server mixes each client's model into its own on arrival, with less weight the staler it is."""
 
     def __init__(
         self,

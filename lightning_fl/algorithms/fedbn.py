@@ -4,11 +4,11 @@ client k:  (y, b) ← (w, b_k);  (y, b) ← (y, b) − η ∇F_k(y, b)      b: s
            b_k ← b;  upload Δ_k = y − w                            rule: the base method's, personal: PersonalNorms
 server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
 
-A layer of c channels keeps 4c numbers off the link: γ and β, which are trained, and the running mean and variance. A client's
-own b_k begin at the module's initial ones, so a client that has not yet taken part predicts poorly. The paper and the authors'
-code average with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. The code picks the layers by "bn" in
-their names, this class by their types. Weight decay leaves out γ and β, as it does all personal parameters, so with it FedBN of
-one client is not FedAvg.
+For a layer of c channels, 4c numbers are not sent: the trained γ and β, and the running mean and variance. A client's b_k
+    begin at the module's initial values, so a client that has not yet taken part predicts poorly. The paper and the authors'
+    code average with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. The authors' code finds the layers
+    by "bn" in their names, this class by their types. Weight decay skips γ and β, like all personal parameters, so with weight
+    decay FedBN with one client is not FedAvg.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_fl.personal import PersonalNorms
 
 
 class FedBN(Wrapper):
-    """Any method, with clients that keep their normalisation layers."""
+    """Any method; each client keeps its own normalisation layers."""
 
     def __init__(self, base: Algorithm | None = None, norms: Literal["batch", "all"] = "batch", **slots: Any) -> None:
         """Take over the slots of the base method.

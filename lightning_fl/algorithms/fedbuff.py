@@ -5,8 +5,8 @@ client k:  Δ_i = y − w_u, with w_u the model after u updates, which it has re
 server:    after K uploads  w ← w + η_g (1/K) Σ_i ρ(s_i) Δ_i,  ρ(s) = 1/√(1 + s)                           StaleMean, Apply
            s_i: updates since the client received w_u
 
-It divides by K, less the uploads that it rejects, and not by Σ ρ, as the paper does; the authors' FLSim divides by the ρ of the
-mean staleness too.
+As in the paper, the divisor is K less the rejected uploads, not Σ ρ. The authors' FLSim also divides by ρ of the mean
+staleness.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_fl.steps import Apply
 
 
 class FedBuff(Asynchronous):
-    """FedAvg that waits for nobody: the model moves after every few uploads, and stale ones count less."""
+    """Asynchronous FedAvg: the server updates the model after every few uploads, and stale uploads count less."""
 
     def __init__(
         self,

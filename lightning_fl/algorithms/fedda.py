@@ -21,7 +21,7 @@ from lightning_fl.steps import Apply, DynamicServerUpdate, SharedMomentum
 
 
 class FedDA(Method):
-    """FedAvg with a momentum of the federation, which clients continue locally and send back."""
+    """FedAvg with a global momentum, which clients continue locally and send back."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class FedDA(Method):
 
 
 class FedDUDA(DynamicallyUpdated):
-    """FedDU on top of FedDA: the server also trains with the federation's momentum."""
+    """FedDU on top of FedDA: the server also trains with the global momentum."""
 
     def __init__(
         self,

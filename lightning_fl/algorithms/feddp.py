@@ -9,8 +9,8 @@ client k:  w ← w,  w_g its own gates, at first the same for all clients
            keeps w_g; the upload is the base method's               personal: PersonalGates
 server:    as in the base method
 
-Where all samples of a step switch a channel off, the correction c − c_k alone moves its filter; `masked_correction=False` leaves
-it where it is, the other reading of "no gradient retained for them".
+If all samples of a step switch a channel off, only the correction c − c_k moves its filter. `masked_correction=False` leaves
+the filter unchanged, which is the other reading of "no gradient retained for them".
 
 Gates never cross, so the bits are the base method's. The printed algorithm has errors, such as a second gradient for the gates
 after the step, and 1/(Eη) in place of the number of steps; the rules of the base methods correct them. With a top-K without a
@@ -39,7 +39,7 @@ from lightning_fl.steps import Apply, ControlUpdate
 
 
 class FedDP(Wrapper):
-    """Any method, with clients that prune channels dynamically by their own gates."""
+    """Any method; each client prunes channels for each sample, with gates of its own."""
 
     changeable = frozenset({"validation_clients"})
 

@@ -7,15 +7,16 @@ server:    h ← h − (α/N) Σ_k Δ_k, at first 0                       aggreg
            x ← (1/K) Σ_k y_k − h/α                                 step: CorrectedMean
 
 FedAvg's bits in both directions. Every client keeps g_k, a vector as long as the model. At a fixed point y_k = x for every
-client, so g_k = ∇F_k(x), and their mean h is 0: x minimises Σ_k F_k / N, every client counting alike whatever its samples. FedAvg
-with several local steps has another fixed point.
+client, so g_k = ∇F_k(x), and their mean h is 0. So x minimises Σ_k F_k / N, with equal weights for all clients. FedAvg with
+several local steps has another fixed point.
 
 Weight decay, momentum and clipping are those of the module and the trainer; the authors' code has a weight decay of 0.001 and
-clips gradients at norm 10. It also divides α by N times the client's share of the samples, so that samples count alike; with
-clients of one size this is the same. With a lossy uplink Δ_k is the change as the server receives it, for the client's g_k too.
+clips gradients at norm 10. The authors' code also divides α by N times the client's share of the samples, so that all samples
+have equal weight; with clients of equal size this is the same. With a lossy uplink, g_k uses the delta as the server decodes
+it.
 
-FedLab's class of the same name computes the regulariser from a detached copy of the parameters, so that it has no gradient there
-and clients train as in FedAvg.
+FedLab's class of the same name computes the regulariser from a detached copy of the parameters. It has no gradient there, so
+clients train as in FedAvg.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lightning_fl.steps import CorrectedMean
 
 
 class FedDyn(Method):
-    """FedAvg with a regulariser that each client adapts, so that all clients' optima meet at that of the federation."""
+    """FedAvg with a dynamic regulariser on each client, which aligns the clients' optima with the federation's."""
 
     def __init__(self, alpha: float = 0.01, **slots: Any) -> None:
         """Fill the slots rule, aggregator and steps.

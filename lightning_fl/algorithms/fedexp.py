@@ -5,13 +5,13 @@ server:    η_g = max(1, Σ_k‖Δ_k‖² / (2K(‖Δ‖² + ε)))              
            x ← x + η_g Δ,  Δ = Σ_k Δ_k / K                         WeightedMean (uniform), step: Apply
            validated: (x_t + x_{t−1})/2, with `mean_of_two`        step: MeanOfTwo
 
-FedAvg's bits: the server measures the norms of what has arrived. Changes that agree have η_g = 1, orthogonal ones K/2.
+FedAvg's bits: the server computes the norms of the uploads itself. Equal deltas give η_g = 1, orthogonal deltas K/2.
 
-All clients weigh alike, as in the paper. The authors' code weighs by samples, as `weighting="samples"` does, multiplies ε by K
-(Σ_k p_k‖Δ_k‖² / (2(‖Σ_k p_k Δ_k‖² + Kε))), and multiplies ε by 0.998² after every round and the learning rate by 0.998. Its ε
-is 0.001 for CIFAR and 0.1 for EMNIST. The paper validates the mean of the last two models, because x_t oscillates where η_g is
-large. The server reads the norm of every upload, which rules out secure sums and central privacy. Noise of local privacy counts
-in the norms.
+All clients have equal weights, as in the paper. The authors' code weighs by samples, as `weighting="samples"` does, multiplies
+ε by K (Σ_k p_k‖Δ_k‖² / (2(‖Σ_k p_k Δ_k‖² + Kε))), and multiplies ε by 0.998² after every round and the learning rate by 0.998.
+Its ε is 0.001 for CIFAR and 0.1 for EMNIST. The paper validates the mean of the last two models, because x_t oscillates if η_g
+is large. The server reads the norm of every upload, which rules out secure aggregation and central privacy. The norms include
+the noise of local privacy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_fl.steps import Apply, MeanOfTwo
 
 
 class FedExP(Method):
-    """FedAvg with a server learning rate that grows where the clients' changes do not agree."""
+    """FedAvg with a server learning rate that grows as the clients' deltas disagree."""
 
     def __init__(
         self,

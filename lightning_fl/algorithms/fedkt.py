@@ -42,7 +42,7 @@ PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
 
 
 class FedKT(Method):
-    """Knowledge transfer before FedAvg: the model learns labels of the server's inputs that clients' models vote on."""
+    """Knowledge transfer before FedAvg: clients' models vote on labels for the server's inputs, and the model learns them."""
 
     setup_reads_clients = True
 
@@ -91,7 +91,7 @@ class FedKT(Method):
         self.consistent = consistent
 
     def check(self, context: RoundContext, server: Server, cohort_size: int) -> None:
-        """Raise `UserError` without server data, their classes, or logits of the module."""
+        """Raise `UserError` if the server has no data, the data no classes, or the module no logits."""
         super().check(context, server, cohort_size)
         server.require_samples()
         if not server.has_labels:

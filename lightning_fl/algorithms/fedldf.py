@@ -10,9 +10,9 @@ RandomLayers    s_kl = 1 for n clients drawn for each layer               exchan
 HDFL            n drawn clients send their whole models                   exchange: DrawnClients
 FedADP          each client sends the units that changed most             exchange: PrunedUnits
 
-HDFL and FedADP are as that paper uses them, to send as much as FedLDF. HDFL itself (Zawad et al., HDFL: A Heterogeneity and
-Client Dropout-Aware Federated Learning Framework, CCGrid 2023) does not choose clients at random. FedADP's rule is ours, as the
-paper only names its pruning ratio.
+HDFL and FedADP are as in FedLDF's paper, which lets them send as much as FedLDF. HDFL itself (Zawad et al., HDFL: A
+Heterogeneity and Client Dropout-Aware Federated Learning Framework, CCGrid 2023) does not choose clients at random. FedADP's
+rule is ours, as the paper only names its pruning ratio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_fl.vectors.layer_groups import Groups
 
 
 class FedLDF(Method):
-    """FedAvg in which only the n clients that diverged most in a layer send that layer."""
+    """FedAvg in which, for each layer, only the n clients that diverged most send that layer."""
 
     def __init__(
         self,

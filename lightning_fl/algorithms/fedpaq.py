@@ -16,7 +16,7 @@ from lightning_fl.codecs import QSGD
 
 
 class FedPAQ(Method):
-    """FedAvg with equal weights, of uploads that are rounded at random to a few levels."""
+    """FedAvg with equal weights and uploads that are stochastically rounded to a few levels."""
 
     def __init__(self, levels: int = 4, bucket: int = 512, **slots: Any) -> None:
         """Fill the uplink and aggregator slots.

@@ -6,7 +6,7 @@ client k:  (φ, h) ← (w, h_k)                                       h: the per
            h_k ← h;  upload Δ_k = φ − w
 server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                           aggregator: WeightedMean, step: Apply
 
-A head of g numbers stays off the link. FedPer (Arivazhagan et al., 2019, arXiv:1912.00818), `Algorithm(personal=[…])`, trains
+The g numbers of a head are never sent. FedPer (Arivazhagan et al., 2019, arXiv:1912.00818), `Algorithm(personal=[…])`, trains
 both together. With E_h = 0 the heads stay at their initial values. The paper averages with equal weights
 (`weighting="uniform"`), the authors' code by samples.
 """

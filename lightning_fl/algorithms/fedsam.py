@@ -5,10 +5,10 @@ client k:  g = ∇F_k(y; minibatch);  ỹ = y + ρ g/‖g‖                rule
            y ← y − η ∇F_k(ỹ; minibatch)
 the rest is FedAvg
 
-FedAvg's bits; a step computes two gradients, which the clock and the energy count. The module repeats its random draws, such as
-dropout's, for the second. Running statistics, counts and logged values are those at y; implementations without that treatment
-update the statistics twice in each step. If the trainer clips, each gradient is clipped on its own. Weight decay is the
-optimiser's, at y. Caldarola et al. also average the server's models over the last rounds: Lightning's `WeightAveraging` does.
+FedAvg's bits; the clock and the energy count two gradients per step. The second gradient repeats the module's random draws,
+such as dropout's. Running statistics, counts and logged values are those at y; a plain implementation would update the
+statistics twice in each step. If the trainer clips, each gradient is clipped on its own. Weight decay is the optimiser's, at
+y. Caldarola et al. also average the server's models over the last rounds: Lightning's `WeightAveraging` does.
 """
 
 from __future__ import annotations

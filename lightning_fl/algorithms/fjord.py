@@ -7,8 +7,8 @@ client k of width p_k:  every step draws p uniformly from the widths up to p_k, 
 server:                 every number is the mean of the clients that have it, and stays where none has it
                                                                                       aggregator: MaskedMean
 
-Each width is that of as many clients. Where a step leaves units out, their gradients are 0, on which momentum and weight decay of
-the module's optimiser act. The self-distillation that the paper adds for strong clients is left out.
+Each width has equally many clients. Units that a step leaves out have a gradient of 0; momentum and weight decay of the
+module's optimiser still change them. The paper's self-distillation for strong clients is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_fl.exchanges import FirstUnits
 
 
 class FjORD(Method):
-    """FedAvg whose clients train, in every step, the first units of every hidden layer, as many as a width that they draw."""
+    """FedAvg with ordered dropout: in every step a client draws a width and trains the first units of every hidden layer."""
 
     def __init__(self, widths: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0), fixed: bool = True, **slots: Any) -> None:
         """Fill the exchange and aggregator slots.

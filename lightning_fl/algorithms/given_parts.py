@@ -1,4 +1,4 @@
-"""Parts as users give them: objects, or classes, their names, and mappings with class_path and init_args, as in a file."""
+"""Parts as users give them: an object, a class, its name, or a mapping with class_path and init_args, as in a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(slot: str, part: Any) -> Any:
     """Return the part that a user gives for a slot: an object, a class, the name of one of the package's classes, or a mapping.
 
     Raises:
-        UserError: it is no part of this slot, or its class needs arguments.
+        UserError: the value is no part of this slot, or its class needs arguments.
 
     >>> made("uplink", "Dense"), made("rule", rules.Proximal)
     (Dense(), Proximal(mu=0.001))

@@ -6,9 +6,9 @@ client k of level r_k:  W_k = the first ⌈r_k c_l⌉ of the c_l units of every 
 server:                 every number is the mean of the clients that have it, and stays where none has it
                                                                                                aggregator: MaskedMean
 
-Clients count by their samples, as in FedAvg; those of the paper all have as many. All numbers that a weak client has are trained
-by the stronger ones, too. Units of layers whose outputs are added, as in a residual block, go together. The outputs of the
-network, and its inputs, stay whole.
+Clients are weighted by samples, as in FedAvg; in the paper all clients have equally many. Stronger clients also train every
+number that a weak client has. Units of layers whose outputs are added, as in a residual block, are chosen together. Inputs and
+outputs of the network stay whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEVELS = {1.0: 0.5, 0.5: 0.3, 0.25: 0.2}
 
 
 class HeteroFL(Method):
-    """FedAvg in which weak clients train smaller networks, of the first units of every hidden layer."""
+    """FedAvg in which weak clients train smaller networks, made of the first units of every hidden layer."""
 
     def __init__(
         self,

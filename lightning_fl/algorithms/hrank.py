@@ -24,7 +24,7 @@ from lightning_fl.slots import RoundContext, Server
 
 
 class HRank(Method):
-    """FedAvg with one pruning of the filters whose feature maps have the lowest ranks, the same share in every layer."""
+    """FedAvg with one pruning of the filters with the lowest-rank feature maps, the same share in every layer."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class HRank(Method):
         super().__init__(**slots)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return a new pruning for every run, and the callbacks of what clients keep."""
+        """Return a new pruning callback for every run, and the callbacks of personal parts."""
         return [self._pruning(), *super().configure_callbacks()]
 
     def check(self, context: RoundContext, server: Server, cohort_size: int) -> None:

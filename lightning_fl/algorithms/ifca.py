@@ -6,13 +6,14 @@ client k:  receives w_1 … w_C;  j = argmin_j F_k(w_j)              rule: BestM
            predicts with the w_j of the least F_k                  personal: BestOfModels
 server:    w_j ← w_j + Σ n_k Δ_k / Σ n_k over the clients of j     aggregator: MeanOfEach, steps: Apply, FurtherModels
 
-C models down, one model and C bits up; with C = 1 it is FedAvg. The clients of a cluster find each other if the models begin near
-enough to their optima; a model that no client of a round prefers stays as it is (`ifca/models` counts those that somebody has
-trained). The paper draws all models at random, here from the module's by turned signs. It averages with equal weights, here by
-samples.
+C models down, one model and C bits up; with C = 1 it is FedAvg. Clusters form if the models begin near enough to the clusters'
+optima. A model that no client of a round chooses stays as it is; `ifca/models` counts the trained models. The paper draws all
+models at random; here they are the module's initial model with some signs flipped at random. The paper averages with equal
+weights, this class by samples.
 
-`val/…` is the mean over the clients, each with its model; `val/…_server`, `model.ckpt` and pruning by magnitude take the first
-model. The C passes over a client's samples for the losses are not counted as steps. Clients train one after the other.
+`val/…` is the mean over the clients, each with the model that it chooses. `val/…_server`, `model.ckpt` and pruning by
+magnitude use the first model. The C passes over a client's samples to compute losses do not count as steps. Clients train one
+after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lightning_fl.steps import Apply, FurtherModels
 
 
 class IFCA(Method):
-    """FedAvg of several models, of which each client trains and uses the one that suits its samples best."""
+    """FedAvg for clusters: each client trains and uses the one of several models with the lowest loss on its samples."""
 
     def __init__(self, clusters: Annotated[int, Ge(1)] = 2, turned: float = 0.5, **slots: Any) -> None:
         """Fill the slots rule, aggregator, steps and personal.

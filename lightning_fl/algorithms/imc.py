@@ -4,7 +4,7 @@
 before round T:  p* from the curvature of the loss on the server's samples, as in FedAP  callback: AdaptiveRate
                  𝒱 = the ⌈p* · R⌉-th smallest of the R magnitudes of all weights and biases, counted from 0
                  w ← w ⊙ μ,  μ = [|w| > 𝒱]                                        callback: MagnitudePruning
-from then on:    clients train under μ, and only the m kept parameters cross; each client receives μ once, d bits
+from then on:    clients train under μ, and only the m kept parameters are sent; each client receives μ once, d bits
 the rest is FedAvg; multiply-accumulates stay as they are
 
 Batch normalisation and the shortcut convolutions of residual blocks are not pruned, and each layer keeps its largest weight.
@@ -63,5 +63,5 @@ class IMC(Method):
         self.pruning = MagnitudePruning(adaptive if rate is None else rate, prune_epoch=prune_round)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the pruning, and the callbacks of what clients keep."""
+        """Return the pruning callback, and the callbacks of personal parts."""
         return [self.pruning, *super().configure_callbacks()]

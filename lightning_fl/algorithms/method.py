@@ -1,4 +1,4 @@
-"""Base classes of methods with names, and of methods over a base method; their users fill the slots that are left."""
+"""Base classes of named methods, and of methods over a base method. Users fill the remaining slots."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ SLOTS = tuple(parameters_of(Algorithm))
 
 
 class Method(Algorithm):
-    """An algorithm with a name, which fills some slots; its users fill the others: `FedProx(mu=0.1, uplink=TopK(0.1))`.
+    """A named algorithm that fills some slots; users fill the others: `FedProx(mu=0.1, uplink=TopK(0.1))`.
 
-    A method's constructor has the paper's hyper-parameters, takes `**slots` besides, and hands them to this one. What it hands on
-    by name are the slots that it fills itself; its own steps are the first argument, and those of its users follow.
+    A method's constructor takes the paper's hyper-parameters and `**slots`, and passes `**slots` to this constructor. The
+    slots that the method fills are passed by name; its own steps are the first argument, and steps of users follow.
     """
 
     @classmethod
@@ -87,7 +87,7 @@ class Method(Algorithm):
 
 
 class Wrapper(Method):
-    """A method over a base method: the base's slots with further personal parts, and the base's own work around the rounds.
+    """A method over a base method: it has the base's slots with further personal parts, and delegates all else to the base.
 
     Attributes:
         base: the base method, with the same slots.

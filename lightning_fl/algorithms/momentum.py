@@ -7,9 +7,9 @@ the rest is FedAvg; neither sends anything more
 
 The rows of these names in the paper's tables 10 to 13 are FedDUSM and FedDUDM, combined with FedDU, as its section 4.2.2 says.
 
-The paper cites Yogi (Zaheer et al., Adaptive Methods for Nonconvex Optimization, NeurIPS 2018) for the first and Mime
-(Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning, 2020, arXiv:2008.03606) for the
-second, but describes the above. The cited methods are variants: DeviceM's `mime_lite` is
+The paper describes these methods, but cites Yogi (Zaheer et al., Adaptive Methods for Nonconvex Optimization, NeurIPS 2018)
+for the first and Mime (Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning, 2020,
+arXiv:2008.03606) for the second. The cited methods are variants: DeviceM's `mime_lite` is
 
 client k:  y ← y − η(βm + (1 − β)g);  sends y − w and ∇F_k(w)                  rule: FrozenMomentum
 server:    m ← βm + (1 − β) Σ_k n_k ∇F_k(w) / Σ_k n_k, sent down with w        step: GradientMomentum
@@ -18,8 +18,9 @@ and costs twice FedAvg's bits in both directions. `mime`, the full method, repla
 
 client k:  g(y) − g(w; the same minibatch) + c,  c = Σ_k n_k ∇F_k(w) / Σ_k n_k     rule: CorrectedMomentum
 
-with c of the same clients in the same round. So a round has two turns: w and m down, ∇F_k(w) up; c down, y − w up. This takes
-three times FedAvg's bits down and twice up, and more than twice its computation, as each step takes two gradients.
+with c of the same clients in the same round. So a round has two turns: w and m down, ∇F_k(w) up; c down, y − w up. It sends
+three times FedAvg's bits down and twice its bits up. It computes more than twice as much, because each step takes two
+gradients.
 """
 
 from __future__ import annotations

@@ -6,14 +6,15 @@ client k:  y ← y − η ∇(F_k(y) + μ ℓ(y)),                           rul
            y_k ← y
 the rest is FedAvg
 
-FedAvg's bits. Every client keeps its last model and that model's running statistics. A step takes two forward passes more, which
-the clock and the energy count as one gradient more. x and y_k are in evaluation mode; their random draws are those of y. Clients
-train one after the other. Parts of the model that clients own are the same in all three.
+FedAvg's bits. Every client keeps its last model with its running statistics. A step takes two extra forward passes, which the
+clock and the energy count as one extra gradient. x and y_k are in evaluation mode, with the random draws of y. Clients train
+one after the other. Parts of the model that a client owns are the same in all three.
 
-The representation is the input of the last linear layer, or of the layer that the user names. The authors' code adds a projection
-head, two linear layers below the last one, whose output this is; a network may have one. A client that takes part for the first
-time has no last model: z_k = z_x then, and the step is FedAvg's; the authors' code takes a random network of that client. Its
-defaults are μ = 1 and τ = 0.5; the best μ of the paper are 5 for CIFAR-10, 1 for CIFAR-100 and Tiny-ImageNet.
+The representation is the input of the last linear layer, or of the layer that the user names. The authors' code adds a
+projection head of two linear layers below the last one, whose output is the representation; a network here may have such a
+head, too. A client that takes part for the first time has no last model: then z_k = z_x, and the step is FedAvg's. The
+authors' code uses a random network instead. Its defaults are μ = 1 and τ = 0.5; the paper's best μ is 5 for CIFAR-10, and 1
+for CIFAR-100 and Tiny-ImageNet.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ client k:  ŷ = y − β ∇F_k(y; minibatch 1)                          rule: M
            predicts with w − β ∇F_k(w; minibatch)                  personal: AdaptedModel
 server:    w ← w + mean of the uploads                             aggregator and step: FedAvg's
 
-So w is trained to be good after one step on the samples of any client, and each client takes that step before it predicts, with
-the server's present model. β is the paper's α, and η its β. FedAvg's bits; a pair of minibatches makes one step, so that an epoch
-has half as many steps as FedAvg's and as many gradients. The paper averages with equal weights:
+So w is trained to be good after one step on the samples of any client. Each client takes that step from the server's present
+model before it predicts. β is the paper's α, and η its β. FedAvg's bits. A step uses a pair of minibatches, so an epoch has
+half as many steps as FedAvg's, and as many gradients. The paper averages with equal weights:
 `aggregator=WeightedMean("uniform")`. `val/…_server` measures w without the step.
 """
 
@@ -23,7 +23,7 @@ from lightning_fl.rules import MetaGradient
 
 
 class PerFedAvg(Method):
-    """FedAvg of a model that is good after one gradient step on a client's own samples, which clients take to predict."""
+    """FedAvg of an initial model that each client adapts by one gradient step on its own samples before it predicts."""
 
     def __init__(self, beta: float = 0.01, **slots: Any) -> None:
         """Fill the slots rule and personal.

@@ -10,9 +10,9 @@ A client predicts with the θ_k of its last round, and the running statistics of
 predicts with the server's model. η is the module's learning rate. `local_steps` is R, the number of minibatches of a round, 20 in
 the authors' code; each is K steps of the run. With K = 1, ηλ = 1 and β = 1 it is FedAvg with equal weights and learning rate α.
 
-In the paper all N clients train in each round, and the sample decides only whose models the server averages. Here, as in other
-methods, only the round's clients train: with `clients_per_round` below N the others keep the θ_k of their last round. The
-authors' code also has a weight decay of 0.001: `weight_decay` of the module's SGD.
+In the paper all N clients train in each round, and the server averages the models of a sample of them. Here, as in other
+methods, only the round's clients train; the others keep the θ_k of their last round. The authors' code also has a weight decay
+of 0.001: set `weight_decay` of the module's SGD.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning_fl.steps import Apply
 
 
 class PFedMe(Method):
-    """FedAvg of copies that clients move towards models of their own, with which they predict."""
+    """Clients train personal models near copies of the server's (Moreau envelope); the copies follow and are averaged."""
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ client k:  trains under μ;  Z_k ← Z_k + (Σ_steps g)² · (samples read), g o
 server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                                                                  step: Apply
 every 50 rounds: the clients send Z_k, q·d bits;  μ ← the mask with the largest ΣZ / Σt                   step: Reconfiguration
 
-Only the m kept parameters cross. A client receives μ, d bits, when it takes part for the first time since μ changed. The mean of
-the Z_k replaces their sum and gives the same mask.
+Only the m kept parameters are sent. A client receives μ, d bits, when it takes part for the first time since μ changed. The
+mean of the Z_k replaces their sum and gives the same mask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_fl.steps import Apply, Reconfiguration
 
 
 class PruneFL(Method):
-    """FedAvg under a pruning mask for the fastest training, chosen from server data and then from the clients' gradients."""
+    """FedAvg under a pruning mask chosen for fast training, from server data and then from the clients' gradients."""
 
     def __init__(
         self,

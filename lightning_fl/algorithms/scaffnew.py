@@ -12,8 +12,8 @@ linearly to the optimum of all clients, however different they are, in O(√κ l
 O(κ log 1/ε). The paper averages with equal weights (`weighting="uniform"`); `samples` minimises the mean loss over all samples.
 
 All clients take part in each round. If some drop out, the model moves to the mean of the others, and a client that was away
-takes w⁺ from the next model that it receives; the next round of all restores Σ_k h_k = 0. A lossy uplink needs error
-feedback, and its error does not vanish, because the messages do not: at the optimum they are −(η/p) h_k.
+uses the next model that it receives as w⁺; the next round with all clients restores Σ_k h_k = 0. A lossy uplink needs error
+feedback. Its error does not vanish, because the messages do not vanish: at the optimum they are −(η/p) h_k.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lightning_fl.slots import RoundContext, Server
 
 
 class Scaffnew(Method):
-    """Corrected local steps of a random number, after which all clients average: fewer rounds than gradient descent."""
+    """A random number of corrected local steps between averages over all clients: fewer rounds than gradient descent."""
 
     def __init__(self, p: float = 0.1, weighting: Literal["uniform", "samples"] = "uniform", **slots: Any) -> None:
         """Fill the rule and aggregator slots.

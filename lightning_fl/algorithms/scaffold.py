@@ -10,9 +10,9 @@ server:    w ← w + η_g Σ_k n_k Δ_k / Σ_k n_k                       aggrega
 Twice FedAvg's bits in both directions. The paper averages the models with equal weights (`weighting="uniform"`), Li et al.,
 Federated Learning on Non-IID Data Silos, ICDE 2022, by samples. The c_k are averaged with equal weights in both.
 
-It needs a smaller learning rate than FedAvg. The correction c − c_k is the same in all τ steps, so where a client's own loss is
-flat, the client moves τη along the federation's gradient. Such a step is stable only if τη times the curvature is below about 2;
-a step of FedAvg is η long. The paper's theory also requires η of the order of 1/τ.
+SCAFFOLD needs a smaller learning rate than FedAvg. The correction c − c_k is the same in all τ steps, so a client with a flat
+loss moves by τη along the federation's gradient. This is stable only if τη times the curvature is below about 2. The paper's
+theory also requires η of the order of 1/τ.
 """
 
 from __future__ import annotations
