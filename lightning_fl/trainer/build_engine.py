@@ -1,4 +1,4 @@
-"""Builds the engine of a run from a trainer's flags, model, data and algorithm."""
+"""Build the engine of a run from a trainer's flags, model, data and algorithm."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     trainer.loss_guard.check(engine.server, algorithm.steps)
     if owns and privacy.hides_costs:
         rank_zero_info(
-            f"privacy.side_channels drop leaves out what clients of {algorithm.name} measure with what they own."
+            f"privacy.side_channels drop leaves out values that clients of {algorithm.name} measure with their own parameters."
         )
     if not data.reads_own_loaders:
         check_single_samples(flat_module, data, schedule)
@@ -353,7 +353,7 @@ def _set_threads(trainer: TrainerInterface, work: int | None) -> None:
 
 
 def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator:
-    """Return the evaluation of clients outside `fit`: with the model that the session has loaded, and the states of its run.
+    """Return the evaluation of clients outside `fit`, with the session's loaded model and the states of its run.
 
     Args:
         trainer: trainer in a validation or test.
@@ -389,7 +389,7 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
 def shared_outside(trainer: TrainerInterface) -> Message:
     """Return what the server's steps would send down with the model that a validation or test measures.
 
-    {} where no client adapts the model by it, or no run has made it.
+    Empty if no client adapts the model by it, or if no run has made it.
     """
     algorithm, saved = trainer.algorithm, trainer.evaluated.run
     if adapter(algorithm.personal) is None:

@@ -1,4 +1,4 @@
-"""The list of a trainer's callbacks: the user's, those that the flags add, and in a session those of module and algorithm."""
+"""A trainer's list of callbacks: the user's, the flags', and in a session the module's and the algorithm's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CallbackList:
     """The callbacks of a trainer, in the order in which their hooks are called.
 
     Attributes:
-        given: the user's callbacks, also those that were put into the list after the trainer was made.
+        given: the user's callbacks, including those that were added after the trainer was made.
         present: the list, which the user may change; before a session without the callbacks of module and algorithm.
     """
 

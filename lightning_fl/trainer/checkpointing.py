@@ -151,7 +151,7 @@ def read_checkpoint(trainer: TrainerInterface) -> dict[str, Any] | None:
     """Read the checkpoint of a session that begins, and call the module's `on_load_checkpoint`, which may build its layers.
 
     Raises:
-        UserError: it is unreadable or, in a fit, has no run of this algorithm.
+        UserError: the checkpoint is unreadable or, in a fit, has no run of this algorithm.
     """
     path = trainer.ckpt_path
     if path is None:
@@ -241,7 +241,7 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     else:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
         if checkpoint["global_step"] > saved["run"]["num_steps"]:
-            rank_zero_info(f"It was saved within round {done + 1}, which is repeated from its beginning.")
+            rank_zero_info(f"It was saved within round {done + 1}, which starts again.")
         if stopped is not None:
             rank_zero_info(f"{stopped.in_words(done, planned)}; it goes on, because that has changed.")
         if changes:
@@ -278,7 +278,7 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
 def execution(engine: Engine) -> dict[str, Any]:
     """Return the kind of device, the runner and the threads of a federation, which decide the last bits of its results.
 
-    On an accelerator, or if it is not torch's own, the precision of float32 is there, too.
+    It includes the precision of float32 on an accelerator, or if it is not torch's default.
     """
     device = engine.flat_module.fabric.device.type
     settings = {"device": device, "runner": describe_runner(engine.runner), "threads": torch.get_num_threads()}

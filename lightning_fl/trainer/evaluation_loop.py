@@ -1,4 +1,4 @@
-"""Validation, test and prediction: between the rounds of a `fit`, or outside it with a checkpoint's model or the current one."""
+"""Validation, test and prediction, between rounds of a `fit` or outside it, with the model of a checkpoint or the current one."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
         stage: `validation` or `test`.
 
     Returns:
-        For each loader the averages of the values that module and method logged; nothing runs, as in Lightning, if there is
-        no batch.
+        For each loader the averages of the values that module and method logged; empty without batches, as in Lightning.
 
     Raises:
         UserError: the module has no step for the stage, or the checkpoint belongs to another model.
@@ -99,7 +98,7 @@ def most_clients(trainer: TrainerInterface) -> int | None:
     """Return the number of clients to validate and test; None for all.
 
     Raises:
-        UserError: there are fewer clients.
+        UserError: `validation_clients` exceeds the number of clients with samples.
     """
     limit, everyone = trainer.algorithm.validation_clients, int((trainer.data.client_sizes > 0).sum())
     most = trainer.validation_clients if limit is None else limit
@@ -150,7 +149,7 @@ def evaluate_with_method(
         trainer: trainer in a session.
         validation: model and data.
         logged: names that the round has logged already, which a method's values do not replace.
-        hides_clients: leave out what clients measure with what they own.
+        hides_clients: leave out values that clients measure with their own parameters.
 
     Raises:
         UserError: in a fit, the test logs a name that the round has logged already.

@@ -1,7 +1,7 @@
 """Lightning's strategy of one device, whose processes and collectives are Fabric's.
 
-Fabric launches the processes of a run and shares the clients out over them. A trainer never wraps its module: DDP would average
-the gradients of different clients.
+Fabric launches the processes of a run and distributes the clients over them. A trainer never wraps its module, because DDP
+would average gradients of different clients.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class FabricStrategy(SingleDeviceStrategy):
         return self.fabric.is_global_zero
 
     def barrier(self, *arguments: Any, **options: Any) -> None:
-        """Wait until all processes have come here."""
+        """Wait for all processes."""
         self.fabric.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the object that process `src` has."""
+        """Return the object of process `src`."""
         return self.fabric.broadcast(obj, src)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
@@ -115,7 +115,7 @@ def lightning_flags(fabric: Fabric) -> dict[str, Any]:
 
 @contextmanager
 def without_infos() -> Iterator[None]:
-    """Leave out what Lightning tells about flags that it was given for a federation."""
+    """Suppress Lightning's messages about flags that a federation sets."""
     logger = rank_zero_module.log
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -97,10 +97,10 @@ class FederatedTrainer(TrainerInterface):
     ) -> Plan:
         """Return what a fit would cost: bytes, steps, time, memory and disk; train and write nothing.
 
-        The run is rehearsed on a copy of the module and thrown away: one client, or one stack of them, trains in full and is
-        timed, and the others as little as the size of their messages needs. Module, random numbers and folder stay as they are;
-        data are read, and downloaded if they are told to. Callbacks take part only if they are this package's and change the
-        costs, so that errors in the hooks of others are found by the fit alone.
+        A rehearsal on a copy of the module measures the costs, and is then discarded. One client, or one stack of clients,
+        trains in full and is timed; the others train only as far as the size of their messages needs. Module, random numbers
+        and folder do not change; data are read, and downloaded if the configuration says so. Only callbacks of this package
+        that change the costs take part, so errors in hooks of other callbacks show up only in the fit.
 
         Args:
             model: Module that every client would train.
@@ -213,9 +213,9 @@ class FederatedTrainer(TrainerInterface):
 
     @property
     def history(self) -> Any:
-        """Logged rows of the last fit, those of metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries.
+        """Rows of the last fit as in metrics.csv: a pandas DataFrame if pandas is installed, else a list of dictionaries.
 
-        Without metrics.csv (`logger=False`) they lack `step` and what callbacks send to loggers.
+        Without metrics.csv (`logger=False`) the rows lack `step` and values that callbacks send to loggers.
         """
         return history(self.fit_loop.rows, self.metric)
 
@@ -226,7 +226,7 @@ class FederatedTrainer(TrainerInterface):
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
 
     def log_client(self, client: int, values: Mapping[str, Any]) -> None:
-        """Log values of a client in this round, for its row of `clients.csv` beside metrics.csv; for hooks of callbacks.
+        """Log values of a client in this round, in its row of `clients.csv`; call it in a hook of a callback.
 
         Args:
             client: Index of the client, as `on_client_upload` and other hooks get it.
@@ -246,7 +246,7 @@ class FederatedTrainer(TrainerInterface):
 
     @contextmanager
     def client_model(self, client: int) -> Iterator[LightningModule]:
-        """Let the module hold what a client predicts with, the server's model and whatever the client keeps; for hooks of a fit.
+        """Load a client's model into the module: the server's model with the client's own parts; call it in a hook of a fit.
 
         Args:
             client: Index of the client.
@@ -274,7 +274,7 @@ class FederatedTrainer(TrainerInterface):
     ) -> None:
         """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` resumes from here.
 
-        Within a round, also after a fit that an error ended there, it saves the run before the round.
+        Within a round, or after an error within a round, it saves the run as it was before the round.
 
         Args:
             filepath: Path of the file, which is written under another name and then renamed.
@@ -317,7 +317,7 @@ class FederatedTrainer(TrainerInterface):
         finetune_epochs: int = 0,
         finetune_lr: float | None = None,
     ) -> list[ClientResult]:
-        """Evaluate clients on their own held-out samples, for callbacks; nothing else changes.
+        """Evaluate clients on their own held-out samples, without side effects; call it in a callback.
 
         In a fit it evaluates the server's model between rounds, in `validate` and `test` the model that was loaded.
 
@@ -326,7 +326,7 @@ class FederatedTrainer(TrainerInterface):
             clients: Number of clients, drawn by the seed; all if not given.
             fixed: Draw the same clients in every round.
             finetune_epochs: Passes of each client over its training samples before a second measurement; 0 for none.
-            finetune_lr: Learning rate of these passes; that of the next round if not given.
+            finetune_lr: Learning rate of these passes; the next round's if not given.
 
         Raises:
             UserError: no session is in progress.
@@ -352,5 +352,5 @@ class FederatedTrainer(TrainerInterface):
         return evaluator.evaluate(part, panel, limit, finetune_epochs, finetune_lr)
 
     def sources(self) -> list[Source]:
-        """Return all holders of training samples, for callbacks that query each of them; a stock Trainer has no such method."""
+        """Return all sources of training samples, for callbacks that query each of them; only a federation has this method."""
         return between_rounds.sources(self.fit_loop.engine)

@@ -1,4 +1,4 @@
-"""The rounds of a `fit`: hooks, validation, schedules, the log row and the checkpoint around `train_round`."""
+"""Rounds of a `fit`: hooks, validation, schedules, log rows and checkpoints around `train_round`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FitLoop(StockFitLoop):
 
     Attributes:
         engine: trains the rounds; `start` sets it, and all others that are only declared here.
-        privacy: what a private run claims and shows.
+        privacy: the guarantee of a private run, and the columns that it may show.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
         batches_before_round: batches that Lightning's own loop had trained clients on before the current round.
@@ -68,7 +68,7 @@ class FitLoop(StockFitLoop):
         saved_frozen: files of frozen weights that it refers to.
         evaluation: validates and tests after rounds.
         rows: logged rows, those of the rounds before a resumption first.
-        client_values: values that callbacks have logged of clients in this process, by client, until they are collected.
+        client_values: values of clients that callbacks have logged in this process, by client, until they are collected.
     """
 
     engine: Engine
@@ -112,7 +112,7 @@ class FitLoop(StockFitLoop):
         return self.batches_before_round if self.before_round else int(self.epoch_loop._batches_that_stepped)
 
     def own_loaders(self, client: int) -> CombinedLoader:
-        """Return the loaders of a client that has its own, which are then the trainer's."""
+        """Return a client's own loaders, which then are the trainer's."""
         loaders = self._combined_loader = self._client_loaders.of(client)
         self.max_batches = batches_of(loaders)
         return loaders
@@ -123,7 +123,7 @@ class FitLoop(StockFitLoop):
         progress.processed = progress.completed = round_index
 
     def delete_unused_states(self) -> None:
-        """Delete the folder of clients' states after an error before any client has one, as of a fit that was refused."""
+        """Delete the folder of clients' states after an error before any client has a state, for example in a refused fit."""
         run = getattr(self.trainer, "run", None)
         if self._delete_states is not None and run is not None and not run.clients and not run.client_memory:
             self._delete_states()

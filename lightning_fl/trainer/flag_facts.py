@@ -1,4 +1,4 @@
-"""Facts about each flag of the trainer, which stand in its annotation; the lists of flags follow from them.
+"""Facts about each flag of the trainer, from its annotation.
 
 `--help` and the reference show a flag under its group; checkpoints keep the flags that a resumed run may or must not change, and
 reports compare runs by those that decide results.
@@ -16,10 +16,10 @@ ROUNDS = "Rounds and local training"
 METRIC = "Metric, validation, log and checkpoints"
 FAILING = "Clients that fail"
 CLOCK = "Simulated network and computation behind time/simulated_seconds"
-LATE = "Clients that are late, or not there, by a clock of clients"
-GUARD = "What to reject or undo if a loss explodes; off if not given"
+LATE = "Late and unavailable clients, by a clock of clients"
+GUARD = "Guard against a loss that explodes; off if not given"
 PRIVACY = "Differential privacy of clients"
-SEEN = "What the server sees of its clients"
+SEEN = "Secure aggregation: limits to what the server sees"
 RUNNER = "Training of several clients"
 DEVICES = "Devices, as in Lightning"
 CALLBACKS = "Callbacks, loggers and the folder of the run"
@@ -35,9 +35,9 @@ class Flag:
 
     Attributes:
         group: heading above the flag in `--help`.
-        resume: whether a flag that a checkpoint keeps `may change` when the run is resumed, which says so, or `must stay`; None
-            for a flag that it does not keep.
-        decides: `results`, or `execution`: where and how a run computes, what it writes, and what it measures besides.
+        resume: for a flag that checkpoints keep: `may change` when the run is resumed, with a message, or `must stay`; None
+            for other flags.
+        decides: `results`, or `execution`: where and how a run computes, and what else it measures and writes.
     """
 
     group: str

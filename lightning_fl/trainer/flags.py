@@ -78,7 +78,7 @@ ClientsPerRound = Annotated[int, Ge(1)] | Annotated[float, Interval(gt=0, le=1),
 
 
 class TrainerFlags(Trainer, ABC):
-    """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
+    """Flags of a trainer as attributes, the Lightning objects that some flags describe, and the state of an idle trainer."""
 
     default_root_dir = ""  # a property of Lightning's trainer, as are the next two
     max_steps: int = -1
@@ -163,52 +163,55 @@ class TrainerFlags(Trainer, ABC):
 
         Args:
             max_rounds: Rounds of communication; a round is an epoch for callbacks and schedulers.
-            min_rounds: Rounds before which no callback or module ends the run; none if not given.
-            max_steps: End with the round in which a client's `trainer.global_step` reaches this number; no client goes beyond it.
-                Of each round the steps of the client that makes the most count. Without it, or with -1, max_rounds is the limit.
-            min_steps: Steps, counted in the same way, before which no callback or module ends the run; none if not given.
+            min_rounds: Rounds that are made before a callback or the module may stop the run; none if not given.
+            max_steps: End with the round in which a client's `trainer.global_step` reaches this number; no client goes beyond
+                it. Each round adds the steps of the client that makes the most. Without it, or with -1, max_rounds is the
+                limit.
+            min_steps: Steps, counted in the same way, that are made before a callback or the module may stop the run; none if
+                not given.
             clients_per_round: Clients selected in each round, a count or a fraction in (0, 1] of those that have samples.
-            selection: How these clients are selected, such as BySize, or PowerOfChoice with its candidates; uniformly without
-                replacement if not given.
+            selection: Rule that selects these clients, such as BySize or PowerOfChoice; uniform without replacement if not
+                given.
             local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
             local_steps: Optimiser steps of a client in a round, instead of local_epochs.
             client_optimizer: `module` for the optimiser of the module, or `sgd` for plain SGD at that optimiser's learning rates,
                 for methods that make the steps themselves.
-            metric: Logged name that the run is about: in the final table, the bar, reports, targets, and methods that need an
+            metric: Name of the run's metric, for the final table, the progress bar, reports, targets, and methods that need an
                 accuracy; if not given, the only accuracy that the validation logs, else the loss.
-            metric_mode: `max` if higher values of the given metric are better, `min` if lower ones are; if not given, lower is
-                better for the names of losses and errors.
+            metric_mode: `max` if higher values of the given metric are better, `min` if lower values are; if not given, lower
+                is better for names of losses and errors.
             val_every_n_rounds: Validate after every n-th round and after the last.
-            test_every_n_rounds: Measure the test set, too, as test/…, after every n-th round and after the last; needs validation
-                on other samples, as with data.val_fraction.
-            validation_clients: Clients to validate and test of a method whose clients keep something of their own, drawn anew
-                every time; all if not given.
+            test_every_n_rounds: Also measure the test set, as test/…, after every n-th round and after the last; needs
+                validation on other samples, such as by data.val_fraction.
+            validation_clients: Number of clients to validate and test, drawn anew every time, for methods with personal models
+                or parameters; all if not given.
             log_every_n_rounds: Log a row after every n-th round and after the last.
-            log_every_n_steps: With runner lightning, send what the module logs with on_step to loggers in every n-th step; 0
-                for never.
+            log_every_n_steps: With runner lightning, send values logged with on_step to loggers in every n-th step; 0 for
+                never.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
-            straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
-            clock: The simulated network and computation behind time/simulated_seconds.
+            straggler_rate: Probability in [0, 1] that a client stops after some of its optimiser steps and sends the result.
+            clock: Simulated network and computation, from which time/simulated_seconds follows.
             over_selection: Clients selected in each round, as a multiple of clients_per_round; the round closes once
                 clients_per_round have answered, and the others are late. Needs a clock of clients; 1 if not given.
-            deadline: Simulated seconds after which a round closes, whoever has answered. Needs a clock of clients.
-            availability: CSV file with the columns client, start_seconds and end_seconds, the times at which clients are there.
-                Needs a clock of clients; all always are if not given.
+            deadline: Simulated seconds after which a round closes, however many clients have answered. Needs a clock of
+                clients.
+            availability: CSV file with the columns client, start_seconds and end_seconds: the times at which clients are
+                available. Needs a clock of clients; all clients are always available if not given.
             availability_period: Seconds after which these times repeat; if not given, the latest end in the file.
-            if_too_few: `wait` until clients_per_round clients are there, or go on with `fewer`; wait if not given.
+            if_too_few: `wait` until clients_per_round clients are available, or go on with `fewer`; wait if not given.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
-            privacy: Differential privacy of clients: clipping, noise and the privacy loss that they leave; off if not given.
-            secure_aggregation: Let the server see only sums over a round's clients: count keys, shares and masked numbers, and
-                refuse what reads single clients. SecureAggregation for the usual sizes, or its key_bits, share_bits and
-                value_bits; off if not given.
-            adversary: Clients that attack: `adversary.attack` names what they do, beside it stand attackers, start and per_round;
-                none if not given.
+            privacy: Differential privacy: clipping, noise, and the accounting of the privacy loss; off if not given.
+            secure_aggregation: Let the server see only sums over a round's clients: count the bits of keys, shares and masked
+                numbers, and refuse parts that read single clients. SecureAggregation for the usual sizes, or its key_bits,
+                share_bits and value_bits; off if not given.
+            adversary: Clients that attack: `adversary.attack` names the attack; attackers, start and per_round say who attacks
+                and when; none if not given.
             runner: `serial` trains one client after the other, `stacked` several at once, `lightning` one after the other by
-                Lightning's own loop; auto takes `lightning` for modules that change the optimiser's steps, and stacks clients
-                whose steps are small, if the module allows it and draws no random numbers.
-            clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,
-                and no more than 64; on a GPU 8 GiB and 256.
+                Lightning's own loop; auto takes `lightning` for modules that change the optimiser's steps, and `stacked` for
+                small steps, if the module allows it and draws no random numbers.
+            clients_at_once: Largest number of clients that `stacked` trains at once; if not given, as many as need an
+                estimated 4 GiB, at most 64; on a GPU 8 GiB and 256.
             threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the
                 size of a step.
             client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted
@@ -223,15 +226,15 @@ class TrainerFlags(Trainer, ABC):
             callbacks: Lightning callbacks.
             logger: Loggers in addition to metrics.csv, which is always written; False for none, not even metrics.csv.
             default_root_dir: Folder of the run; the working directory if not given.
-            fast_dev_run: Try everything on one round (or n) and one batch (or n), without logging or saving.
+            fast_dev_run: Try the run with one round (or n) and one batch (or n), without logging or saving.
             max_time: Stop after this time, as in Lightning: DD:HH:MM:SS, a timedelta or its arguments.
             limit_train_batches: Batches of each local pass, a count or a fraction.
             limit_val_batches: Validation batches, a count or a fraction.
             limit_test_batches: Test batches, a count or a fraction.
             limit_predict_batches: Prediction batches, a count or a fraction.
-            overfit_batches: Train in every pass on the same first batches of each client, a count or a fraction, and validate on
-                as many; replaces limit_train_batches and limit_val_batches. Off if not given, or 0.
-            reload_dataloaders_every_n_epochs: Request the loaders anew every n rounds, where clients read loaders of their own;
+            overfit_batches: Train in every pass on the same first batches of each client, a count or a fraction, and validate
+                on equally many; replaces limit_train_batches and limit_val_batches. Off if not given, or 0.
+            reload_dataloaders_every_n_epochs: Request the loaders anew every n rounds, if clients have loaders of their own;
                 never if not given, or 0.
             num_sanity_val_steps: Validation batches to try before the first round; -1 for all.
             accumulate_grad_batches: Batches whose gradients make one optimiser step.
@@ -240,14 +243,14 @@ class TrainerFlags(Trainer, ABC):
             enable_progress_bar: Show a progress bar.
             enable_checkpointing: Save checkpoints and the final model.
             enable_model_summary: Print a summary of the module before training.
-            deterministic: Use deterministic algorithms only; "warn" gives a warning where there is none.
+            deterministic: Use only deterministic algorithms; "warn" warns of operations that have none.
             benchmark: Let cuDNN choose its algorithms by benchmarks.
             channels_last: Train convolutions in an nn.Sequential with their channels innermost in memory; your code sees the
-                usual layout everywhere. If not given, on a CPU with at most 64 channels and without batch normalisation, where it
-                is faster.
-            float32_precision: Precision of products of float32, as in `torch.set_float32_matmul_precision`, on a GPU also of
-                convolutions and recurrent layers: highest, high (TF32) or medium; if not given, as torch is set, which by itself
-                uses TF32 in convolutions and recurrent layers.
+                usual layout everywhere. If not given, on where it is faster: on a CPU with at most 64 channels and without
+                batch normalisation.
+            float32_precision: Precision of matrix products of float32, as in `torch.set_float32_matmul_precision`, on a GPU
+                also of convolutions and recurrent layers: highest, high (TF32) or medium; if not given, torch's setting, whose
+                default uses TF32 in convolutions and recurrent layers.
             inference_mode: Evaluate in torch.inference_mode rather than torch.no_grad.
             detect_anomaly: Let autograd report operations that produce NaN.
             profiler: simple, advanced, pytorch, or a Lightning profiler.

@@ -15,12 +15,12 @@ from lightning_fl.errors import require
 
 
 def hyperparameters_of(module: LightningModule, data: FederatedDataModule) -> dict[str, Any]:
-    """Return what the module and the datamodule save for loggers, without what the command line adds to every module.
+    """Return the hyper-parameters of module and datamodule for loggers, without the command line's own.
 
     Either has none after `save_hyperparameters(logger=False)`.
 
     Raises:
-        UserError: both save one of the same name with other values, which Lightning refuses, too.
+        UserError: both save a hyper-parameter of the same name with different values, which Lightning refuses, too.
     """
     merged: dict[str, Any] = {}
     wrapped = getattr(data, "datamodule", None)

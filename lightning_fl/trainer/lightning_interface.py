@@ -1,4 +1,4 @@
-"""Attributes of a trainer that the loops read, and those that Lightning's own callbacks, loggers and modules read.
+"""Attributes of a trainer that the loops and Lightning's callbacks, loggers and modules read.
 
 A round is an epoch, so stock callbacks work in a federation as long as the trainer has these attributes. `FederatedTrainer`
 adds the rounds.
@@ -58,10 +58,10 @@ class TrainerInterface(TrainerFlags):
         round_batches: batches of this process in the current round; before the first, those of a pass of the largest client.
         by_lightning: True if Lightning's own loop trains the clients of this fit.
         loop_in_use: loop of the present evaluation; None outside one.
-        evaluated: facts about the run of the model that is validated or tested.
+        evaluated: facts about the run whose model is validated or tested.
         learning_rates: state of the module's schedulers after the last fit; None before it.
         most_local_steps: optimiser steps of the client with the most samples in a round.
-        stop: who has stopped the run; None while nobody has.
+        stop: callback or module that has stopped the run; None while it goes on.
         privacy_in_words: privacy loss of the last fit and what it means; empty without privacy.
         stoppers: callbacks and module, which may stop the run, with their settings; set when `fit` begins.
     """
@@ -112,12 +112,12 @@ class TrainerInterface(TrainerFlags):
             self.stop = stop_of(self)
 
     def stops_after(self, rounds: int) -> bool:
-        """True if something stops the run after so many rounds, of which `min_rounds` and `min_steps` are made in any case."""
+        """True if something stops the run after this many rounds, and `min_rounds` and `min_steps` are made."""
         has_least = rounds >= (self.min_rounds or 0) and self.run.num_successive_steps >= (self.min_steps or 0)
         return self.should_stop and has_least
 
     def ends_after(self, rounds: int) -> bool:
-        """True if the run ends after so many rounds: they are all, it has made `max_steps`, or something stops it."""
+        """True if the run ends after this many rounds: all rounds or `max_steps` are made, or something stops it."""
         return rounds >= self.num_rounds or self.steps_left == 0 or self.stops_after(rounds)
 
     @property
@@ -160,8 +160,8 @@ class TrainerInterface(TrainerFlags):
     def global_step(self) -> int:
         """Optimiser steps so far.
 
-        While a client trains: its own in this round, after those of the earlier rounds, of each the most that a client made, so
-        that a schedule sees as many as in one training. Otherwise: those of all clients and of the server.
+        While a client trains: its steps in this round plus, for each earlier round, the most steps of a client, so that a
+            schedule sees as many as in one training. Otherwise: the steps of all clients and of the server.
         """
         if self._progress is not None:
             return self.run.num_successive_steps + self._progress.local.num_steps
@@ -177,7 +177,7 @@ class TrainerInterface(TrainerFlags):
     def num_training_batches(self) -> int | float:
         """Batches of one pass of the client in training, for schedules by epoch; else `round_batches`.
 
-        Of a client with loaders of its own those of its last pass, also after a fit; infinity if they are unknown.
+        For a client with loaders of its own, the batches of its last pass, also after a fit; infinity if they are unknown.
         """
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop.max_batches
@@ -185,9 +185,9 @@ class TrainerInterface(TrainerFlags):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimiser steps of the client in training, else of the largest: step-wise schedules span one local training.
+        """Optimiser steps of the client in training, else of the largest client: step-wise schedules span one local training.
 
-        Of a client with loaders of its own, infinity if they have no length.
+        For a client with loaders of its own, infinity if they have no length.
         """
         if self.fitting and self.data.reads_own_loaders:
             if self.fit_loop._combined_loader is None:
@@ -207,9 +207,9 @@ class TrainerInterface(TrainerFlags):
 
     @property
     def train_dataloader(self) -> Any:
-        """Loader of the client that Lightning's own loop trains; else that of all clients' samples, pooled; None outside a fit.
+        """Loader of the client that Lightning's own loop trains; else a loader of all clients' samples; None outside a fit.
 
-        Of a client with loaders of its own it stays after the fit, as in Lightning.
+        For a client with loaders of its own, the loader stays after the fit, as in Lightning.
         """
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop._combined_loader.iterables
@@ -256,7 +256,7 @@ class TrainerInterface(TrainerFlags):
         return callbacks[0] if callbacks else None
 
     def publish(self, metrics: Mapping[str, float]) -> None:
-        """Make metrics visible to callbacks, under Lightning's names with suffix too, and to progress bars."""
+        """Make metrics visible to callbacks and progress bars, also under Lightning's names with suffixes."""
         values = {
             name: torch.tensor(float(value), dtype=torch.float64) for name, value in self.with_suffixed(metrics).items()
         }
@@ -271,7 +271,7 @@ class TrainerInterface(TrainerFlags):
         )
 
     def with_suffixed(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return metrics, and those logged on step and on epoch under Lightning's names with suffix, too."""
+        """Return metrics; those logged on step and on epoch also under Lightning's names with suffixes."""
         suffixed = self.active_module.logs.suffixed
         return {other: value for name in metrics for other, value in suffixed.get(name, {}).items()} | dict(metrics)
 

@@ -108,7 +108,7 @@ def refuse_argument(method: str, name: str, arguments: Iterable[str]) -> NoRetur
     """Refuse an argument that a method of the trainer does not have.
 
     Raises:
-        UserError: always; the sentence says what to use instead of loaders, or which arguments there are.
+        UserError: always; the sentence names the argument to use instead, or the nearest one.
     """
     if "dataloader" in name:
         raise UserError(
@@ -122,7 +122,7 @@ def refuse_flag(name: str, flags: Iterable[str]) -> NoReturn:
     """Refuse a flag that a trainer does not have.
 
     Raises:
-        UserError: always; the sentence says what to use instead of a flag of Lightning's, what takes it, or what there is.
+        UserError: always; the sentence names the flag or object to use instead, or the nearest flag.
     """
     if name in STOCK_FLAGS:
         raise UserError(
@@ -142,8 +142,8 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
     Learning-rate monitors log once a round, too, unless Lightning's own loop trains the clients.
 
     Raises:
-        UserError: a callback does not, or a checkpoint could not tell two of them apart; the sentence gives the reason and the
-            alternative.
+        UserError: a callback does not work, or a checkpoint could not tell two callbacks apart; the sentence gives the reason
+            and the alternative.
     """
     by_key: dict[str, Callback] = {}
     for callback in callbacks:
@@ -167,7 +167,7 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
 
 
 def say_when_saved(callbacks: Iterable[Callback]) -> None:
-    """Say which callbacks of Lightning save within an epoch, but in this federation only after a round."""
+    """Print a note on callbacks of Lightning that save within an epoch, but in this federation only after a round."""
     for callback in callbacks:
         if not is_a(callback, ModelCheckpoint):
             continue
@@ -184,7 +184,7 @@ def say_when_saved(callbacks: Iterable[Callback]) -> None:
 
 
 def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> None:
-    """Refuse averages of weights to which others are added, or that need one more epoch for batch normalisation.
+    """Refuse averages of weights if parameters are added later, or if batch normalisation needs one more epoch.
 
     Raises:
         UserError: a callback averages such weights.
@@ -214,7 +214,7 @@ def check_finetuning(callbacks: Iterable[Callback], module: LightningModule) -> 
     """Refuse callbacks of Lightning that would freeze nothing, or a part that the module does not have.
 
     Raises:
-        UserError: there is one.
+        UserError: there is such a callback.
     """
     for callback in callbacks:
         if not is_a(callback, BaseFinetuning):
@@ -313,7 +313,7 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
 
 
 def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
-    """Return the given loggers, then that of `metrics.csv`; none if `logger` is False."""
+    """Return the given loggers and the logger of `metrics.csv`; none if `logger` is False."""
     if logger is False:
         return []
     listed_loggers = [] if logger is None or logger is True else listed(logger, Logger)  # type: ignore[type-abstract]

@@ -1,7 +1,7 @@
 """Runner `lightning`: Lightning's own epoch loop trains each client, one after the other.
 
-So every hook, every way of logging and every optimiser works as in `lightning.Trainer`, at its speed. The runner trains for
-methods that read only the trained weights; those that act on gradients need the runners `serial` or `stacked`.
+So every hook, every way of logging and every optimiser works as in `lightning.Trainer`, at its speed. The runner serves
+methods that read only the trained weights; methods that act on gradients need the runner `serial` or `stacked`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_lightning_runner(
         module: the module.
         parts: rules of the method, and what its clients keep.
         owns: True if clients own parts of the model, or models of their own.
-        why: reason for this runner if nobody has asked for it.
+        why: reason for this runner if the user did not choose it.
 
     Raises:
         UserError: the method reads gradients or makes the steps, or the module is one of `pytorch_lightning`.
@@ -154,11 +154,11 @@ class RoundEpochLoop(StockEpochLoop):
     """Batches of the client in training; None if it reads loaders of its own."""
     local: LocalTraining
     steps_left: int | float
-    """Steps after which the client in training ends, whatever its loader still has; one of manual optimisation is a batch."""
+    """Steps after which the client's training ends, even if its loader has more; with manual optimisation a step is a batch."""
     most_steps: int | float
     """Optimiser steps after which it ends."""
     passes_left: int | float
-    """Passes that it still makes over its loader, the present one included."""
+    """Remaining passes over its loader, including the present one."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer, trainer.min_steps, trainer.max_steps)
@@ -173,7 +173,7 @@ class RoundEpochLoop(StockEpochLoop):
         Args:
             loader: the client's batches.
             local: its local training, whose optimiser steps are counted.
-            most_steps: number of them after which the training ends; None for no such limit.
+            most_steps: optimiser steps after which the training ends; None: no limit.
         """
         self.loader, self.local, self.starts_step, self.steps_left = loader, local, True, inf
         self.most_steps = inf if most_steps is None else most_steps

@@ -1,4 +1,4 @@
-"""Loaders of the user's, requested as `lightning.Trainer` requests them: with its checks and its warnings."""
+"""The user's loaders, requested with the checks and warnings of `lightning.Trainer`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _ClientSource(DataLoaderSource):
 
 
 class ClientLoaders:
-    """Loaders of clients that have their own; each is requested when it is first needed, and every n rounds anew if told to."""
+    """Clients' own loaders, each requested when it is first needed, and optionally again every n rounds."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

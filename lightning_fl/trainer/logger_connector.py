@@ -13,19 +13,19 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 
 class RoundLoggerConnector(LoggerConnector):
-    """Send what is logged in single steps to the user's loggers; in a fit, what is logged in an epoch is in the round's row."""
+    """Send values of single steps to the user's loggers; in a fit, values of an epoch go into the round's row."""
 
     trainer: Any
 
     def log_eval_end_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Send the values of an evaluation outside a fit; in one they are in the round's row."""
+        """Send the values of an evaluation outside a fit; within a fit they are in the round's row."""
         if not self.trainer.fitting:
             super().log_eval_end_metrics(metrics)  # type: ignore[arg-type]
         elif self.trainer.privacy is None and not self.trainer.sanity_checking:
             self._logged_metrics.update(metrics)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Send values to the user's loggers, of which one that fails is left out from then on."""
+        """Send values to the user's loggers; a logger that fails is dropped."""
         trainer = self.trainer
         if not metrics or (trainer.fitting and trainer.privacy is not None):
             return

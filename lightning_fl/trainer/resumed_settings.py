@@ -12,7 +12,7 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path: str) -> list[Change]:
-    """Return the settings that differ from those in a checkpoint, all of which a resumed run may change.
+    """Return the settings that differ from the checkpoint's; a resumed run may change all of them.
 
     Args:
         trainer: trainer of the resumed run, before it loads the checkpoint.
@@ -20,7 +20,7 @@ def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path
         path: path of the checkpoint, for the error.
 
     Raises:
-        UserError: the run must keep some of them.
+        UserError: a setting differs that the run must keep.
     """
     saved = checkpoint["federation"]
     changes = trainer.settings.changes_since(saved["settings"])

@@ -1,4 +1,4 @@
-"""Metric that a run is about: given as `trainer.metric`, or found among the names that the first validation logs; its results."""
+"""Metric of a run: given as `trainer.metric`, or found among the names that the first validation logs; its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSURE = ", because its name says neither loss nor error"
 
 
 def choose_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool, tested: Collection[str] = ()) -> None:
-    """Set `trainer.metric` if a fit has none yet, say what it is, and check a given one.
+    """Set `trainer.metric` if a fit has none yet, print it, and check a given one.
 
     Args:
         trainer: trainer in a fit.
@@ -59,7 +59,7 @@ def choose_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
 
 
 def log_metric_choice(trainer: TrainerInterface) -> None:
-    """Say what a given metric is taken for."""
+    """Print the direction of a given metric."""
     name = trainer.given_metric[0]
     if name is None:
         return
@@ -76,7 +76,7 @@ def kept_metric(trainer: TrainerInterface) -> dict[str, str] | None:
 
 
 def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -> dict[str, float | str]:
-    """Return a run's results by name: what the metric's values come to, and the costs that callbacks ask for.
+    """Return a run's results by name: statistics of the metric, and the costs that callbacks ask for.
 
     `final`, `last`, `best` (with `best_round`, from 1) and `at_best_validation` are those of `lightning_fl.outputs.metric`, the
     first two unless the run ends in values that are not finite, the last one if the test set was measured after rounds, too.
@@ -110,7 +110,7 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
 
 
 def fit_content(trainer: TrainerInterface) -> dict[str, Any]:
-    """Return what a finished fit has to say to a program: costs, results, the lines of the final table, and files.
+    """Return the results of a finished fit for programs: costs, results, the lines of the final table, and files.
 
     Args:
         trainer: trainer after its fit.
@@ -170,4 +170,4 @@ def _within(
 
 def _say(trainer: TrainerInterface, name: str | None, more: str) -> None:
     better = "lower" if trainer.metric_falls else "higher"
-    rank_zero_info(f"The run is about {name} (table, bar, report, targets), where {better} is better{more}.")
+    rank_zero_info(f"The run's metric is {name} (table, bar, report, targets); {better} is better{more}.")

@@ -1,4 +1,4 @@
-"""Session around a fit, validation, test or prediction: attach model and data, and restore everything afterwards."""
+"""Session of a fit, validation, test or prediction: attach model and data, and restore everything afterwards."""
 
 from __future__ import annotations
 
@@ -323,13 +323,13 @@ def _evaluation_loops(trainer: TrainerInterface) -> list[EvaluationLoop]:
 
 
 def algorithm_of(method: Given | None) -> Algorithm:
-    """Return the algorithm that a user means; FedAvg for None.
+    """Return the algorithm that a user names; FedAvg for None.
 
     >>> algorithm_of({"class_path": "FedProx", "init_args": {"mu": 0.1}}).rule
     Proximal(mu=0.1)
 
     Raises:
-        UserError: there is no such algorithm, or it does not have a parameter.
+        UserError: there is no such algorithm, or it has no such parameter.
     """
     if method is None:
         return FedAvg()

@@ -1,7 +1,7 @@
-"""Stops of a run before its last planned round: who stopped it, and whether a resumed run stays stopped.
+"""Early stops of a run: which callback or module stopped it, and whether a resumed run stays stopped.
 
-A callback or the module stops a run by `trainer.should_stop = True`. The checkpoint keeps who it was, with its settings. The
-resumed run stays stopped while these are the same, and while `max_rounds` is no more than that of the run that stopped.
+A callback or the module stops a run by `trainer.should_stop = True`. The checkpoint keeps its class and settings. The resumed
+run stays stopped while these are the same and `max_rounds` is not larger.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stoppable(Protocol):
 
 @dataclass(frozen=True)
 class Stop:
-    """Who stopped a run.
+    """Callback, module or flag that stopped a run.
 
     Attributes:
         by: class of the callback or module, or the flag `max_time`; empty if neither set `should_stop`.
@@ -48,7 +48,7 @@ class Stop:
         return f"{self.by}: {self.watched}" if self.watched else self.by or "should_stop was set"
 
     def in_words(self, rounds: int, num_rounds: int) -> str:
-        """Return the start of a sentence about a run that was stopped."""
+        """Return the start of a sentence about the stop."""
         watched = f" ({self.watched})" if self.watched else ""
         return f"{self.by or 'Something that set should_stop'}{watched} stopped the run after round {rounds} of {num_rounds}"
 
@@ -58,7 +58,7 @@ class Stop:
 
 
 def stoppers_of(trainer: Stoppable) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the callbacks and the module with their settings, before a callback changes its own."""
+    """Return the callbacks and the module with their settings at the start of a fit."""
     stoppers: list[tuple[Any, dict[str, Any]]] = []
     for owner in (*trainer.callbacks, trainer.lightning_module):
         settings = RunSettings()
@@ -68,7 +68,7 @@ def stoppers_of(trainer: Stoppable) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def stop_of(trainer: Stoppable) -> Stop:
-    """Return who sets `should_stop` just now: the callback or module whose method is running."""
+    """Return the callback or module whose method is setting `should_stop`."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         running = frame.f_locals.get("self")
@@ -82,7 +82,7 @@ def stop_of(trainer: Stoppable) -> Stop:
 
 
 def remaining_stop(trainer: Stoppable, stop: Stop) -> Stop | None:
-    """Return the stop of a checkpoint if it still holds; None if whoever stopped the run is gone or has other settings.
+    """Return the stop of a checkpoint if it still holds; None if its callback or module is gone or has other settings.
 
     A timer is left out: it counts the time of the earlier rounds, and decides itself when the fit starts.
     """

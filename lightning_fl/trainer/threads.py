@@ -1,8 +1,8 @@
 """Choice of the number of threads that torch computes with in each process.
 
-Threads share the work of one operation, so they pay only if the operations are large; below that they cost time, most of all on
-a machine that is busy with other work. The choice changes the last bits of results, so a fixed rule makes it, not a measured
-time, and a checkpoint contains it.
+Threads share the work of one operation, so they help only with large operations. With small ones they cost time, most of all
+on a busy machine. The choice changes the last bits of results, so it follows a fixed rule, not a measured time, and a
+checkpoint contains it.
 """
 
 from __future__ import annotations

@@ -102,9 +102,9 @@ def test_the_metric_is_the_same_in_table_bar_and_target(
     with caplog.at_level("INFO", LOGGER):
         trainer.fit(own(), federation())
     assert trainer.metric == "val_acc"
-    said = [message for message in caplog.messages if message.startswith("The run is about")]
+    said = [message for message in caplog.messages if message.startswith("The run's metric is")]
     assert said == [
-        "The run is about val_acc (table, bar, report, targets), where higher is better; trainer.metric sets another."
+        "The run's metric is val_acc (table, bar, report, targets); higher is better; trainer.metric sets another."
     ]
     assert target.reached is not None
     assert target.reached["epoch"] == 1
@@ -127,9 +127,9 @@ def test_the_only_value_of_a_validation_is_taken_and_its_direction_said(
     with caplog.at_level("INFO", LOGGER):
         trainer.fit(Own(val_score=[0.1, 0.5, 0.3]), federation())
     assert ("val_score", "0.3000 (best 0.5000 after round 2)") in final_lines(trainer, trainer.fit_loop.rows)
-    (said,) = [message for message in caplog.messages if message.startswith("The run is about")]
+    (said,) = [message for message in caplog.messages if message.startswith("The run's metric is")]
     assert said == (
-        "The run is about val_score (table, bar, report, targets), where higher is better, because its name says neither loss "
+        "The run's metric is val_score (table, bar, report, targets); higher is better, because its name says neither loss "
         "nor error; trainer.metric val_score with trainer.metric_mode min reverses that."
     )
 
@@ -164,7 +164,7 @@ def test_the_first_of_several_values_of_a_validation_wins_over_the_training_loss
         trainer.fit(Plain(), Served(9), FedAvg())
     assert trainer.metric == names[0]
     assert trainer.metric_falls == (names[0] == "mae")
-    (said,) = [message for message in caplog.messages if message.startswith("The run is about")]
+    (said,) = [message for message in caplog.messages if message.startswith("The run's metric is")]
     assert said.endswith("it is the first of 2 values of the validation, none of them its accuracy or loss.")
 
 
@@ -181,7 +181,7 @@ def test_a_given_metric_goes_before_what_is_found(make_trainer: MakeTrainer, cap
     trainer = make_trainer(max_rounds=3, logger=True, metric="val_loss", callbacks=target)
     with caplog.at_level("INFO", LOGGER):
         trainer.fit(own(), federation())
-    assert "The run is about val_loss (table, bar, report, targets), where lower is better." in caplog.messages
+    assert "The run's metric is val_loss (table, bar, report, targets); lower is better." in caplog.messages
     assert ("val_loss", "1.0000 (best 1.0000 after round 3)") in final_lines(trainer, trainer.fit_loop.rows)
     assert target.reached is not None
     assert target.reached["epoch"] == 1
