@@ -46,6 +46,29 @@ def test_kept_runs_go_from_the_first_round_to_the_last() -> None:
             assert ((curve.raw > 0) & (curve.raw <= 1)).all()
 
 
+def test_the_planned_traffic_is_that_of_the_kept_runs() -> None:
+    assert list(curves.planned_traffic()) == [cell.name for cell in STUDY.cells]
+    for name, (up, _, is_fixed) in curves.planned_traffic().items():
+        (first, *_) = curves.kept_groups()[name].curves
+        if is_fixed:
+            assert up == first.axis("uplink")[-1], f"python docs/curves.py traffic after a change of {name}"
+        else:
+            assert up == pytest.approx(first.axis("uplink")[-1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("FedProx", "upload 74.0 MB and download 74.0 MB."),
+        ("FedPAQ", "upload 9.40 MB and download 74.0 MB."),
+        ("IFCA", "the uplink is as large as FedAvg's, but the total traffic is larger than FedAvg's."),
+        ("FedAdamSSM", "the uplink is smaller than FedAvg's, but the total traffic is larger than FedAvg's."),
+    ],
+)
+def test_both_directions_stand_beside_a_curve(method: str, words: str) -> None:
+    assert words in curves.curve_block(method)
+
+
 @pytest.mark.parametrize("method", ["FedDUMAP", "FedAsync"])
 def test_the_command_beside_a_curve_is_its_first_run(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare configurations: the command has no seed, so it takes the files' and the data's."""
