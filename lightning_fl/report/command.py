@@ -117,7 +117,7 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
         )
     curves, without = curves_with(records, metric)
     records = [curve.record for curve in curves.values()]
-    are_found = any(note.startswith("Below ") for note in notes)
+    are_found = any(note.startswith("Runs in ") for note in notes)
     notes += [f"Left out: {problem}" for problem in without]
     require_same_data({str(record.folder): record.settings for record in records})
     groups = _labelled(group_runs(records, metric) if study is None else _groups(study.lines, curves), flags.label)

@@ -182,7 +182,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
         if read and not is_run:
             names = [record.folder.relative_to(path).as_posix() for record in read.values()]
             more = f" and {len(names) - MOST_NAMES} more, which `runs.csv` lists" if len(names) > MOST_NAMES else ""
-            remarks.append(f"Below {path}: {', '.join(names[:MOST_NAMES])}{more}.")
+            remarks.append(f"Runs in {path}: {', '.join(names[:MOST_NAMES])}{more}.")
         records |= {record.folder.resolve(): record for record in read.values()}
     require(bool(records), "".join(problems[:1]))
     return list(records.values()), remarks + [f"Left out: {problem}" for problem in problems]

@@ -141,8 +141,8 @@ def _private(records: Sequence[Record]) -> list[str]:
     if count < 2:
         return []
     return [
-        f"{count} runs are private: the ε of each is about this run alone, and whoever sees several of them on the same clients "
-        "learns more, at most as much as their sum allows. Runs of one seed draw noise of their own if a setting differs."
+        f"{count} runs are private. The ε of each covers this run alone; several runs on the same clients together cost at most "
+        "the sum of their ε. Runs with the same seed draw different noise if a setting differs."
     ]
 
 

@@ -168,7 +168,7 @@ def other_orders(groups: Sequence[Group], metric: Metric) -> list[str]:
             costs = sorted((mean, label) for mean, label in means if mean is not None)
             more = f" and {len(costs) - MOST_NAMES} more" * (len(costs) > MOST_NAMES)
             said.append(
-                f"By the {in_words(way)} {what} the methods have another order than by the {in_words(metric.traffic)}: "
+                f"The {in_words(way)} {what} gives another order than the {in_words(metric.traffic)}: "
                 f"{', '.join(f'{label} {in_bytes(mean)}' for mean, label in costs[:MOST_NAMES])}{more}. "
                 f"`--traffic {way}` compares by it."
             )

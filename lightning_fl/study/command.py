@@ -158,7 +158,7 @@ def _search_costs(
         runs = [*searches.runs_left(), *file.runs(out, resolve)]
         lines += costs(runs, jobs, within_budget(plan, file.search))
         left, seeds = counted(len(searches.runs_left()), "trial"), counted(len(file.seeds), "run")
-        lines.append(f"# These are {left} and {seeds} of each winner, as if each cost what the first trial does.")
+        lines.append(f"# These are {left} and {seeds} of each winner, each at the cost of the first trial.")
     return "\n".join(lines)
 
 

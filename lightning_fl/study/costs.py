@@ -79,7 +79,7 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
     notes = [f"{done} of {len(runs)} runs are done, and not in the table."] if done else []
     if jobs > 1:
         notes.append(
-            f"Time is that of one run after the other; {jobs} at once take about {duration(total.seconds / jobs)}."
+            f"Times are for one run after the other; {jobs} at once take about {duration(total.seconds / jobs)}."
         )
     lines = [*table, *notes, *said, *unknown] if len(rows) > 2 else [*notes, *unknown]
     return [f"# {line}".rstrip() for line in lines]

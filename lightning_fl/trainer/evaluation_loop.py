@@ -270,7 +270,7 @@ class RoundEvaluation:
             return f"Nothing is measured as val/…, because {why}{f'; {tested}' if tested else ''}."
         on = describe_loader(data, self.loaders["validation"], trainer.num_val_batches)
         is_test = on.endswith((" test images", " test samples"))
-        hint = "; data.val_fraction holds out training samples for it instead" if is_test else ""
+        hint = "; set data.val_fraction to use held-out training samples instead" if is_test else ""
         return f"val/… is measured on {on}{f', {tested}' if tested else hint}."
 
     def sanity_check(self) -> None:

@@ -273,7 +273,7 @@ def test_a_folder_stands_for_the_runs_below_it(tmp_path: Path, run: Callable[...
     assert names == ["other", "runs/FedAvg/9", "runs/FedAvg/10", "runs/FedProx"]
     code, printed, _ = run("report", "runs")
     assert code == 0
-    assert "- Below runs: FedAvg/9, FedAvg/10, FedProx.\n" in printed
+    assert "- Runs in runs: FedAvg/9, FedAvg/10, FedProx.\n" in printed
     assert "- Left out: runs/stock/metrics.csv is not from a run: its first line has no column round.\n" in printed
     assert len(remarks) == 2
     assert [len(read_runs([tmp_path / "runs" / "FedAvg" / "9"])[0])] == [1], "a run is only itself"

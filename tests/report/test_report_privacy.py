@@ -47,7 +47,7 @@ def test_several_private_runs_cost_more_than_one(tmp_path: Path) -> None:
     folders = [private(tmp_path / sampling, sampling, 0.5) for sampling in ("poisson", "every")]
     open_run = write_run(tmp_path / "open", rising(12))
     said = remarks(groups_of(*folders, open_run, name="val/accuracy"))
-    assert [line for line in said if line.startswith("2 runs are private: the ε of each is about this run alone")]
+    assert [line for line in said if line.startswith("2 runs are private. The ε of each covers this run alone")]
     assert not [line for line in remarks(groups_of(folders[0], open_run, name="val/accuracy")) if "private" in line]
 
 

@@ -52,15 +52,13 @@ def test_pictures_and_tables_name_and_show_the_bytes_of_the_direction(
 def test_a_report_says_when_total_traffic_turns_the_order(runs: list[str], tmp_path: Path) -> None:
     said = report([*runs, "--target", "0.2", "--out", str(tmp_path / "out")])
     assert (
-        "By the total traffic to 0.2 the methods have another order than by the uplink: FedAvg 400 kB, FedAdamSSM 520 kB. "
+        "The total traffic to 0.2 gives another order than the uplink: FedAvg 400 kB, FedAdamSSM 520 kB. "
         "`--traffic total` compares by it." in said
     )
     assert said.count("| total traffic (") == 2, "of the whole run and of the target"
     total = report([*runs, "--traffic", "total", "--out", str(tmp_path / "out")])
-    assert (
-        "By the uplink of the whole run the methods have another order than by the total traffic: FedAdamSSM" in total
-    )
-    assert "By the downlink of" not in total, "by which the order is the same"
+    assert "The uplink of the whole run gives another order than the total traffic: FedAdamSSM" in total
+    assert "The downlink of" not in total, "by which the order is the same"
 
 
 def test_nothing_is_said_where_the_order_stays(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_column_of_bytes_has_one_unit_and_adds_up(tmp_path: Path) -> None:
         ["#", "all", "4", "296", "592", "4", "min", "0"],
     ]
     assert said[4:] == [
-        "# Time is that of one run after the other; 2 at once take about 2 min.",
+        "# Times are for one run after the other; 2 at once take about 2 min.",
         "# away is not in the table: the data are missing.",
     ]
 

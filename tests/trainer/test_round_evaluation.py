@@ -225,13 +225,13 @@ SAID: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], str]
         Perceptron,
         lambda: held_out(val_fraction=0.0),
         {},
-        "val/… is measured on 10 test samples; data.val_fraction holds out training samples for it instead.",
+        "val/… is measured on 10 test samples; set data.val_fraction to use held-out training samples instead.",
     ),
     "images": (
         lambda: ImageClassifier(network="linear", num_classes=10, in_channels=1, image_size=8),
         Digits,
         {},
-        "val/… is measured on 360 test images; data.val_fraction holds out training samples for it instead.",
+        "val/… is measured on 360 test images; set data.val_fraction to use held-out training samples instead.",
     ),
     "held out": (Perceptron, held_out, {}, "val/… is measured on 10 held-out training samples."),
     "some batches": (
