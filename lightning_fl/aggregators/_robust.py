@@ -1,4 +1,4 @@
-"""Base of aggregators that some attackers among the clients can only move so far."""
+"""Base class of robust aggregators, which bound the influence of attackers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_fl.slots import Aggregator, Merging, Message, Upload, Uploader, k
 
 
 class Entry(NamedTuple):
-    """What is kept of an upload: its client, the client's number of samples, the message, and masks of what was sent."""
+    """Upload as it is kept: its client, the client's number of samples, the message, and masks of the sent numbers."""
 
     uploader: Uploader
     weight: float
@@ -30,7 +30,7 @@ class Rows:
     Attributes:
         vectors: for each name the clients' vectors (K, ·) in float64.
         sent: for each name bools (K, ·), True for what a client has sent; a name without any is sent by all.
-        weights: the clients' numbers of samples (K,), which are claims of theirs, in float64.
+        weights: numbers of samples (K,) that the clients claim, in float64.
         uploaders: the clients.
     """
 
@@ -60,23 +60,23 @@ class Rows:
 
     @property
     def has_adversary(self) -> bool:
-        """True if it is known who attacks, so that a share of each upload is worth computing."""
+        """True if the run has an adversary, so that the shares of uploads are of interest."""
         return any(uploader.attacking is not None for uploader in self.uploaders)
 
 
 class Robust(Aggregator):
     """Keeps all uploads of a round, K·d numbers, and merges them in the order of the clients' indices.
 
-    Clients have equal weights, since a number of samples is a claim. With fewer uploads than the part needs, the round is
-    skipped: the server's model stays as it is, and `robust/skipped` is 1. Reports `kept_columns`, parts that go coordinate by
-    coordinate only in a run with an adversary.
+    Clients have equal weights, because a client could claim any number of samples. With fewer uploads than the part needs, the
+    round is skipped: the server's model stays as it is, and `robust/skipped` is 1. Reports `kept_columns`; coordinate-wise
+    parts only in a run with an adversary.
     """
 
     uses = frozenset[str]()
 
     @property
     def least_uploads(self) -> int:
-        """Uploads without which the part has no meaning."""
+        """Smallest number of uploads that the part needs."""
         return 1
 
     def check(self, cohort_size: int) -> None:
@@ -113,7 +113,7 @@ class Robust(Aggregator):
     def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
         """Return the merged message of enough uploads, in float64, and the share of each upload in the model (K,).
 
-        A part that goes coordinate by coordinate returns the mean share over the coordinates, or None without an adversary.
+        A coordinate-wise part returns the mean share over the coordinates, or None without an adversary.
         """
 
 

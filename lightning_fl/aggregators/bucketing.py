@@ -19,10 +19,10 @@ from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Uploa
 @forwards("inner", "in_common is_median merges_none needs provides weighs_equally")
 @dataclass(frozen=True)
 class Bucketing(Aggregator):
-    """Give another aggregator the means of buckets of s uploads, which are more alike where clients' data differ.
+    """Pass the means of buckets of s uploads to another aggregator; with non-IID clients they differ less than uploads.
 
-    A bucket with an attacker is an attacker's, so that the inner part must tolerate as many buckets as there are attackers. The
-    clients are shuffled anew in each round.
+    A bucket with an attacker counts as an attacker, so the inner part must tolerate as many buckets as there are attackers.
+    Clients are shuffled in each round.
 
     Attributes:
         inner: aggregator of the means, for instance `CoordinateMedian()`.
@@ -39,7 +39,7 @@ class Bucketing(Aggregator):
 
     @property
     def uses(self) -> frozenset[str]:
-        """What the inner part uses, but no masks: a mean of a bucket counts what was not sent as 0."""
+        """Entries that the inner part uses, except masks: the mean of a bucket counts unsent numbers as 0."""
         return self.inner.uses - {SENT}
 
     def check(self, cohort_size: int) -> None:

@@ -20,7 +20,7 @@ from lightning_fl.vectors.order_statistics import krum_scores, nearest_shares, n
 
 @dataclass(frozen=True)
 class Bulyan(Robust):
-    """Mean of the values nearest to the median, for every number, of uploads that Krum has chosen one after the other.
+    """For every number, mean of the values nearest to the median, over uploads that Krum has chosen one after the other.
 
     Needs K ≥ 4f + 3 uploads, of which f may be attackers'.
 

@@ -25,7 +25,7 @@ class CoordinateMedian(Robust):
     is_median = True
 
     def merge(self, rows: Rows) -> tuple[Message, Tensor | None]:
-        """Return the medians, and the share of the numbers of the model whose median is of an upload."""
+        """Return the medians, and for each upload the share of the model's numbers of which it is the median."""
         merged = {name: middle(vectors, rows.sent.get(name)) for name, vectors in rows.vectors.items()}
         shares = middle_shares(rows.vectors[rows.main], rows.sent.get(rows.main)) if rows.has_adversary else None
         return merged, shares

@@ -1,4 +1,4 @@
-"""Mean of the uploads, extrapolated the further the less they agree (FedExP; Jhunjhunwala et al., ICLR 2023)."""
+"""Mean of the uploads, extrapolated further the more they disagree (FedExP; Jhunjhunwala et al., ICLR 2023)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ExtrapolatedMean(Aggregator):
 
     Attributes:
         inner: aggregator that takes the mean, for instance `WeightedMean("uniform")`, whose weights p_k are 1/K.
-        eps: ε > 0, which bounds η_g near the optimum, where the mean of the changes is 0 and the changes are not.
+        eps: ε > 0, which bounds η_g near the optimum, where the mean of the deltas vanishes but the deltas do not.
     """
 
     is_mean = sums_suffice = False

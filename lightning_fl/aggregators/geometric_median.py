@@ -2,7 +2,7 @@
 
     v ← Σ_k β_k Δ_k / Σ_k β_k,  β_k = α_k / max(ν, ‖v − Δ_k‖),  a few times (smoothed Weiszfeld algorithm)
 
-The first v is the coordinate-wise median: from the mean, a few passes do not get rid of one upload of 10⁹.
+The first v is the coordinate-wise median. From the mean, a few passes could not remove a single upload of size 10⁹.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lightning_fl.vectors.order_statistics import middle
 
 @dataclass(frozen=True)
 class GeometricMedian(Robust):
-    """Vector with nearly the least sum of distances to the uploads. Tolerates attackers of less than half the weight.
+    """Approximate geometric median of the uploads. Tolerates attackers with less than half of the weight.
 
     Attributes:
         iterations: passes of the Weiszfeld algorithm, at least 1.
         smoothing: ν > 0, the least distance that counts.
-        weighting: α_k = 1 (`uniform`), or the client's number of `samples`, as in the paper, which a client only claims.
+        weighting: α_k = 1 (`uniform`), or the client's claimed number of `samples`, as in the paper.
         by: distances between the models, or between `all` that clients send; the weights β_k hold for every vector.
     """
 

@@ -57,7 +57,7 @@ class KeepUploads(Aggregator):
         return self.inner.finish(accumulator["inner"]) | self._stacked(accumulator)
 
     def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
-        """Return the inner message and the stacked uploads, and say whose they are."""
+        """Return the inner message and the stacked uploads, and report their clients."""
         merging.uploaders = accumulator["uploaders"]
         return self.inner.combine(accumulator["inner"], merging) | self._stacked(accumulator)
 

@@ -23,8 +23,8 @@ WEIGHT, VOTERS = "weight", "voters"
 class MajorityVote(Aggregator):
     """Sign of Σ_k w_k sgn(x̂_k) for every number of the model, a tie being +1; Σ_k w_k x̂_k / Σ_k w_k for all other vectors.
 
-    Every number moves by the server's learning rate then, so give the step `Apply` a small one. An x̂_k of 0 is no vote, and where
-    nobody votes, as under a pruning mask, the result is 0.
+    Every number moves by the server's learning rate, so give the step `Apply` a small one. An x̂_k of 0 is no vote. Without
+    votes, for example under a pruning mask, the result is 0.
 
     Attributes:
         weighting: w_k = 1 (`uniform`, as in the paper), or the client's number of `samples`.

@@ -16,9 +16,9 @@ COLUMN = "ifca/models"
 
 @dataclass(frozen=True)
 class MeanOfEach(Aggregator):
-    """Σ_k n_k Δ_k / Σ_k n_k over the clients that have trained each model, and 0 for a model that nobody has; in float64.
+    """Σ_k n_k Δ_k / Σ_k n_k over the clients that have trained each model, and 0 for an untrained model; in float64.
 
-    Reports `ifca/models`, the number of models that somebody has trained in the round.
+    Reports `ifca/models`, the number of models that were trained in the round.
 
     Attributes:
         num_models: models C ≥ 1.
@@ -55,7 +55,7 @@ class MeanOfEach(Aggregator):
         return {name: accumulator[name].div_(weight.masked_fill(weight == 0, 1)) for name, weight in weights.items()}
 
     def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
-        """Return the means, and report how many models somebody has trained."""
+        """Return the means, and report the number of trained models."""
         weights = [accumulator[_weight(name)] for name in several_models(self.num_models)]
         merging.metrics[COLUMN] = float(sum(bool(weight > 0) for weight in weights))
         return self.finish(accumulator)

@@ -22,7 +22,7 @@ COUNT, KEPT = "count", "kept"
 class NormBound(Aggregator):
     """Mean of the uploads, each shortened to a length of M at most. f attackers among K move it by fM/K at most.
 
-    It keeps no upload, as the mean does.
+    Like the mean, it keeps no uploads.
 
     Attributes:
         bound: M > 0.

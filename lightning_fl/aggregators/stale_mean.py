@@ -1,4 +1,4 @@
-"""Mean of uploads that count less the staler they are (FedBuff; Nguyen et al., AISTATS 2022. FedAsync; Xie et al., 2019).
+"""Mean of uploads with weights that fall with staleness (FedBuff; Nguyen et al., AISTATS 2022. FedAsync; Xie et al., 2019).
 
 Δ = α Σ_i a_i ρ(s_i) Δ_i / Σ_i a_i,  a_i = 1 or n_i
 ρ(s) = (1 + s)^−decay;   constant: 1;   polynomial: (1 + s)^−½;   hinge: 1 if s ≤ 4, else 1 / (10 (s − 4) + 1)
@@ -22,9 +22,9 @@ HINGE_SLOPE, HINGE_DELAY = 10, 4
 
 @dataclass(frozen=True)
 class StaleMean(Aggregator):
-    """Mean of the uploads, each times ρ of its staleness, accumulated in float64. The divisor does not know of ρ.
+    """Mean of the uploads, each times ρ of its staleness, accumulated in float64. The divisor does not include ρ.
 
-    In rounds that wait for their clients no upload is stale, and it is the mean.
+    In rounds that wait for their clients no upload is stale, and the result is the mean.
 
     Attributes:
         decay: exponent of 1/(1 + s), at least 0, or `constant`, `polynomial` (0.5) or `hinge`, which waits for four updates.

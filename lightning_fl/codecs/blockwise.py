@@ -36,16 +36,17 @@ NF4 = (
 class Blockwise(VectorCodec):
     """C(x) = a · the nearest level to x/a, a = ‖x‖∞ of a block of consecutive numbers: b · d + 32⌈d/block_size⌉ bits.
 
-    An outlier makes only its own block coarse, so that it fits whole models, too. Blocks are those of the whole vector, across
-    tensors. The code book is configuration, and costs nothing. Numbers of 32 bits here have 64 in a float64 model.
+    An outlier affects only its own block, so the codec also suits whole models. Blocks run over the whole vector, across
+    tensors. The code book is part of the configuration, and is not sent. In a float64 model, scales have 64 bits instead of
+    32.
 
     Attributes:
-        levels: `linear` are the 2^b − 1 levels q/(2^(b−1) − 1) for whole q, with an error of at most half a step,
-            a/(2^b − 2); `nf4` are the 16 of NormalFloat4, dense where normal numbers are, for b = 4.
+        levels: `linear`: the 2^b − 1 levels q/(2^(b−1) − 1) for whole q, with an error of at most half a step, a/(2^b − 2);
+            `nf4`: the 16 levels of NormalFloat4 for normally distributed numbers, for b = 4.
         bits: b, bits per number, from 2 to 8.
         block_size: numbers of a block, at least 1.
-        nested: send the scales in 8 bits too, and the largest of each 256 scales in 32: 8⌈d/block_size⌉ bits and 32 for each 256
-            of them, instead of 32⌈d/block_size⌉.
+        nested: also send the scales in 8 bits, with one scale of 32 bits for each 256 of them: 8⌈d/block_size⌉ bits and 32
+            bits per 256 scales, instead of 32⌈d/block_size⌉.
     """
 
     beside = (SCALES, TOPS)

@@ -1,4 +1,4 @@
-"""Broadcasts that build on the one before: clients keep the last model, and the server sends what has changed.
+"""Incremental broadcasts: clients keep the last model, and the server sends only changes.
 
 Changes     the new values where there are some: the union downlink of sparse uploads (FedAdam-SSM)
 Followed    the server's step, from which clients compute the new model (1-bit Adam, Efficient-Adam, STC)
@@ -32,10 +32,11 @@ BESIDE, ENCODED, CHANGE = "/beside/", "/encoded", "model/change"
 
 @dataclass(frozen=True)
 class Changes(Codec):
-    """Send the new values of the u coordinates in which any vector has changed, u at most the union of the clients' masks.
+    """Send the new values of the u coordinates in which any vector has changed; u is at most the union of the clients' masks.
 
-    With three vectors this takes min(96u + min(d, u⌈log2 d⌉), 96d) bits; the first broadcast is whole. Nothing is lost: the
-    clients keep the last broadcast and overwrite u positions. As each broadcast builds on the last, each goes to all clients.
+    With three vectors this takes min(96u + min(d, u⌈log2 d⌉), 96d) bits; the first broadcast is sent whole. The codec is
+    lossless: clients keep the last broadcast and overwrite u positions. Each broadcast builds on the last one, so each goes to
+    all clients.
     """
 
     traits = Traits.NEEDS_EVERY_CLIENT | Traits.EXACT
@@ -83,19 +84,19 @@ class Changes(Codec):
 
 @dataclass(frozen=True)
 class Followed(Codec):
-    """Charge only the carrier of a broadcast; clients compute the model and its moments from it.
+    """Send only the server's step (the carrier), from which clients compute the new model and its moments.
 
-    A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the server's
-    step themselves, so each broadcast goes to all of them, or with `catch_up` to the round's clients together with what they
-    have missed. After a round that has changed nothing, as one without an accepted upload, there is nothing to send. Buffers are
-    sent whole.
+    A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the
+    server's step. So each broadcast goes to all clients, or with `catch_up` to the round's clients, with all changes that they
+    have missed. After a round without a change, for example without an accepted upload, nothing is sent. Buffers are sent
+    whole.
 
     Attributes:
-        codec: codec of the carrier, the same as of the step that has encoded it.
+        codec: codec of the carrier, the same as in the step that encodes it.
         carrier: name of the entry that contains the server's step: `model/change` of the step `Compress`, `moments/momentum`
             of `WarmedUpMoments`.
-        catch_up: charge only the round's clients, each for the sum of the changes since it was last there, at most for a whole
-            model, as in STC's paper; if not given, charge all clients of the federation in each round.
+        catch_up: count bits only for the round's clients, each for the sum of the changes since its last round, at most for a
+            whole model, as in STC's paper; if not given, count bits for all clients of the federation in each round.
     """
 
     codec: Codec

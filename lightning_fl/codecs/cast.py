@@ -24,8 +24,8 @@ class Cast(VectorCodec):
 
     Attributes:
         dtype: `float16` has 11 significant bits, `bfloat16` has 8.
-        stochastic: round up or down at random, so that the mean over the draws is x, up to the largest number of `dtype`; errors
-            are then up to twice as large.
+        stochastic: round up or down at random, so that the mean over the draws is x (up to the largest number of `dtype`),
+            with errors up to twice as large.
     """
 
     dtype: HalfWidth = "float16"
@@ -33,7 +33,7 @@ class Cast(VectorCodec):
 
     @property
     def traits(self) -> Traits:
-        """Unbiased if it rounds at random, but then it may round the smallest numbers up to many times their size."""
+        """Unbiased if it rounds at random; then the smallest numbers may be rounded up to many times their size."""
         return Traits.IDEMPOTENT | (Traits.UNBIASED if self.stochastic else Traits.CONTRACTS)
 
     @property

@@ -26,13 +26,13 @@ LAST, ESTIMATE = "last/model", "estimate/model"
 class Differences(Codec):
     """Sends m = C(x − h − a(g − h));  g ← g + m;  h ← x.
 
-    x is the client's change of the model, h the one before, and g what the server has received of the client in all. Both are 0
-    before the client's first upload, and change only if the server accepts it. The server adds up the means of the m
-    (`Accumulate`), and so holds the mean of the g. Other entries cross through C as they are.
+    x is the client's delta, h its previous delta, and g the sum of all m that the server has received from the client. h and g
+    are 0 before the client's first upload, and change only if the server accepts an upload. The server adds up the means of
+    the m (`Accumulate`), which gives the mean of the g. C encodes all other entries as they are.
 
     Attributes:
         codec: C, unbiased, with E‖C(x) − x‖² ≤ ω‖x‖² for a known ω (`Codec.relative_variance`).
-        momentum: a in (0, 1], the share of the error g − h that a message takes back; 1/(2ω + 1), as in the paper, if not given.
+        momentum: a in (0, 1], the share of the error g − h that a message corrects; 1/(2ω + 1), as in the paper, if not given.
     """
 
     codec: Codec
@@ -50,7 +50,7 @@ class Differences(Codec):
 
     @property
     def traits(self) -> Traits:
-        """Sends increments with error feedback: a later message has what one has lost; the rest is the inner codec's."""
+        """Increments with error feedback: later messages correct earlier errors; other traits are the inner codec's."""
         of_message = Traits.SENDS_FEW | Traits.NEEDS_SHAPES
         return self.codec.traits & of_message | Traits.DELTAS_ONLY | Traits.ERROR_FEEDBACK | Traits.INCREMENTS
 
@@ -65,11 +65,11 @@ class Differences(Codec):
         return self.codec.uses | {"model"}
 
     def is_lossy_for(self, name: str) -> bool:
-        """True for the model, of which differences arrive, and as the codec inside for other entries."""
+        """True for the model, which arrives as differences; for other entries as in the inner codec."""
         return name == "model" or self.codec.is_lossy_for(name)
 
     def relative_variance(self, numel: int) -> float | None:
-        """Return None: what arrives is no estimate of the message alone."""
+        """Return None, because a decoded message is no estimate of that message alone."""
         return None
 
     def momentum_of(self, numel: int) -> float:

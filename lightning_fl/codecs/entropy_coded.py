@@ -1,4 +1,4 @@
-"""Send a codec's whole numbers in a range code, about as many bits as their entropy.
+"""Entropy-code a codec's whole numbers by a range code.
 
 The coder is that of the package constriction (Bamler, Understanding Entropy Coding With Asymmetric Numeral Systems, 2022,
 arXiv:2201.01741); range codes are Martin's (Video and Data Recording Conference, 1979).
@@ -42,11 +42,11 @@ WARNINGS = WarningCache()
 )
 @dataclass(frozen=True)
 class EntropyCoded(Codec):
-    """Send what another codec sends, its whole numbers in a range code. Needs `pip install 'lightning-fl[entropy]'`.
+    """Entropy-code the whole numbers of another codec by a range code. Needs `pip install 'lightning-fl[entropy]'`.
 
-    n numbers out of A values take 64 + A ⌈log2(n + 1)⌉ bits for n, A and how many there are of each value, and whole words of 32
-    bits for their code, at most 1 % and 64 bits more than n times the entropy of these counts. Numbers that are no shorter so
-    stay as they were; one bit for each vector of numbers tells which. What arrives is the same as without it.
+    For n numbers out of A values, n, A and the counts of the values take 64 + A ⌈log2(n + 1)⌉ bits. Their code takes whole
+    words of 32 bits, at most 1 % and 64 bits more than n times the entropy of these counts. Numbers that the code would not
+    shorten are sent as before; one bit per vector of numbers says which. Decoded messages do not change.
 
     Attributes:
         codec: codec that sends few different numbers, such as `QSGD`, `Blockwise` or `TopK(values=…)`.
@@ -68,11 +68,11 @@ class EntropyCoded(Codec):
 
     @property
     def traits(self) -> Traits:
-        """Those of the codec inside, but sums: a code's length is that of one client's numbers."""
+        """Traits of the inner codec, except for sums, because the length of a code depends on one client's numbers."""
         return self.codec.traits & ~Traits.SUMS_SUFFICE
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
-        """Encode as the codec inside, and code its whole numbers; `mask/coded/name` tells whether an entry is coded."""
+        """Encode by the inner codec, and entropy-code its whole numbers; `mask/coded/name` says whether an entry is coded."""
         plain, memory = self.codec.encode(message, memory, context)
         payload = dict(plain)
         entries = {name: self.codec.symbols(name, plain, context) for name in plain}
@@ -113,7 +113,7 @@ class EntropyCoded(Codec):
         return None if name.startswith(IS_CODED) else self.codec.symbols(name, self._plain(payload), context)
 
     def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
-        """Return {} for coded numbers, which do not have as many bits each, and the codec's own bits for all others."""
+        """Return {} for entropy-coded numbers, whose bits vary, and the inner codec's bits for all others."""
         is_coded = name.startswith(IS_CODED) or _is_coded(name, payload)
         return {} if is_coded else self.codec.bits_by_tensor(name, self._plain(payload), context)
 

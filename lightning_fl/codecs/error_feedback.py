@@ -33,7 +33,7 @@ class ErrorFeedback(Codec):
         inner = type(self.codec).__name__
         require(
             Traits.ERROR_FEEDBACK not in self.codec.traits,
-            f"ErrorFeedback around {inner} would add what was lost twice: give one of them alone.",
+            f"ErrorFeedback around {inner} would add errors twice: use one of them alone.",
         )
         require(
             self.codec.traits.fit_error_feedback,
@@ -43,7 +43,7 @@ class ErrorFeedback(Codec):
 
     @property
     def traits(self) -> Traits:
-        """Those of the codec inside, but what holds for a single message."""
+        """Traits of the inner codec, except those of a single message."""
         of_message = Traits.UNBIASED | Traits.NEARLY_UNBIASED | Traits.IDEMPOTENT | Traits.NEEDS_ERROR_FEEDBACK
         return self.codec.traits & ~of_message | Traits.ERROR_FEEDBACK
 

@@ -33,7 +33,7 @@ class FewBits(VectorCodec):
 
     Attributes:
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
-        known: entries that cross at no cost, because the other side derives them from the configuration.
+        known: entries that cost no bits, because the other side derives them from the configuration.
     """
 
     beside = (SCALES,)
@@ -104,7 +104,7 @@ class OneBit(FewBits):
             s = 1 for all groups, signSGD's message for a `MajorityVote`.
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
         names: entries that it encodes; all of the model and its moments if empty.
-        known: entries that cross at no cost, because the other side derives them from the configuration.
+        known: entries that cost no bits, because the other side derives them from the configuration.
     """
 
     scale: Literal["l2", "l1", "unit"] = "l2"

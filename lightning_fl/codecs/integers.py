@@ -1,4 +1,4 @@
-"""Round numbers to integers with a scale and a zero point for each tensor or channel, as networks are quantised for inference.
+"""Round numbers to integers with a scale and a zero point for each tensor or channel, as in quantised inference.
 
 Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, CVPR 2018.
 """
@@ -25,10 +25,10 @@ SCALES, ZEROS = "scalars/scale/", "scalars/zero/"
 class Integers(VectorCodec):
     """C(x) = s(q − z), q = x/s + z, rounded to the nearest integer in 0 … 2^b − 1;  s = (h − l)/(2^b − 1),  z = −l/s, rounded.
 
-    l ≤ 0 and h ≥ 0 are the smallest and the largest number of a group, or 0. So 0 arrives as 0, and the error of a number is at
-    most s. `symmetric` has z = 2^(b−1) − 1 and s = max|x|/z, in which no zero point is sent and a group of one sign uses half
-    of the integers. A vector takes bd + (32 + b)G bits for G groups, symmetric bd + 32G. Numbers of 32 bits here have 64 in a
-    float64 model. It fits whole models, too, where no tensor has outliers.
+    l ≤ 0 and h ≥ 0 are the smallest and the largest number of a group, or 0. So 0 arrives as 0, and the error of a number is
+    at most s. `symmetric` has z = 2^(b−1) − 1 and s = max|x|/z: no zero point is sent, and a group of one sign uses half of
+    the integers. A vector takes bd + (32 + b)G bits for G groups, symmetric bd + 32G. In a float64 model, scales have 64 bits
+    instead of 32. The codec also suits whole models if no tensor has outliers.
 
     Attributes:
         bits: b, bits of an integer, from 2 to 16.

@@ -3,8 +3,8 @@
     P = M Q;   P̂ = orthonormal columns of P;   Q' = Mᵀ P̂;   C(M) = P̂ Q'ᵀ;   Q ← Q' for the next message
 
 So ‖M − C(M)‖² = ‖M‖² − ‖P̂ᵀ M‖², up to the rounding of P̂. PowerSGD averages P over the workers before it makes the columns
-orthonormal, and then Q', so that the result is one matrix of rank r. Here each client encodes alone, in one turn, and the mean of
-K uploads has a rank of up to K r.
+orthonormal, and then averages Q', so the result has rank r. Here each client encodes alone, in one turn, so the mean of K
+uploads has a rank of up to K r.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LowRank(Codec):
     R(n + m) < nm. A vector takes 32(Σ R(n + m) + numbers of the whole tensors) bits in float32. A rank that leaves every tensor
     whole is refused. The exchange `TwoTurns` gives the mean the rank R, as PowerSGD does.
 
-    Each sender begins with the Q' of its last message (`data/q/…` in its memory), and with normal numbers if it has none of this
-    shape. The step `Compress` keeps no such memory: there Q is drawn in every round. A pruning mask leaves no matrices, so it is
-    refused.
+    Each sender begins with the Q' of its last message (`data/q/…` in its memory), or with normal numbers if it has no Q' of
+    this shape. The step `Compress` has no such memory, and draws Q in every round. A pruning mask is refused, because a masked
+    layer is no matrix.
 
     Attributes:
         rank: r, at least 1; the authors use 1, 2 and 4.
@@ -52,7 +52,7 @@ class LowRank(Codec):
         return {tensor: width * (r * (n + m) or n * m) for tensor, n, m, r in matrices(context.layout, self.rank)}
 
     def check(self, context: RoundContext) -> None:
-        """Raise `UserError` if no tensor would be factored, so that every message would be sent whole."""
+        """Raise `UserError` if no tensor would be factored, because then every message would be sent whole."""
         check_rank("LowRank", self.rank, context.layout, "leave it out")
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:

@@ -1,4 +1,4 @@
-"""Send k coordinates that are drawn at random, and the seed of the draw instead of their positions."""
+"""Send k random coordinates, with the seed of the draw instead of their positions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ SEEDS = "scalars/seed/"
 class RandomK(Codec):
     """Send k = max(1, ⌊alpha · d⌋) numbers of a vector (d,), drawn at random; the others arrive as zero.
 
-    A vector takes 32k bits and those of the seed; 32d with alpha = 1. Own coordinates of K clients: the error of their mean falls
-    as 1/K. Common ones: it does not, but only k numbers change. EDEN below a bit for a number is `RandomK(b, values=EDEN(1))`.
+    A vector takes 32k bits plus the seed; 32d with alpha = 1. If each of K clients draws its own coordinates, the error of the
+    mean falls as 1/K. With common coordinates the error does not fall, but only k numbers change. EDEN with less than one bit
+    per number is `RandomK(b, values=EDEN(1))`.
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1].
         scale: `unbiased` sends (d/k) · x, whose mean over the draws is x, with an error of (d/k − 1) ‖x‖²; `none` sends x, which
             is a contraction, for error feedback.
         common: True if all clients of a round send the same coordinates.
-        seed_bits: 64, or 0 if both sides derive the seed from the seed of the run, which they then must share.
+        seed_bits: 64, or 0 if both sides derive the seed from the run's seed, which they must share.
         values: codec of the k numbers, which sees a model of k parameters; its bits replace 32k. It must be unbiased, or
             nearly so, or with `scale` none contract.
     """
@@ -56,9 +57,10 @@ class RandomK(Codec):
 
     @property
     def traits(self) -> Traits:
-        """Unbiased if the numbers are scaled, else an idempotent contraction, both if all are sent; as the codec of the values.
+        """Unbiased if the numbers are scaled, else a contraction; both if all are sent; as far as the values' codec is.
 
-        Idempotent without such a codec, and of the same draw. Few numbers if less than half, and not the same by all clients.
+        Idempotent for the same draw, without a codec of the values. Few numbers if less than half, and not the same by all
+        clients.
         """
         values = Traits.EXACT if self.values is None else self.values.traits & ~Traits.IDEMPOTENT
         of_values = Traits.DELTAS_ONLY | Traits.NEEDS_ERROR_FEEDBACK
@@ -98,7 +100,7 @@ class RandomK(Codec):
         return chosen if among is None else chosen[among]
 
     def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
-        """Return what the codec of the values says."""
+        """Return the choice of the codec of the values."""
         if self.values is None or VALUES not in name:
             return None
         chosen = self._chosen(_vector_of(name), payload, context)

@@ -7,9 +7,9 @@ D are random signs, H is the Hadamard matrix (n, n). Rotated numbers are nearly 
 Lloyd-Max quantiser of a normal number, fits all vectors. With the scale S = ‖y‖²/⟨c, y⟩, x̂ has no error in the direction of x:
 ⟨x, x̂⟩ = ‖x‖² and ‖x̂ − x‖² = ‖x̂‖² − ‖x‖².
 
-The mean of x̂ over uniformly random rotations is x. Over these it is about x unless a few numbers of a chunk outweigh all others.
-If one is r times the Euclidean norm of the others, it decides on most codes alone, and the others arrive, in the mean over the
-rotations of a chunk of 64 numbers or more, as these multiples of themselves:
+The mean of x̂ over uniformly random rotations is x. Over the rotations here it is about x, unless a few numbers of a chunk
+outweigh all others. If one number is r times the Euclidean norm of the others, it alone decides most codes. In chunks of 64
+numbers or more, the mean of each other number is then this multiple of its value:
 
     r          0.25   0.5     1      2      3      6      20
     b = 1      1.00   0.98   0.83   0.27   0.03   0.00   0.00
@@ -17,10 +17,11 @@ rotations of a chunk of 64 numbers or more, as these multiples of themselves:
     b = 3      1.00   1.00   1.00   1.00   1.00   1.36   3.3
     b = 4      1.00   1.00   1.00   1.00   1.00   1.00   0.3
 
-So neither codec counts as unbiased. A second rotation would take twice the time, and only move this to larger r.
+So neither codec counts as unbiased. A second rotation would take twice the time, and only shift the effect to larger r.
 
-Each message has a rotation of its own, which both sides draw at no cost: errors of different clients are independent, and the
-error of the mean of K clients falls as 1/K. With one rotation for all clients it would not fall if their vectors are alike.
+Each message has its own rotation, which both sides draw without sending it. So errors of different clients are independent,
+and the error of the mean of K clients falls as 1/K. With one rotation for all clients it would not fall if their vectors are
+similar.
 """
 
 from __future__ import annotations

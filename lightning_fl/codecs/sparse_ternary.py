@@ -35,8 +35,9 @@ class STC(VectorCodec):
     most k'(b + 1) + ⌊(d − k') / 2^b⌋; d bits as a mask if that is above d; none if k' = d. b depends on alpha (`rice_width`).
 
     For compression both ways, as in the paper, use the uplink `ErrorFeedback(STC(…))`, the steps `Apply()` and
-    `Compress(STC(…))`, and the downlink `Followed(STC(…), catch_up=True)`: a client that was away then loads the sum of the
-    changes that it has missed, or the whole model if that is less. Without `catch_up` every client loads every broadcast.
+    `Compress(STC(…))`, and the downlink `Followed(STC(…), catch_up=True)`. A client that was away then downloads the sum of
+    the changes that it has missed, or the whole model if that is smaller. Without `catch_up` every client downloads every
+    broadcast.
 
     Attributes:
         alpha: share of the numbers that are sent, in (0, 1].
@@ -48,7 +49,7 @@ class STC(VectorCodec):
 
     @property
     def traits(self) -> Traits:
-        """An idempotent contraction, which sends few numbers if less than half."""
+        """An idempotent contraction; sparse if less than half of the numbers are sent."""
         few = Traits.SENDS_FEW.only_if(self.alpha < 0.5)
         return Traits.DELTAS_ONLY | Traits.NEEDS_ERROR_FEEDBACK | Traits.CONTRACTS | Traits.IDEMPOTENT | few
 

@@ -1,4 +1,4 @@
-"""Round every number at random to one of its neighbouring levels, so that the mean over the draws is the number itself.
+"""Stochastic rounding of every number to one of its neighbouring levels, unbiased over the draws.
 
 QSGD        levels 0, v/s, 2v/s … v of a bucket's norm v     Alistarh et al., QSGD: Communication-Efficient SGD via Gradient
                                                              Quantization and Encoding, NeurIPS 2017 (arXiv:1610.02132)
@@ -96,16 +96,16 @@ class QSGD(Stochastic):
     """C(x) = v · sgn(x) ℓ / s, where ℓ is |x| s / v, rounded up with the probability of its fraction; v is a bucket's norm.
 
     E C(x) = x, and E‖C(x) − x‖² = (v/s)² Σ f (1 − f) ≤ min(n/s², √n/s) ‖x‖² for a bucket of n numbers with fractions f. A vector
-    takes d ⌈log2(2s + 1)⌉ + 32 ⌈d / bucket⌉ bits, 64 for each norm in a float64 model, or fewer in Elias's code, which has few
-    bits where most levels are 0.
+    takes d ⌈log2(2s + 1)⌉ + 32 ⌈d / bucket⌉ bits, with 64 bits per norm in a float64 model. Elias coding takes fewer bits if
+    most levels are 0.
 
     Attributes:
         levels: s, from 1.
         bucket: consecutive numbers that share a norm, at least 1; the last bucket may have fewer.
         norm: `l2`, the paper's, or `max`, the largest magnitude, with a smaller error and more levels above 0.
-        coding: `fixed`, as many bits for every number; or `elias`, the paper's code of the levels above 0 and their distances,
-            or the fixed one if that is shorter, with one bit to tell which. It is slow to decode where few levels are 0: 0.1 µs a
-            number with s = 1, 2.6 µs with s = 128.
+        coding: `fixed`: equally many bits for every number; `elias`: the paper's Elias coding of the levels above 0 and their
+            distances, or the fixed code if that is shorter, with one bit to say which. Elias codes are slow to decode if few
+            levels are 0: 0.1 µs per number with s = 1, 2.6 µs with s = 128.
     """
 
     traits = Traits.DELTAS_ONLY | Traits.UNBIASED
@@ -150,7 +150,7 @@ class QSGD(Stochastic):
         return vector, norms.to(scale_dtype(vector.dtype))
 
     def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
-        """Return {} for Elias's code, in which numbers take more bits or fewer."""
+        """Return {} for Elias coding, whose bits per number vary."""
         return {} if self.coding == "elias" and self.is_lossy_for(name) else None
 
     def pack(self, codes: Tensor) -> Packed:
@@ -181,12 +181,12 @@ class TernGrad(Stochastic):
     """C(x) = v · sgn(x) with the probability |x| / v, else 0; v is the largest magnitude of a tensor.
 
     E C(x) = x, and E‖C(x) − x‖² = v‖x‖₁ − ‖x‖². A vector takes 8 ⌈d/5⌉ + 32 G bits for G tensors, or 2d + 32 G; 64 G
-    in a float64 model. In the paper all workers scale a tensor by the largest of their v (scaler sharing), so that their messages
-    add up to whole numbers. Here each client has a v of its own, in one turn and with a smaller error.
+    in a float64 model. In the paper all workers scale a tensor by the largest of their v (scaler sharing), so that their
+    messages add up to whole numbers. Here each client has its own v, which needs only one turn and gives a smaller error.
 
     Attributes:
-        clip: numbers beyond so many standard deviations of their tensor are cut off first, which biases them: 2.5 in the paper
-            for large models; if not given, none.
+        clip: clip numbers at this many standard deviations of their tensor, which biases them: 2.5 in the paper for large
+            models; no clipping if not given.
         packing: `base3` puts five numbers into a byte, `two_bits` four.
     """
 
@@ -195,7 +195,7 @@ class TernGrad(Stochastic):
 
     @property
     def traits(self) -> Traits:
-        """Unbiased unless numbers are cut off; what is left of them is drawn as without, so that its error may grow."""
+        """Unbiased unless numbers are clipped."""
         return Traits.DELTAS_ONLY | Traits.ERROR_MAY_GROW | Traits.UNBIASED.only_if(self.clip is None)
 
     def relative_variance(self, numel: int) -> float | None:

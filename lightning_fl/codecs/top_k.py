@@ -4,8 +4,8 @@ TopK        the k largest of each vector                            FedAdam-Top,
 SharedTopK  all vectors where one of them is largest                FedAdam-SSM
 FairTopK    all vectors where any of them is largest                Fairness-Top
 
-With one mask for all, the k coordinates are sent for every vector: three vectors take 96k + min(d, k⌈log2 d⌉) bits, and would
-take up to 2d bits more with three separate masks.
+With one mask for all vectors, three vectors take 96k + min(d, k⌈log2 d⌉) bits. Three separate masks would take up to 2d bits
+more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sparse(Codec):
 
     @property
     def traits(self) -> Traits:
-        """For deltas only unless everything is sent; few numbers if less than half."""
+        """For deltas only unless everything is sent; sparse if less than half of the numbers are sent."""
         return Traits.DELTAS_ONLY.only_if(self.alpha < 1) | Traits.SENDS_FEW.only_if(self.alpha < 0.5)
 
     def is_lossy_for(self, name: str) -> bool:
@@ -118,7 +118,7 @@ class TopK(Sparse):
         return chosen if among is None else chosen[among]
 
     def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
-        """Return d and k for the positions of a vector, and what the codec of the values says of its own."""
+        """Return d and k for the positions of a vector, and the choices of the codec of the values."""
         if VALUES not in name:
             is_mask = name.startswith("mask/") and name in payload
             return (context.layout.numel, num_kept(self.alpha, context.layout.numel)) if is_mask else None

@@ -1,4 +1,4 @@
-"""Round every number at random to one of k equally distant levels between the smallest and the largest of its block.
+"""Stochastic rounding of every number to one of k equidistant levels between the smallest and the largest of its block.
 
 Suresh et al., Distributed Mean Estimation with Limited Communication, ICML 2017 (arXiv:1611.00429): k-level stochastic
 quantisation, and with `rotate` the stochastic rotated quantisation, in which a random Hadamard transform comes first.
@@ -31,10 +31,10 @@ class Uniform(VectorCodec):
     a and b are the smallest and the largest number of a block. E C(x) = x, and the error of a block of n numbers is
     E‖C(x) − x‖² ≤ n(b − a)²/(4(k − 1)²) ≤ n‖x‖²/(2(k − 1)²). A vector takes d⌈log2 k⌉ + 64⌈d / block_size⌉ bits.
 
-    `rotate` replaces the vector by HDx/√n first, with the random signs D and the Hadamard matrix H of `DRIVE`. Its blocks are the
-    chunks that are rotated, powers of two, of Σn = 64⌈d / 64⌉ numbers together: Σn⌈log2 k⌉ + 64 bits for each chunk. The rotated
-    numbers are alike, so that a few large ones no longer make the levels of all others coarse: the factor n/2 of the error
-    becomes one of the order of log n. Numbers of 32 bits here have 64 in a float64 model.
+    `rotate` first replaces the vector by HDx/√n, with the random signs D and the Hadamard matrix H of `DRIVE`. Its blocks are
+    the rotated chunks, powers of two with Σn = 64⌈d / 64⌉ numbers in all, which take Σn⌈log2 k⌉ + 64 bits for each chunk.
+    Rotated numbers have similar sizes, so a few large numbers no longer make all levels coarse: the factor n/2 of the error
+    becomes one of the order of log n. In a float64 model, a and b have 64 bits each instead of 32.
 
     Attributes:
         levels: k, from 2 to 65536. 2^b levels take b bits.
