@@ -45,13 +45,13 @@ class SplitData(Protocol):
 
 
 NUM_DRAWS = 1000
-"""Random draws that estimate the degree which comes from the clients' sizes alone."""
+"""Number of random draws that estimate the degree of IID clients of these sizes."""
 MOST_COUNTS = 2**21
 """Counts of classes of all draws, which limit these where classes are many, such as words."""
 
 
 def settings_in_one_line(data: SplitData) -> str:
-    """Return the number of clients, the partition, and all other settings that are not their class's defaults."""
+    """Return the number of clients, the partition, and all other settings that differ from the defaults."""
     shown = {"num_clients": repr(data.num_clients), "partition": part_in_short(data.partition)}
     for name, parameter in parameters_of(type(data)).items():
         value = getattr(data, name, parameter.default)
@@ -104,7 +104,7 @@ def describe_split(data: SplitData) -> str:
 
 
 def degree_of_random_draws(pooled: np.ndarray, sizes: np.ndarray) -> float:
-    """Return the mean non-IID degree of as many samples drawn at random, which is above 0 because the draws are small.
+    """Return the mean non-IID degree of random clients of these sizes, which is above 0 because the clients are small.
 
     Args:
         pooled: (C,) samples of all clients per class.

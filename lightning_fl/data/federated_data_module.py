@@ -52,19 +52,20 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         batch_size: samples per training batch, at least 1.
         partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew, LogNormalSizes,
             ByGroup, which makes the users of the samples the clients, or GivenIndices, a split from index lists.
-        client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's pool.
-            1 gives them all that `server_fraction` leaves.
-        server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its pool.
+        client_fraction: share of the training samples for the clients, in (0, 1]; the rest is the server's pool. With 1,
+            clients get all samples that `server_fraction` leaves.
+        server_fraction: number of the server's samples relative to the clients' samples, in [0, 1); drawn from the server's
+            pool.
         server_classes: draw the server's samples from this many random classes in equal parts; None: uniformly from its pool.
         server_degree: draw the server's samples with this non-IID degree, in [0, 1]; not together with server_classes.
         groups: user (writer, speaker …) of each training sample, for ByGroup and server_groups: an array (n,), a function from a
             sample's index to its name, or the name of a column of the data; null: `groups`, `users` or `client_ids` of the
             data set, if it has them.
-        server_groups: share of the groups whose samples go to the server, in [0, 1); all of them, or with server_fraction as
-            many as that says.
-        shift: change of the images that differs from client to client, over any partition: Rotation, Noise or Corruption. It
-            changes training and validation parts, but neither the test set, of which the clients' own test samples are parts,
-            nor the server's samples; null: none.
+        server_groups: share of the groups whose samples go to the server, in [0, 1): all their samples, or as many as
+            server_fraction says.
+        shift: change of the images that differs from client to client, for any partition: Rotation, Noise or Corruption. It
+            changes the clients' training and validation parts, but neither the test set, from which the clients' own test
+            samples come, nor the server's samples; null: none.
         val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the test set.
         eval_batch_size: samples per batch in validation, test and prediction, at least 1.
         seed: seed of every split, at least 0.
@@ -82,7 +83,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     drop_last = False
     """True if clients leave out the last batch of a pass when it is not full."""
     test_remedy = "give it some"
-    """How to give it test data, for the sentence that it has none."""
+    """Remedy for missing test data, for the error message."""
 
     def __init__(
         self,
@@ -223,7 +224,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         return selection if self._read is None else self._read(k, selection)
 
     def read_through(self, read: Callable[[int, Selection], Selection]) -> FederatedDataModule:
-        """Return a copy whose clients train on what a function of a client and its samples returns; it shares all else."""
+        """Return a copy whose clients' samples a function of a client and its samples changes; all else is shared."""
         changed = copy.copy(self)
         changed._read = read
         return changed
@@ -241,7 +242,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         return changed
 
     def pooled(self) -> FederatedDataModule:
-        """Return a copy with one client, which holds the samples of all; it shares everything else with this one."""
+        """Return a copy with one client that holds the samples of all clients; it shares everything else with this one."""
         changed = copy.copy(self)
         changed.num_clients, changed.groups_of_clients = 1, None
         for name in ("client_indices", "client_val_indices", "client_test_indices"):
@@ -282,7 +283,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     @property
     def evaluated(self) -> Samples:
-        """All training samples as evaluation reads them, which is said once if it may not be what it should be."""
+        """All training samples as evaluation reads them; a note is printed once if training transforms may be among them."""
         say_unknown(self.train)
         return self.train.in_evaluation or self.train
 

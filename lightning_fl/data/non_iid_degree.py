@@ -72,7 +72,7 @@ def held_classes_and_degrees(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of classes and the non-IID degree of each part that has samples, in the memory of the labels.
 
-    Of a class that a part lacks, P = 0 and M = ½ P̄, so it adds ½ P̄(y): only the classes that a part has are counted.
+    A class that a part lacks has P = 0 and M = ½ P̄, and adds ½ P̄(y). So only classes that a part has need counting.
 
     Args:
         labels: (n,) integers in 0..C-1.

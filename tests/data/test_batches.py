@@ -262,7 +262,7 @@ def test_arrays_give_one_form_of_batch_everywhere(form: str, make_trainer: Calla
 
 def test_both_parts_of_arrays_have_one_form() -> None:
     x = torch.zeros(4, 2)
-    with pytest.raises(ValueError, match=r"train and test must have one form: \(x, y\), \(x,\) or x alone"):
+    with pytest.raises(ValueError, match=r"train and test must have the same form: \(x, y\), \(x,\) or x alone"):
         Arrays(train=x, test=(x,), num_clients=2).setup()
 
 

@@ -34,8 +34,8 @@ class Arrays(ImageDataModule):
         train: (x, y) or x alone, as tensors, arrays, lists, tables of pandas or sparse matrices, instead of a path. A uint8 x
             holds images n×H×W×C or n×H×W; any other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the
             class of each sample, or quantities if some are negative, or most are different or above the number of samples; any
-            other y holds targets. A batch is the list [x, y]; of x alone the tensor x, and of (x,) the list [x], as of a
-            `TensorDataset`: in training, validation and test, and on the server.
+            other y holds targets. A batch is the list [x, y]; for x alone the tensor x, and for (x,) the list [x], as in a
+            `TensorDataset`.
         test: same format as train; both are given, or neither.
         num_classes: number of classes, at least 1; None: the largest label plus one.
         **kwargs: arguments of ImageDataModule and FederatedDataModule.
@@ -89,7 +89,7 @@ class Arrays(ImageDataModule):
         train, test = _tensors_of("train", arrays[0]), _tensors_of("test", arrays[1])
         require(
             _is_alone(arrays[0]) == _is_alone(arrays[1]),
-            "train and test must have one form: (x, y), (x,) or x alone in both.",
+            "train and test must have the same form: (x, y), (x,) or x alone.",
         )
         shapes = [[tuple(tensor.shape[1:]) for tensor in part] for part in (train, test)]
         require(

@@ -74,7 +74,7 @@ class CelebA(ImageDataModule):
         return self._image_size
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Read classes and persons, and decode the images of those who have enough of them."""
+        """Read classes and persons, and decode the images of persons who have enough."""
         classes, persons = self._classes(), dict(_rows(Path(self.root, IDENTITIES), 2))
         missing = next((name for name in classes if name not in persons), None)
         require(missing is None, f"{Path(self.root, IDENTITIES)} does not name the person on {missing}.")

@@ -33,7 +33,7 @@ class Targets:
         values: (n, …) numbers; of text and class labels positions in `names`, (n,) integers.
         names: names of the classes; None if the targets have none.
         kind: text, class labels, whole numbers, real numbers or lists.
-        place: what a sentence calls the split.
+        place: name of the split in error messages.
     """
 
     values: np.ndarray
@@ -149,7 +149,7 @@ def padded_tokens(tokens: Any, num_texts: int, length: int) -> Tensor:
     """Return what a tokenizer returned as (num_texts, length) int64: each row cut, or padded with 0.
 
     Raises:
-        UserError: it is no list of whole numbers for each text.
+        UserError: the tokenizer did not return a list of whole numbers for each text.
     """
     wanted = "tokenizer must return a list of whole numbers for each text"
     try:

@@ -50,10 +50,10 @@ class HuggingFace(FederatedDataModule):
             one into the folder, else there are no test data.
         input: column of the inputs.
         target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
-            found by name), other numbers are not, nor whole ones if some are negative, beyond 10,000 and the number of samples,
-            or mostly different or above that number; null: no targets.
-        transform: function of each training input as `datasets` decodes it (an image as PIL image), in every pass.
-        test_transform: the same for test inputs, and for training inputs where held-out ones and the server's are evaluated.
+            found by name); other numbers are quantities, and so are whole numbers if some are negative, above both 10,000 and
+            the number of samples, or mostly different or above that number; null: no targets.
+        transform: function applied to each training input as `datasets` decodes it (an image as PIL image), in every pass.
+        test_transform: the same for test inputs, and for held-out and server samples in evaluation.
         tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.
         length: tokens of each text, at least 1.
         **kwargs: arguments of FederatedDataModule: clients, partition, groups, server data, batch sizes and seed.
@@ -91,7 +91,7 @@ class HuggingFace(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of class labels, or of different training texts, or largest label plus one (reads the data); else None."""
+        """Number of class labels or of distinct training texts, or the largest label plus one (reads the data); else None."""
         return self._classes[1]
 
     @property

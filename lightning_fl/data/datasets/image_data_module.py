@@ -33,11 +33,11 @@ class ImageDataModule(FederatedDataModule):
     def read(self) -> tuple[tuple[Tensor, ...] | Tensor, tuple[Tensor, ...] | Tensor]:
         """Read the training and the test tensors: images (n, C, H, W) first, then int64 classes (n,). Called once.
 
-        Of a tensor in place of a tuple, a batch is that tensor alone, and not a list.
+        For a tensor instead of a tuple, a batch is a tensor, not a list.
         """
 
     def read_groups(self) -> tuple[Groups | None, Groups | None]:
-        """Return the groups of the training and the test images; without any unless a subclass overrides it."""
+        """Return the groups of the training and the test images; None unless a subclass overrides it."""
         return None, None
 
     def load(self) -> tuple[Samples, Samples]:

@@ -46,7 +46,7 @@ class ImageFolder(ImageDataModule):
 
     @property
     def image_size(self) -> int | None:
-        """Given height and width in pixels, or those of the first image if it is square (reads it); else None."""
+        """Given height and width in pixels, or the size of the first image if it is square (reads it); else None."""
         if self._image_size is not None:
             return self._image_size
         height, width, _ = read_pixels(self._files("train")[0][0][0], None).shape
@@ -130,7 +130,7 @@ def _walk(folder: str, seen: dict[str, str]) -> list[str]:
         real = os.path.realpath(place)
         require(
             real not in seen,
-            f"{place} leads to the folder of {seen.get(real)} again, whose images would count twice: remove the link.",
+            f"{place} leads again to the folder of {seen.get(real)}, whose images would count twice: remove the link.",
         )
         seen[real] = place
         names_by_place.append((place, names))
@@ -195,8 +195,8 @@ def check_depth(image: Any, place: str, remedy: str) -> None:
 
     Args:
         image: the image.
-        place: what the sentence calls it.
-        remedy: end of the sentence after the first remedy.
+        place: name of the image in the error message.
+        remedy: second remedy, at the end of the message.
     """
     require(
         not image.mode.startswith(("I", "F")),

@@ -38,7 +38,7 @@ NUM_CLASSES = {
     "sent140": 2,
     "reddit": None,
 }
-"""Classes of each kind; those of Synthetic are as many as its generator was asked for, and Reddit has none."""
+"""Number of classes of each kind; for Synthetic the generator decides, and Reddit has no classes."""
 VOCABULARIES = {
     "sent140": "a JSON file with a list of words, or LEAF's embs.json",
     "reddit": "a JSON file with the number of each token, such as LEAF's reddit_vocab.pck written as JSON",
@@ -52,11 +52,11 @@ class Leaf(FederatedDataModule):
     """Data sets in the JSON files of LEAF: each user (a writer, a role in a play, a task, an account) is a client.
 
     FEMNIST: images 1×28×28 with values in [0, 1], 62 classes. Shakespeare: 80 characters as whole numbers (80,), and the next one
-    as the class, of 80. Synthetic: numbers (d,), and as many classes as the files name, from 0. Sent140: the first 25 words of a
-    tweet as whole numbers (25,), and class 1 if it is positive, else 0. The number of a word is its place among the V words of
-    the vocabulary; V stands for all other words, and fills up short tweets. Reddit: 10 tokens of a comment as whole numbers
-    (10,), and instead of a class the token after each of them, (10,); a longer comment is several samples. The vocabulary numbers
-    the tokens, <UNK>, which stands for all others, and <PAD>, which fills up a comment.
+    as one of 80 classes. Synthetic: numbers (d,), and as many classes as the files name, from 0. Sent140: the first 25 words
+    of a tweet as whole numbers (25,), and class 1 if the tweet is positive, else 0. A word's number is its position among the
+    V words of the vocabulary; V stands for all other words, and pads short tweets. Reddit: 10 tokens of a comment as whole
+    numbers (10,), and as targets the token after each of them, (10,); a longer comment makes several samples. The vocabulary
+    numbers the tokens, <UNK> for all other tokens, and <PAD> for padding.
 
     Args:
         train: folder of JSON files, or one file, with the training samples.
@@ -64,8 +64,8 @@ class Leaf(FederatedDataModule):
         kind: femnist, shakespeare, synthetic, sent140 or reddit.
         num_clients: number of users that become clients, drawn at random; null: all.
         partition: division of the samples; ByGroup(min_samples) leaves out users with fewer training samples.
-        vocabulary: JSON file that numbers the words of Sent140 or the tokens of Reddit: a list of them, for Reddit also an object
-            with the number of each, or an object with either as "vocab", as in LEAF's embs.json and reddit_vocab.pck.
+        vocabulary: JSON file that numbers the words of Sent140 or the tokens of Reddit: a list, for Reddit also an object with
+            the number of each token, or an object with one of them as "vocab", as in LEAF's embs.json and reddit_vocab.pck.
         **kwargs: arguments of FederatedDataModule: server_groups, batch sizes, val_fraction and seed.
 
     Raises:
@@ -97,7 +97,7 @@ class Leaf(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """Classes: 62 of FEMNIST, 80 of Shakespeare, 2 of Sent140; of Synthetic as many as `setup` finds, of Reddit None."""
+        """Number of classes: FEMNIST 62, Shakespeare 80, Sent140 2, Synthetic as many as `setup` finds, Reddit None."""
         return self._num_classes
 
     @property

@@ -13,7 +13,7 @@ from lightning_fl.errors import UserError, require
 
 @dataclass(frozen=True)
 class User:
-    """Samples of a user, as a file has them; `place` is the file and the user, for the sentences."""
+    """Samples of a user in a file; `place` names the file and the user in error messages."""
 
     name: str
     x: list
@@ -35,7 +35,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_users(file: Path, counted: bool = True) -> Iterator[User]:
-    """Yield the users of a file; all lengths fit. Unless `counted`, num_samples may differ or be missing."""
+    """Yield the users of a file, with lengths checked. Unless `counted`, num_samples may differ or be missing."""
     content = read_json(file)
     needed = {"users": list, "user_data": dict} | ({"num_samples": list} if counted else {})
     for key, kind in needed.items():

@@ -21,7 +21,7 @@ NUM_WORDS = 25
 NUM_TOKENS = 10
 """Tokens of a sequence of Reddit."""
 PADDING, UNKNOWN = "<PAD>", "<UNK>"
-"""Tokens of Reddit's vocabulary for the end of a short sequence and for tokens that the vocabulary lacks."""
+"""Tokens of Reddit's vocabulary for padding and for unknown tokens."""
 
 
 def _entries(file: Path) -> Any:
@@ -37,7 +37,7 @@ def _entries(file: Path) -> Any:
 
 
 def read_words(file: Path) -> dict[str, int]:
-    """Return the numbers of the words in a list of words: their places."""
+    """Return the numbers of words: their positions in the list."""
     words = _entries(file)
     require(
         isinstance(words, list) and all(isinstance(word, str) for word in words),

@@ -17,14 +17,14 @@ from lightning_fl.errors import require
 
 @dataclass(frozen=True)
 class ByGroup(Partition):
-    """Make the groups of the samples, such as their users or writers, the clients; no group is ever cut.
+    """Make the groups of the samples, such as users or writers, the clients; no group is split.
 
     Groups come from `groups` of the data. With `num_clients` null each group is a client.
 
     Args:
         min_samples: smallest number of training samples of a group, at least 1; smaller groups are left out with their samples.
-        assign: one: each client is one group, and `num_clients` random ones take part; merge: shuffle all groups and deal them
-            out to `num_clients` clients, whose numbers of groups differ by at most one.
+        assign: one: each client is one group, and `num_clients` random groups take part; merge: deal all groups out at random
+            to `num_clients` clients, whose numbers of groups differ by at most one.
     """
 
     min_samples: Annotated[int, Ge(1)] = 1

@@ -30,8 +30,8 @@ class Classes(Partition):
 
     Args:
         classes_per_client: classes of a client, at least 1 and at most the number of classes; 1, 2 and 3 in NIID-Bench.
-        leave_out: True to leave out the samples of a class that no client has, as where 3 clients have 2 of 10 classes each;
-            otherwise such a split is refused.
+        leave_out: True to leave out the samples of a class that no client has, for example if 3 clients have 2 of 10 classes
+            each; otherwise such a split is refused.
     """
 
     takes_shuffled = True
@@ -69,11 +69,11 @@ class Classes(Partition):
 
 @dataclass(frozen=True)
 class ClassPriors(Partition):
-    """Draw the shares of the classes in each client, `q ~ Dir(alpha · p)`, p the classes' shares of all samples.
+    """Draw each client's shares of the classes, `q ~ Dir(alpha · p)`, where p are the classes' shares of all samples.
 
-    A client's samples are drawn by q without replacement; a class of which none are left has share 0 from then on, so the last
-    clients take what remains, whatever their q. Sizes are those of `sizes`, so that, other than with `Dirichlet`, only labels
-    are skewed.
+    A client's samples are drawn by q without replacement. A class without samples left has share 0 from then on, so the last
+    clients get the remaining samples, whatever their q. `sizes` sets the clients' sizes, so only labels are skewed;
+    `Dirichlet` skews both.
 
     Args:
         alpha: concentration, > 0: the smaller, the fewer classes per client. Hsu et al. use 0.05 to 100.

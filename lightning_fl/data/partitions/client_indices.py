@@ -1,4 +1,4 @@
-"""`ClientIndices`: the index arrays of all clients in one array, so that a client costs no object of its own."""
+"""`ClientIndices`: index arrays of all clients in one array, without an object for each client."""
 
 from __future__ import annotations
 

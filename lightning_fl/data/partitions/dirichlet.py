@@ -25,24 +25,24 @@ class Dirichlet(Partition):
 
     The literature has several splits of this name:
 
-    - Yurochkin et al. 2019 and Li et al. 2022 draw the shares of the clients in each class, as here. The papers stop there
-      (`skip_full_clients` False); the code of both also skips clients that are full (True).
-    - Lin et al. 2020 split shuffled blocks of the samples over ten clients each in this way, join what these got, and cut it
-      into equal parts (`block` 10), so that parts straddle two clients' classes.
-    - Hsu et al. 2019 draw the shares of the classes in each client: `ClassPriors`.
+    - Yurochkin et al. 2019 and Li et al. 2022 draw the clients' shares of each class, as here. The papers stop there
+      (`skip_full_clients` False); their code also skips clients that are full (True).
+    - Lin et al. 2020 shuffle the samples, split each block of them over ten clients in this way, join the results, and cut
+      them into equal parts (`block` 10). So a part may span two clients' classes.
+    - Hsu et al. 2019 draw each client's shares of the classes: `ClassPriors`.
 
-    An equal alpha is not an equal skew among them. Without blocks clients' sizes differ widely in any case, with skipping less:
-    ten classes of 5,000 samples over 30 clients give sizes of about 20 to 5,500 with `alpha` 0.1, and of about 20 to 7,500
-    without skipping.
+    The same alpha gives a different skew in each of them. Without blocks, clients' sizes differ widely. For example, ten
+    classes of 5,000 samples over 30 clients with `alpha` 0.1 give sizes of about 20 to 5,500, and without skipping of about 20
+    to 7,500.
 
     Args:
         alpha: concentration, > 0: the smaller, the fewer classes per client. NIID-Bench uses 0.5 and 0.1.
-        skip_full_clients: True if a client that already holds an even share of all samples gets nothing of the next classes
+        skip_full_clients: True if a client with an even share of all samples gets nothing from further classes
             (`self_balancing` of Flower's DirichletPartitioner); False for the plain split.
         min_samples: smallest number of samples of a client, at least 1; 10 in NIID-Bench.
         max_tries: number of draws before an error is raised, at least 1.
-        block: clients of a block, at least 2, whose draw is repeated until each has half an even share; then all clients get an
-            even share. None: one split over all clients.
+        block: clients of a block, at least 2. A block's draw is repeated until each client has half an even share; in the end
+            all clients get an even share. None: one split over all clients.
     """
 
     takes_shuffled = True

@@ -1,4 +1,4 @@
-"""A split that somebody has published, as index lists."""
+"""A published split, given as index lists."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COLUMNS = ("client", "index")
 
 @dataclass(frozen=True)
 class GivenIndices(Partition):
-    """Give each client the samples of an index list, such as those of a published split.
+    """Give each client the samples of an index list, for example of a published split.
 
-    An index is the place of a sample in the training set, from 0, in the order of the data set. A JSON file has a list of lists,
-    or an object with a list for each client. A CSV file has the columns client and index, and a row for each sample. Clients
-    whose names are numbers come in ascending order, others in the order of the file. `num_clients` may be None.
+    An index is the position of a sample in the training set, from 0, in the order of the data set. A JSON file has a list of
+    lists, or an object with a list for each client. A CSV file has the columns client and index, and a row for each sample.
+    Clients whose names are numbers come in ascending order, others in the order of the file. `num_clients` may be None.
 
     Args:
         lists: an index list for each client, or the path of a JSON or CSV file (`.json`, `.csv`).
@@ -101,10 +101,10 @@ def joined(lists: Any, source: str) -> ClientIndices:
 
     Args:
         lists: an index list for each client.
-        source: what they come from, for errors.
+        source: origin of the lists, for error messages.
 
     Raises:
-        UserError: they are no lists of whole numbers.
+        UserError: an entry is no list of whole numbers.
     """
     require(
         isinstance(lists, (Sequence, np.ndarray)) and len(lists) > 0,

@@ -1,4 +1,4 @@
-"""Interface of partitions, and what they share.
+"""Interface and shared functions of partitions.
 
 To add a partition, subclass `Partition` as a frozen dataclass and use its class path in place of a partition's name.
 """
@@ -32,20 +32,21 @@ class Pool:
 
 @dataclass(frozen=True)
 class Partition(Checked, ABC):
-    """A way to divide samples over clients, given their labels, or by their groups (`divide`).
+    """Rule that divides samples over clients, by their labels or groups (`divide`).
 
-    The samples come in the order of the data set: if the server has none of them, an index is the place in the training set.
+    The samples come in the order of the data set: if the server has none of them, an index is the position in the training
+        set.
     """
 
     needs_labels = True
     needs_groups = False
-    """True if the partition divides whole groups, never the samples of one; `num_clients` may then be None."""
+    """True if the partition keeps groups whole; `num_clients` may then be None."""
     knows_num_clients = False
     """True if `num_clients` may be None."""
     divides_all = False
     """True if the partition divides the whole training set, so that the server can have none of it."""
     takes_shuffled = False
-    """True if the samples come in random order, for a partition to which their order means nothing."""
+    """True if the partition ignores the order of samples, which may then be random."""
 
     @abstractmethod
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
@@ -64,7 +65,7 @@ class Partition(Checked, ABC):
         """
 
     def divide(self, pool: Pool, num_clients: int | None, rng: np.random.Generator) -> Sequence[np.ndarray]:
-        """Divide samples with labels and groups over the clients; calls the partition itself unless a subclass overrides it.
+        """Divide samples with labels and groups over the clients; by default, calls the partition with the labels.
 
         Args:
             pool: the samples' labels and groups.

@@ -1,4 +1,4 @@
-"""Partitions that differ in the clients' sizes alone: each sample goes to any client with the same chances.
+"""IID partitions with different sizes of clients.
 
 `QuantitySkew`: Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, ICDE 2022 ("NIID-Bench",
 arXiv:2102.02079). `LogNormalSizes`: the unbalanced clients in the code of Acar et al., Federated Learning Based on Dynamic
@@ -52,7 +52,7 @@ class IID(Sizes):
 
 @dataclass(frozen=True)
 class QuantitySkew(Sizes):
-    """Draw the clients' shares of the samples from `Dir(alpha)`, again until all have `min_samples`.
+    """Draw the clients' shares of the samples from `Dir(alpha)`; repeat until all have `min_samples`.
 
     Args:
         alpha: concentration, > 0: the smaller, the more the sizes differ. NIID-Bench uses 0.5.
@@ -77,7 +77,7 @@ class QuantitySkew(Sizes):
 
 @dataclass(frozen=True)
 class LogNormalSizes(Sizes):
-    """Make the clients' sizes proportional to `exp(sigma · z)`, z standard normal, again until all have `min_samples`.
+    """Draw clients' sizes proportional to `exp(sigma · z)`, z standard normal; repeat until all have `min_samples`.
 
     Args:
         sigma: spread of the logarithms of the sizes, at least 0; 0 gives even sizes.

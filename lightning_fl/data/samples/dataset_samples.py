@@ -42,7 +42,7 @@ class DatasetSamples(Samples):
         collate_fn: function from a list of samples to a batch; None: PyTorch's default.
         num_workers: processes that read ahead, at least 0; they start once and keep running.
         worker_init_fn: function called in each worker with the worker's number.
-        **worker_options: what else a `DataLoader` is told of its workers: multiprocessing_context, prefetch_factor, timeout.
+        **worker_options: further options of a `DataLoader`'s workers: multiprocessing_context, prefetch_factor, timeout.
 
     Raises:
         UserError: the dataset is an `IterableDataset`, which cannot be divided.
@@ -297,9 +297,9 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
 
 
 def named_labels(dataset: Any) -> tuple[np.ndarray, list[str] | None] | None:
-    """Return what `dataset_labels` does, or the numbers of text, in sorted order, and of whole floats; and the names of text.
+    """Return classes as `dataset_labels` does, or else of text (in sorted order) and whole floats; and the names of text.
 
-    Regressions and captions have such targets, too, so this is for settings that need classes.
+    Regression and captioning have such targets, too, so use this only for settings that need classes.
     """
     values = _found_values(dataset)
     return None if values is None else numbered(values)

@@ -1,7 +1,7 @@
 """Read training samples as evaluation does: with the transforms and the collate function of a validation loader.
 
-Clients hold out some of their training samples, and the server's are evaluated, too. Random crops, noise or MixUp of the training
-pipeline would change what is measured on them.
+Clients hold out some of their training samples, and the server's samples are evaluated, too. Random crops, noise or MixUp of
+the training pipeline would distort these evaluations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ATTRIBUTE = "eval_transform, for which the data set needs an attribute transform
 
 @dataclass(frozen=True)
 class EvaluationPipeline:
-    """How evaluation reads samples, as far as it is known.
+    """Transforms and collate function with which evaluation reads samples, as far as they are known.
 
     Attributes:
         loaders: validation or test loaders, whose transforms and collate function are taken where none is given.
@@ -41,7 +41,7 @@ class EvaluationPipeline:
     def read(self, train: Samples, dataset: Dataset, collate_fn: Callable[[list], Any] | None) -> Samples:
         """Return the training samples as evaluation reads them: `train` itself if it reads them in the same way.
 
-        What is not found stays as in training; `train.unknown_in_evaluation` then describes it.
+        Parts that are not found stay as in training; `train.unknown_in_evaluation` then lists them.
 
         Args:
             train: training samples.
@@ -76,7 +76,7 @@ class EvaluationPipeline:
 
 
 def say_unknown(samples: Samples) -> None:
-    """Say once that evaluation reads training samples as training does, if nothing else is known; warn of known transforms."""
+    """Print once that evaluation reads training samples as training does, if nothing else is known; warn of known transforms."""
     unknown, samples.unknown_in_evaluation = samples.unknown_in_evaluation, {}
     if not unknown:
         return
