@@ -1,8 +1,8 @@
 """Reject uploads, undo server steps or undo rounds whose loss explodes; off by default.
 
 FedDUMAP's code (Liu et al., ACM TIST 2024) drops clients at 3 times the initial loss, server steps that triple the loss, and
-rounds at 3 times the initial loss, measured on test data. Here the loss is that of training samples, the server's or the
-clients'.
+rounds at 3 times the initial loss, measured on test data. Here the loss is measured on training samples of the server or the
+clients.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class LossGuard:
     """Factors by which an exploding (positive) loss grows; a loss that is not finite explodes, too.
 
     The initial loss is the loss on the server's samples before the first guarded round. If the server has no samples, it is
-    the clients' mean training loss in that round, in which no client is rejected.
+    the clients' mean training loss in that round, and no client of that round is rejected.
 
     Attributes:
         clients: an upload is rejected if the client's mean training loss in its last pass over its samples is at least this
-            many times the initial loss; it counts in `clients/rejected`, and its bits stay charged. Above 1; None: never.
+            many times the initial loss. It counts in `clients/rejected`, and its bits are still counted. Above 1; None: never.
         server_steps: a server step after the first, such as FedDU's training on the server's samples, is undone if it makes the
             loss on these samples at least this many times the loss before. Above 1; None: never. Reports
             `guard/undone_steps`.
-        rounds: a round is undone if the loss on the server's samples after it is at least this many times the initial loss: the
-            model and the states of server and clients stay as they were, but the clients' steps, bits and time count. Above 1;
-            None: never. Reports `guard/loss`, the loss after the round, and `guard/undone`.
+        rounds: a round is undone if the loss on the server's samples after it is at least this many times the initial loss.
+            The model and the states of server and clients return to their values before the round; the clients' steps, bits
+            and time still count. Above 1; None: never. Reports `guard/loss`, the loss after the round, and `guard/undone`.
     """
 
     _called = "loss_guard.{}, the factor by which an exploding loss grows,"
@@ -56,7 +56,7 @@ class LossGuard:
 
     @property
     def knows_initial_loss(self) -> bool:
-        """True if anything is compared with the initial loss."""
+        """True if a factor refers to the initial loss."""
         return self.clients is not None or self.rounds is not None
 
     def check(self, server: Server, steps: Sequence[Step]) -> None:

@@ -1,1 +1,1 @@
-"""Rounds that do not wait for all their clients."""
+"""Asynchronous rounds, which do not wait for all clients."""

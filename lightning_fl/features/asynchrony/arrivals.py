@@ -1,4 +1,4 @@
-"""Order of events where the server does not wait for its clients: who trains, and whose upload comes when."""
+"""Order of events in asynchronous rounds: which clients train, and when their uploads arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Arrival(NamedTuple):
-    """Training of a client, by the time at which its upload arrives; two of the same time arrive in the order of their start.
+    """Training of a client, ordered by the time at which its upload arrives; ties are ordered by their start.
 
     Attributes:
         seconds: simulated seconds at which its upload arrives.
@@ -94,8 +94,8 @@ def next_update(
 ) -> Update:
     """Return the events until `buffer_size` uploads have arrived.
 
-    All uploads of an instant are taken, and updates made, before idle places are filled. Places for which nobody is there are
-    filled when somebody comes. Times that differ by rounding alone, as 0.7 + 0.7 + 0.7 and 2.1, are one instant.
+    The server takes all uploads of an instant, and makes its updates, before it fills idle places. A place stays idle until a
+    client is available. Times that differ only by rounding, such as 0.7 + 0.7 + 0.7 and 2.1, are one instant.
 
     Args:
         in_flight: trainings that go on.

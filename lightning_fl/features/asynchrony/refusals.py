@@ -26,7 +26,7 @@ class Flags(Protocol):
 
 
 def check_pace(trainer: Flags) -> None:
-    """Raise `UserError` if a flag or a callback needs rounds that wait for their clients, and the method has none."""
+    """Raise `UserError` if a flag or a callback needs synchronous rounds, and the method is asynchronous."""
     name = trainer.algorithm.name
     require(
         trainer.world_size == 1,

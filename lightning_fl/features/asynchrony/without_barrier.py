@@ -1,7 +1,8 @@
-"""Rounds whose server does not wait for the clients: a round is an update after a few uploads.
+"""Asynchronous rounds: a round is a server update after a few uploads.
 
-Who trains when depends on the clients' clocks and on nothing that is trained, so that the events until the next update are known
-before it. A client trains when its upload is taken, on the version of the model that it has received.
+The order of trainings depends only on the clients' clocks, not on their results. So the events until the next update are known
+in advance. A client's training is computed when the server takes its upload, on the version of the model that the client
+received.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class WithoutBarrier:
-    """Lets the server update the model after a few uploads, whichever come first.
+    """Let the server update the model after the first few uploads that arrive.
 
     Attributes:
         pace: uploads of an update, and which of them are too stale.

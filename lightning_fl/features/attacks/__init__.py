@@ -1,4 +1,4 @@
-"""Attacks and faults of clients, for measuring what a method stands: poisoned samples and forged uploads."""
+"""Attacks and faults of clients, to measure the robustness of a method: poisoned samples and forged uploads."""
 
 from lightning_fl.features.attacks.adversary import Adversary
 from lightning_fl.features.attacks.alie import ALIE

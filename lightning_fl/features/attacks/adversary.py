@@ -1,4 +1,4 @@
-"""Who attacks, how, and from when on."""
+"""Adversary: the attack, its clients, and its first round."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lightning_fl.features.attacks.attack import Attack
 
 @dataclass(frozen=True)
 class Adversary:
-    """Lets some clients attack. They are drawn by the seed of the run alone, so that all methods meet the same ones.
+    """Let some clients attack. The draw depends only on the run's seed, so all methods have the same attackers.
 
     Attributes:
-        attack: what they do.
+        attack: attack of these clients.
         attackers: share of the clients in [0, 1), rounded down to whole clients, or a list of their indices.
         start: first round in which they attack, from 0.
         per_round: draw the share anew from the clients of each round, instead of once from all.
@@ -51,7 +51,7 @@ class Adversary:
             check_between("attackers, unless it is a list of clients,", self.attackers, 0, 1, "[)")
 
     def clients(self, num_clients: int, random: np.random.Generator) -> frozenset[int]:
-        """Return the clients that attack: of a larger share all of a smaller one, and some more.
+        """Return the clients that attack; a larger share includes all clients of a smaller one.
 
         Args:
             num_clients: clients of the federation, N.

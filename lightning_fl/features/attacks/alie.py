@@ -2,7 +2,7 @@
 
     Δ_k ← μ − zσ,  z = Φ⁻¹((n − m − s)/(n − m)),  s = ⌊n/2⌋ + 1 − m
 
-So s honest uploads, with which the m attackers have a majority of the n, lie beyond the attackers' in the mean.
+With s honest uploads the m attackers have a majority of the n. On average, so many honest uploads lie beyond the attackers'.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightning_fl.slots import Message
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    """Send the honest mean less z standard deviations, all attackers the same: so little that it looks honest."""
+    """Send the honest mean minus z standard deviations, a shift small enough to look honest; all attackers send the same."""
 
     knows = "moments"
 

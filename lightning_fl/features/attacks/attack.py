@@ -1,4 +1,4 @@
-"""Interface of attacks: what an attacker does to its samples, and what it sends in place of its upload."""
+"""Interface of attacks: changes of an attacker's samples, and of its upload."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class AttackContext:
     Attributes:
         draw: source of its random draws.
         received: model and buffers that it received in this round.
-        earlier: those of the round before, if the attack `remembers` them; {} in the first round.
+        earlier: model and buffers of the previous round, if the attack `remembers` them; {} in the first round.
         replacement: for each name the factor by which attackers' uploads are to be multiplied to outweigh the others in the mean.
         num_uploads: uploads of the round, n.
-        num_attackers: those of attackers, m.
+        num_attackers: uploads of attackers, m.
         honest: the other uploads; None if the attack does not know them, or if there are none.
     """
 
@@ -61,9 +61,9 @@ class AttackContext:
 
 
 class Attack(Checked, ABC):
-    """An attack, or a fault, of clients; a subclass is a frozen dataclass.
+    """Attack or fault of clients; a subclass is a frozen dataclass.
 
-    Attackers train as the others do, on their own samples as `poisoned` returns them, and send what `forged` makes of the result.
+    Attackers train like other clients, on their own samples after `poisoned`, and send the result after `forged`.
     """
 
     knows: Literal["nothing", "moments", "uploads"] = "nothing"
@@ -79,21 +79,21 @@ class Attack(Checked, ABC):
 
     @property
     def needs_rounds(self) -> bool:
-        """True if it needs rounds that wait for their clients."""
+        """True if the attack needs synchronous rounds."""
         return self.remembers or self.knows != "nothing"
 
     def check(self, num_uploads: int, num_attackers: int) -> None:
-        """Warn, or raise `UserError`, if the attack means nothing with so many uploads of a round and attackers among them."""
+        """Warn, or raise `UserError`, if the attack has no effect with these numbers of uploads and attackers in a round."""
 
     def poisoned(self, batch: Any, num_classes: int) -> Any:
-        """Return what an attacker trains on in place of a batch of its samples, which may be changed.
+        """Return the batch that an attacker trains on, given a batch of its samples, which may be changed in place.
 
         Args:
             batch: batch as the module reads it.
             num_classes: classes of the data.
 
         Raises:
-            UserError: the batch is of a form that the attack does not know.
+            UserError: the attack does not support this form of batch.
         """
         return batch
 
@@ -103,7 +103,7 @@ class Attack(Checked, ABC):
 
         Args:
             message: float vectors of its result, by name.
-            context: what it knows besides.
+            context: further knowledge of the attacker.
 
         Returns:
             Vectors of the same names and lengths, in any floating dtype.

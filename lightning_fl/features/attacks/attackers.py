@@ -1,7 +1,7 @@
 """The attackers of a round: they train on poisoned samples, and their results are replaced before they are sent.
 
-An attacker that knows nothing sends at once. One that knows the honest uploads waits until these have been seen: they go on to
-the exchange as they come, and leave behind their sums, or, for an attack that needs them all, themselves.
+An attacker without knowledge sends at once. An attacker that knows the honest uploads waits for them: they pass on to the
+exchange as they come, while their sums are kept, or the uploads themselves if the attack needs them all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A trigger that makes the model say what the attackers want (BadNets: Gu et al., 2017, arXiv:1708.06733), and the replacement of
-the model by theirs (Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020, arXiv:1807.00459).
+"""A trigger that makes the model predict the attackers' class (BadNets: Gu et al., 2017, arXiv:1708.06733), and the
+replacement of the model by the attackers' model (Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020,
+arXiv:1807.00459).
 
     a share of each batch gets a trigger and the label target;   the upload is λΔ_k
     replace: λ = Σ_j u_j / Σ_{attackers} u_j for weights u, so that without other changes the mean is that of the attackers
@@ -23,7 +24,7 @@ from lightning_fl.slots import Message
 
 @dataclass(frozen=True)
 class Backdoor(Attack):
-    """Train on images with a trigger, a white square of 3×3 pixels in the lower right corner, as of the class `target`.
+    """Train on images with a trigger, a white square of 3×3 pixels in the lower right corner, labelled as class `target`.
 
     `lightning_fl.callbacks.BackdoorProbe` measures its success.
 
@@ -31,8 +32,8 @@ class Backdoor(Attack):
         share: share of the samples of each batch that get the trigger, in (0, 1], rounded up to whole samples.
         target: their label.
         scale: λ > 0, a factor of the upload.
-        replace: let the mean of the uploads be that of the attackers' models, if the others do not change theirs, in place of
-            `scale`.
+        replace: instead of `scale`, scale the upload so that the attackers' models replace the mean, if the others do not
+            change theirs.
         value: value of the trigger's pixels as the module reads them; None: 1, white in images of [0, 1].
     """
 

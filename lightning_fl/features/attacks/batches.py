@@ -1,4 +1,4 @@
-"""Batches of attackers: their images and labels, and the samples of an attacker as it trains on them."""
+"""Batches of attackers: their images and labels, and the poisoned samples of an attacker."""
 
 from __future__ import annotations
 

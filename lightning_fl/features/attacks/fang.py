@@ -24,10 +24,10 @@ LEAST = 1e-5
 
 @dataclass(frozen=True)
 class FangTrim(Attack):
-    """Lie just outside the honest range, against the mean, in every number: made for the trimmed mean and the median.
+    """Send numbers just outside the honest range, against the mean: made for the trimmed mean and the median.
 
     Attributes:
-        b: how far outside, b > 1.
+        b: distance outside the range as a factor, b > 1.
     """
 
     knows = "uploads"
@@ -50,7 +50,7 @@ class FangTrim(Attack):
 
 @dataclass(frozen=True)
 class FangKrum(Attack):
-    """Send the vector farthest against the mean that Krum still chooses, all attackers the same."""
+    """Send the vector farthest against the mean that Krum still chooses; all attackers send the same."""
 
     knows = "uploads"
 

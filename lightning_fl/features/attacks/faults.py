@@ -1,4 +1,4 @@
-"""Attacks and faults of clients that know nothing of the others.
+"""Attacks and faults without knowledge of other clients.
 
 `SignFlip`: −λΔ_k (Li et al., RSA, AAAI 2019). `GaussianUpload`: N(mean, std²) in place of Δ_k (Blanchard et al., NeurIPS 2017;
 mean and deviation as in blades). `FreeRider`: 0, or w_t − w_{t−1} (Lin et al., Free-riders in Federated Learning, 2019,
@@ -57,10 +57,10 @@ class GaussianUpload(Attack):
 
 @dataclass(frozen=True)
 class FreeRider(Attack):
-    """Pretend to have trained, for the model without the work.
+    """Pretend to have trained, to receive the model without the work.
 
     Attributes:
-        sends: `zeros`, or the `last_change` of the model from the round before to this one, which is 0 in the first round and for
+        sends: `zeros`, or the `last_change` of the model since the previous round, which is 0 in the first round, and for
             vectors other than model and buffers.
         noise: standard deviation of the normal noise on it, at least 0.
     """

@@ -16,10 +16,10 @@ from lightning_fl.slots import Message
 
 @dataclass(frozen=True)
 class IPM(Attack):
-    """Send −ε times the honest mean. With m attackers among n uploads the mean turns round if ε > (n − m)/m.
+    """Send −ε times the honest mean. With m attackers among n uploads the mean changes its sign if ε > (n − m)/m.
 
     Attributes:
-        scale: ε > 0; 0.1 as in the paper, which stays among the honest uploads, or 100, which does not.
+        scale: ε > 0; the paper uses 0.1, which stays within the honest uploads, and 100, which does not.
     """
 
     knows = "moments"

@@ -52,5 +52,5 @@ class LabelFlip(Attack):
         return with_parts(batch, {1: torch.where(labels == self.source, self.target, labels)})
 
     def forged(self, message: Message, context: AttackContext) -> Message:
-        """Return what the training on false labels gives."""
+        """Return the result of the training on false labels, unchanged."""
         return message

@@ -16,9 +16,9 @@ from lightning_fl.vectors.order_statistics import squared_distances
 
 @dataclass(frozen=True)
 class MinMax(Attack):
-    """Send the honest mean less as many standard deviations as leave it as near to all honest uploads as these are to each other.
+    """Send the honest mean minus as many standard deviations as keep it within the honest uploads' largest distance.
 
-    The number is that for the models, and holds for every vector. All attackers send the same.
+    The models determine the number, which holds for every vector. All attackers send the same.
     """
 
     knows = "uploads"

@@ -1,4 +1,4 @@
-"""Times at which clients are there, from a CSV file, and the next time at which enough of them are."""
+"""Times at which clients are available, from a CSV file, and the next time at which enough of them are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Availability:
-    """Intervals [start, end) in which clients are there; they repeat after a period. A client without one is never there.
+    """Intervals [start, end) in which clients are available, repeated with a period; a client without one never is.
 
     Attributes:
         path: file that has them.
@@ -83,7 +83,7 @@ class Availability:
         return moments, begun - ended
 
     def check(self, num_needed: int) -> None:
-        """Raise `UserError` if there are never so many clients at once."""
+        """Raise `UserError` if this many clients are never available at once."""
         moments, counts = self._moments
         most = int(counts.max(initial=0))
         when = f", at second {moments[counts.argmax()]:g}" if most else ""
@@ -98,7 +98,7 @@ class Availability:
         )
 
     def begin(self, now: float, num_needed: int) -> tuple[float, np.ndarray]:
-        """Return the first time from `now` on at which so many clients are there, and these clients in ascending order.
+        """Return the first time from `now` on at which this many clients are available, and these clients in ascending order.
 
         Args:
             now: seconds since the beginning of the run.

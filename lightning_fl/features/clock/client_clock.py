@@ -1,15 +1,15 @@
-"""The clock of clients that differ: each has its own speeds, all work side by side, and a round waits for the slowest.
+"""Clock of clients with different devices: each has its own speeds, all work in parallel, and a round waits for the slowest.
 
     t_k = D_k / downlink_k + computation_k + U_k / uplink_k          computation_k = 3 · multiply-accumulates_k / speed_k
 
-D_k and U_k are the bits that client k receives and sends in the round. Its speeds are those of the clock times exp(σ z), z normal
-and fixed by the seed and k, so that the clock's own are the medians; or they are those of a row of a trace. With
-`computation_seconds`, which are those of a client of the clock's own speed, computation_k is these seconds times speed / speed_k
-and the share of its steps that a straggler makes. The server's computation is free, and turns of a round are not waited for one
-by one.
+D_k and U_k are the bits that client k receives and sends in the round. Its speeds are the clock's times exp(σ z), where z is
+normal and fixed by the seed and k, so the clock's own speeds are the medians. With a trace, a row gives the client's speeds.
+`computation_seconds` are the seconds of a client with the clock's own speed; computation_k is then these seconds times speed /
+speed_k, and for a straggler times the share of its steps. The server's computation is free, and turns of a round have no
+barriers of their own.
 
-FedScale (Lai et al., ICML 2022) has for each device the milliseconds of a sample's forward pass, which a training takes three
-times, and the kbit/s of its network, both ways.
+FedScale (Lai et al., ICML 2022) gives for each device the milliseconds of a sample's forward pass (a training step takes three
+times as long), and the kbit/s of its network in both directions.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Training(NamedTuple):
 class ClientClock(SimulatedClock):
     """Compute the seconds of each client of a round from its own bits, computation and speeds; clients are parallel.
 
-    The spreads are 0 unless they are given, or `devices` sets them. Both presets are judgements, and the speeds themselves stay
-    those of the clock:
+    The spreads are 0 unless they are given, or `devices` sets them. Both presets are judgements; the median speeds stay the
+    clock's:
 
         devices  computation_sigma  uplink_sigma, downlink_sigma  jitter_sigma
         phones   0.9                1.2                           0.2
@@ -89,15 +89,15 @@ class ClientClock(SimulatedClock):
       2.5 standard deviations of 0.5 on both sides of the median.
 
     Attributes:
-        devices: `phones` or `silos`, for the spreads above; a spread that is given besides goes over it.
-        computation_sigma: spread σ of the clients' speeds of computation, in [0, 10]; they are exp(σ z) times the clock's.
+        devices: `phones` or `silos`, for the spreads above; a given spread overrides the preset's.
+        computation_sigma: spread σ of the clients' computing speeds, in [0, 10]: each is exp(σ z) times the clock's.
         uplink_sigma: spread of the speeds of their uplinks, in [0, 10].
         downlink_sigma: spread of the speeds of their downlinks, in [0, 10].
-        jitter_sigma: spread in [0, 10] of the factor exp(σ z) by which a client is faster in one round than usual, drawn in each.
+        jitter_sigma: spread in [0, 10] of a client's speed from round to round: a factor exp(σ z), drawn in each round.
         trace: CSV file of speeds, with the columns macs_per_second, uplink_mebibytes_per_second and
             downlink_mebibytes_per_second, or FedScale's computation (ms for the forward pass of a sample) and communication
-            (kbit/s). A column client names the row of each client by its index, from 0. Without it clients get the rows in an
-            order drawn by the seed, and again when all are dealt.
+            (kbit/s). A column client assigns each row to the client with this index, from 0. Without it clients get the rows
+            in a random order, repeated if there are more clients than rows.
     """
 
     is_of_clients = True

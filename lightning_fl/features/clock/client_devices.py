@@ -1,4 +1,4 @@
-"""Devices of a federation's clients, and the seconds that each client of a round needs on its own."""
+"""Devices of a federation's clients, and the seconds that each client needs in a round."""
 
 from __future__ import annotations
 

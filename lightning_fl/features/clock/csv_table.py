@@ -1,4 +1,4 @@
-"""Tables of numbers in CSV files of the user's, read so that an error names the file and the line."""
+"""Tables of numbers in the user's CSV files; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CsvTable:
         """Return the column of clients (n,), int64.
 
         Raises:
-            UserError: one of them is not the index of a client.
+            UserError: an entry is not the index of a client.
         """
         column = self.columns[CLIENT]
         unknown = (column != np.floor(column)) | (column < 0) | (column >= num_clients)

@@ -2,10 +2,10 @@
 
     seconds = computation + uplink volume / client bandwidth + downlink volume / server bandwidth
 
-The volumes are those of the ledger, summed over the clients of the round as in the authors' code; the server's computation
-is free. A network with pruned filters computes for a time in proportion to its remaining multiply-accumulates, and clients
-whose method computes gradients of more samples than their own in the steps of the flags, as Data-sharing, Mime and Centralised
-do, in proportion to all of these.
+Volumes come from the ledger, summed over the clients of the round as in the authors' code; the server's computation is free.
+The computation of a network with pruned filters is proportional to its remaining multiply-accumulates. If clients compute
+gradients of more samples than their own, as in Data-sharing, Mime and Centralised, their computation is proportional to all of
+these.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class SimulatedClock:
     """Compute the seconds of a round from its bits and its computation.
 
     Attributes:
-        computation_seconds: seconds of a client's local training in a round of FedAvg, at least 0, with the network as the run
-            begins and the clients' own samples; None: estimate from the multiply-accumulates. The authors measured 2.3 (CNN),
-            8.0 (VGG-11), 10.1 (ResNet-18) and 1.3 (LeNet-5) for 400 CIFAR images and 5 epochs.
+        computation_seconds: seconds of a client's local training in a round of FedAvg, at least 0, with the initial network
+            and the clients' own samples; None: estimate from the multiply-accumulates. The authors measured 2.3 (CNN), 8.0
+            (VGG-11), 10.1 (ResNet-18) and 1.3 (LeNet-5) for 400 CIFAR images and 5 epochs.
         macs_per_second: speed of a client for the estimate, in which a training step costs three forward passes.
         uplink_mebibytes_per_second: MiB/s towards the server; 6.25 is 50 Mbit/s.
         downlink_mebibytes_per_second: MiB/s from the server; 12.5 is 100 Mbit/s.
-        devices: `phones` or `silos`, for differences between clients as among these; like all that follows it makes the clock a
-            `ClientClock`: clients are parallel, and the speeds above are those of the median client.
-        computation_sigma: spread of the clients' speeds of computation, in [0, 10]: each has exp(sigma z) times the clock's, z
+        devices: `phones` or `silos`, for such differences between clients. This and all further attributes make the clock a
+            `ClientClock`: clients work in parallel, and the speeds above are the median client's.
+        computation_sigma: spread of the clients' computing speeds, in [0, 10]: each is exp(sigma z) times the clock's, z
             normal.
         uplink_sigma: spread of the speeds of their uplinks, in [0, 10].
         downlink_sigma: spread of the speeds of their downlinks, in [0, 10].

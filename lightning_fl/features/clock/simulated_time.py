@@ -1,4 +1,4 @@
-"""Simulated seconds of a run: of its rounds, and of the clients in them."""
+"""Simulated seconds of a run's rounds and clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differential privacy of clients: clipping and noise at the server or by each client, and the accounting of what they cost."""
+"""Differential privacy of clients: clipping and noise at the server or by each client, and the accounting of ε."""
 
 from lightning_fl.features.privacy.adaptive_clip import AdaptiveClip
 from lightning_fl.features.privacy.client_privacy import ClientPrivacy

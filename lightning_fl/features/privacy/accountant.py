@@ -1,4 +1,4 @@
-"""The privacy loss ε of what a run has released, computed by Google's `dp-accounting`, which is imported only here.
+"""Privacy loss ε of a run's releases, computed by Google's `dp-accounting`, which is imported only here.
 
 The events of its library for each way to draw clients, N eligible clients, K of a round, noise multiplier z:
 
@@ -7,7 +7,7 @@ The events of its library for each way to draw clients, N eligible clients, K of
     fixed     WithoutReplacement(N, K, Gaussian(z/2)), one client replaced
     passes    SingleEpochTree(z, rounds of the pass), one client replaced by nothing
 
-Replacing a client moves the sum by 2C instead of C. With Rényi accounting the library leaves it to the caller to halve z.
+Replacing a client moves the sum by 2C instead of C. With Rényi accounting the caller must halve z.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def _divergences(event: Event) -> tuple[Any, Any]:
 def calibrated(
     events: Callable[[float], Mapping[Event, int]], target: float, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Return the least noise multiplier z with which releases cost at most a target.
+    """Return the smallest noise multiplier z for which releases cost at most a target.
 
-    Privacy-loss distributions of little noise take minutes and gigabytes, so that their z is looked for just below that of Rényi
-    accounting, which costs milliseconds and is an upper bound.
+    Privacy-loss distributions with little noise take minutes and gigabytes. So the search for their z begins just below the z
+    of Rényi accounting, an upper bound that takes milliseconds.
 
     Args:
         events: returns the releases of the whole run, given z.
@@ -94,7 +94,7 @@ def calibrated(
         accountant: see `epsilon`.
 
     Raises:
-        UserError: no z does.
+        UserError: there is no such z.
     """
     from dp_accounting import LowerEndpointAndGuess, calibrate_dp_mechanism, dp_event
 
@@ -128,7 +128,7 @@ def calibrated(
 
 
 def local_epsilon(inverse_variances: float, delta: float) -> float:
-    """Return the exact ε at δ of a client's own noise, all of whose data may be replaced, which moves each upload by 2C.
+    """Return the exact ε at δ of a client's own noise. Replacing all data of the client moves each upload by 2C.
 
     Args:
         inverse_variances: Σ 1/z² over its uploads; m uploads with the same z are one Gaussian at z/√m.

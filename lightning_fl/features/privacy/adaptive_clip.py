@@ -5,8 +5,8 @@ NeurIPS 2021).
     b̃   = ½ + (Σ_k (b_k − ½) + N(0, σ_b²)) / (qN)
     C_{t+1} = C_t exp(−η (b̃ − γ))
 
-By the ½ a client moves the sum of the bits by ½ at most. So this sum costs one Gaussian mechanism at 2σ_b, and with the sum of
-the uploads at z_Δ = (z⁻² − (2σ_b)⁻²)^−½ both cost one at z.
+Because of the ½, a client moves the sum of the bits by at most ½. So this sum costs one Gaussian mechanism at 2σ_b. Together
+with the sum of the uploads at z_Δ = (z⁻² − (2σ_b)⁻²)^−½, it costs one Gaussian mechanism at z.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ WITHIN = "privacy/within"
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """Clip at about a quantile of the uploads' lengths.
+    """Adapt the clip to a quantile of the uploads' lengths.
 
     Attributes:
         initial: C_0 > 0, the clip of the first round.
-        quantile: γ in [0, 1], share of the uploads that is to be within the clip.
+        quantile: γ in [0, 1], target share of uploads within the clip.
         learning_rate: η > 0 of the logarithm of the clip.
-        count_noise: σ_b > 0, standard deviation of the noise in the number of uploads within the clip; a twentieth of
-            clients_per_round if not given, without noise 0.
+        count_noise: σ_b > 0, standard deviation of the noise in the number of uploads within the clip; if not given, a
+            twentieth of clients_per_round, or 0 in a run without noise.
     """
 
     _called = "privacy.clip.{}"

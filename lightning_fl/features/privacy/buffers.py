@@ -32,7 +32,7 @@ def above_least_variance(merged: Message, present: Tensor, layout: Layout, buffe
         merged: the mean of the uploads, and the uploads themselves if the aggregator keeps them.
         present: the server's buffers (d_b,).
         layout: position of each in them.
-        buffers: what happens to clients' buffers.
+        buffers: treatment of clients' buffers.
     """
     names = _running_variances(layout)
     if buffers != "clip" or not names:
@@ -47,7 +47,7 @@ def above_least_variance(merged: Message, present: Tensor, layout: Layout, buffe
 
 
 def keeping_counters(turn: ServerTurn, run: Run) -> ServerTurn:
-    """Return a turn in which the server's integer buffers stay as they are, as those of clients have no noise."""
+    """Return a turn in which the server's integer buffers stay as they are, because clients' integer buffers have no noise."""
     return replace(turn, server=replace(turn.server, counters=run.counters))  # type: ignore[type-var]
 
 
@@ -61,7 +61,7 @@ def without_needless_noise(turn: ServerTurn, buffers: Buffers) -> ServerTurn:
 
 
 def without_noise(message: Message, size: int, untrained: Sequence[slice]) -> Message:
-    """Return a message whose entries (…, d), d = `size`, are 0 in some parts, where they would be nothing but noise."""
+    """Return a message whose entries (…, d), d = `size`, are 0 where they would be only noise."""
     if not untrained:
         return message
     of_model = {name: entry for name, entry in message.items() if not name.endswith("buffers")}

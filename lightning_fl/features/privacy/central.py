@@ -1,4 +1,4 @@
-"""The mechanism of a trusted server in a run: the noise of each round, what it has cost, and when the run ends."""
+"""Mechanism of a trusted server: the noise of each round, its privacy loss, and the end of the run."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ class CentralMechanism(Mechanism):
 
     @property
     def largest_weight(self) -> float:
-        """Most that a client can count for, u_max."""
+        """Largest weight of a client, u_max."""
         return 1.0 if self.settings.cap is None else float(self.settings.cap)
 
     def denominator(self, counts_alike: bool) -> float:
-        """Return W̄ = q Σ_j u_j; of an entry for which all clients count alike K."""
+        """Return W̄ = q Σ_j u_j; K for an entry with equal weights."""
         total = float(self.num_clients) if counts_alike else self.total_weight
         return self.cohort_size * total / self.num_clients
 
@@ -239,7 +239,7 @@ class CentralMechanism(Mechanism):
     # -- the round --------------------------------------------------------------------------------------------------------
 
     def around(self, roles: Roles, engine: Engine) -> Roles:
-        """Return the roles of a round whose server learns a noisy sum of what clients send, and nothing else with noise."""
+        """Return the roles of a round whose server learns only a noisy sum of the uploads, if there is noise."""
         noisy = replace(
             keeping_variances(roles.watched_by(self), self.settings.buffers),
             aggregator=lambda context: self._noisy_sum(roles.aggregator(context), engine, context),
@@ -334,7 +334,7 @@ class CentralMechanism(Mechanism):
         ]
 
     def end_round(self, finished: Round) -> dict[str, float]:
-        """Count the round's release, also if the round is undone; return its columns."""
+        """Count the round's release, even if the round is undone; return its columns."""
         run = finished.run
         spent = spent_by(run)
         columns = {"privacy/clip": spent.clip} if spent.clip < inf else {}
@@ -369,7 +369,7 @@ class CentralMechanism(Mechanism):
         return {EPSILON: self._epsilon(spent)} if self.hides_clients else {}
 
     def in_words(self, run: Run) -> str:
-        """Return ε so far, δ, and what neighbours, sampling and accountant are."""
+        """Return ε so far, δ, neighbours, sampling and accountant in words."""
         epsilon_so_far = self._epsilon(spent_by(run))
         if not isfinite(epsilon_so_far):
             return "none: clipped without noise"

@@ -3,9 +3,9 @@
     c_k = min(1, C/‖v_k‖)     v_k: all vectors of the upload, one after the other
     A   = (Σ_k u_k c_k x_k + ξ) / W̄,     ξ ~ N(0, (z C u_max)² I)
 
-One clip for all that crosses has sensitivity C u_max; n separate ones would have √n times as much. W̄ = q Σ_j u_j over all clients
-that can be drawn, never the weights that came, which would depend on who came. A round to which nobody came releases noise, too.
-The claim presumes that nobody knows the seed, and real numbers as noise.
+One clip for the whole upload has sensitivity C u_max; n separate clips would have √n times as much. W̄ = q Σ_j u_j sums over
+all clients that can be drawn, not over the clients that came, because their weights would reveal who came. A round without
+clients releases noise, too. The guarantee assumes that the seed is secret, and ignores the finite precision of the noise.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from lightning_fl.features.privacy.mechanism import Privacy, check_scales, check
 
 @dataclass(frozen=True)
 class ClientPrivacy(Privacy):
-    """Clip each client's upload and add noise to their sum, so that the models of all rounds tell little of any one client.
+    """Clip each client's upload and add noise to the sum, so that the models of all rounds reveal little about any client.
 
-    Give `noise_multiplier`, or the `epsilon` that the whole run may cost. The clip holds for all vectors of an upload together.
+    Give `noise_multiplier`, or the `epsilon` of the whole run. The clip bounds all vectors of an upload together.
 
     Attributes:
-        clip: C > 0, largest length of an upload, or `AdaptiveClip`, which finds one; inf, without noise only, clips nothing.
-        noise_multiplier: z ≥ 0: the sum gets normal noise of z times the most that one client can change; 0 is no privacy.
-        epsilon: ε > 0 that `max_rounds` rounds may cost; the noise multiplier follows from it.
+        clip: C > 0, largest length of an upload, or `AdaptiveClip`; inf, only without noise, clips nothing.
+        noise_multiplier: z ≥ 0: the standard deviation of the sum's noise is z times its sensitivity to one client; 0 is no
+            privacy.
+        epsilon: ε > 0 of `max_rounds` rounds; the noise multiplier follows from it.
         delta: δ in (0, 1/N), N the clients that can be drawn; N^−1.1 if not given.
-        max_epsilon: ε that ends the run before the round that would pass it.
-        sampling: `poisson`: each client by its own coin, clients_per_round on average; `every` client; `fixed`: exactly
-            clients_per_round, for which far less can be claimed; or `passes` over all clients, for the mechanism tree.
-        mechanism: `gaussian`: fresh noise in each round; or `tree`, for `passes`: noise of which the sum over rounds grows slowly
+        max_epsilon: the run ends before the round that would exceed this ε.
+        sampling: `poisson`: each client independently, clients_per_round on average; `every` client; `fixed`: exactly
+            clients_per_round, with a much weaker guarantee; or `passes` over all clients, for the mechanism tree.
+        mechanism: `gaussian`: fresh noise in each round; or `tree`, for `passes`: noise whose sum over rounds grows slowly
             (DP-FTRL).
-        weights: clients count alike (`uniform`), or by their numbers of `samples`, at most `cap`, which count as public.
-        cap: most samples that a client counts for, at least 1; with `samples` only.
-        denominator: `fixed` is W̄; `received` divides by the weights that came, without noise only.
+        weights: equal (`uniform`), or the clients' numbers of `samples`, at most `cap`, which are assumed to be public.
+        cap: largest weight of a client in samples, at least 1; only with `samples`.
+        denominator: `fixed` is W̄; `received` divides by the received weights, only without noise.
         scales: factor of a vector in the length of an upload by its name, such as model or moments/first; 1 if not given.
-        buffers: clients' running statistics are `refuse`d, or enter the sum as another vector (`clip`), or stay the server's
-            (`keep`).
-        side_channels: `keep` columns that are outside the claim, such as train/loss and clients/selected, or `drop` them, and let
-            comm/… and time/… be expected values.
+        buffers: treatment of clients' running statistics: `refuse` them, add them to the upload (`clip`), or `keep` the
+            server's.
+        side_channels: `keep` columns that the guarantee does not cover, such as train/loss and clients/selected, or `drop`
+            them and report expected values in comm/… and time/….
         accountant: `rdp` (Rényi), or `pld`, which is tighter and slower, not for `fixed`.
     """
 
