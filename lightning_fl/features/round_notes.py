@@ -1,4 +1,4 @@
-"""Sentences about rounds that lose uploads or train nothing, each said in the first such round of a run."""
+"""Warnings about rounds that lose uploads or train nothing, each printed in the first such round of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lightning_fl.state.run_state import Run
 
 @dataclass
 class RoundNotes(Observer):
-    """Says what goes wrong in the rounds of a run.
+    """Warn of rounds that go wrong.
 
     Attributes:
         flat_module: module that clients train.
-        may_explode: True if uploads whose loss explodes are rejected.
-        adds_noise: True if the server adds noise to the mean, also of no upload.
-        trains_own: True if clients train something of their own, which may be all.
+        may_explode: True if the loss guard rejects uploads.
+        adds_noise: True if the server adds noise to the mean, even without uploads.
+        trains_own: True if clients train parts of their own, possibly the whole model.
         clip: returns the largest length of an upload; None if there is no limit.
     """
 
@@ -42,7 +42,7 @@ class RoundNotes(Observer):
         return roles.watched_by(self)
 
     def end_round(self, finished: Round) -> dict[str, float]:
-        """Say what went wrong for the first time."""
+        """Warn of problems that occur for the first time."""
         self._none_accepted(finished)
         self._without_loss(finished)
         self._nothing_changes(finished)

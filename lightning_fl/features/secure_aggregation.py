@@ -1,5 +1,5 @@
-"""Bits of secure aggregation, of which no cryptography is simulated (Bonawitz et al., Practical Secure Aggregation for
-Privacy-Preserving Machine Learning, CCS 2017, doi:10.1145/3133956.3133982).
+"""Bits of secure aggregation, without its cryptography (Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving
+Machine Learning, CCS 2017, doi:10.1145/3133956.3133982).
 
 The server learns the sum Σ_k x_k over a round's clients, and no single x_k.
 
@@ -10,8 +10,8 @@ shares    client k: shares of two secrets for the others up, and theirs down, 2 
 sums      client k: x_k + masks mod 2^w up, m w;  a share of one secret of each client up, n a_S, by which the masks go
 dropout   a client that is lost after the shares;  with fewer than t = ⌈2n/3⌉ answers the sum is lost
 
-So a client sends 2 a_K + (3n − 2) a_S + m w bits and receives 2 (n − 1) (a_K + a_S) besides the broadcast. The masks cancel, and
-sums of whole numbers have no rounding error: what a sum without masks gives is what the server learns.
+So a client sends 2 a_K + (3n − 2) a_S + m w bits and receives 2 (n − 1) (a_K + a_S) besides the broadcast. The masks cancel,
+and sums of whole numbers have no rounding error. So the server learns the same sum as without masks.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ NOTHING = torch.zeros(0)
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """Let the server see only sums over a round's clients: count what this costs, and refuse methods that need more.
+    """Let the server see only sums over a round's clients: count the bits, and refuse methods that need more than sums.
 
     Attributes:
         key_bits: bits of a public key, a_K, at least 1.
         share_bits: bits of an encrypted share of a secret, a_S, at least 1.
-        value_bits: bits of a number before the sum, b, in [1, 64]; what rounding to them would change is not simulated.
+        value_bits: bits of a number before the sum, b, in [1, 64]; the rounding to these bits is not simulated.
     """
 
     _called = "secure_aggregation.{}"
@@ -59,7 +59,7 @@ class SecureAggregation:
         check_fields(self)
 
     def width(self, num_clients: int) -> int:
-        """Return the bits of a masked number, w, in which a sum over n clients has room.
+        """Return the bits w of a masked number, enough for a sum over n clients.
 
         >>> [SecureAggregation().width(n) for n in (1, 10, 1024, 2**14)]
         [16, 20, 26, 30]
@@ -67,7 +67,7 @@ class SecureAggregation:
         return (num_clients * (2**self.value_bits - 1)).bit_length()
 
     def threshold(self, num_clients: int) -> int:
-        """Return the answers of n clients without which the sum is lost, t; a sum over one client would be no secret.
+        """Return the smallest number of answers for a sum over n clients, t ≥ 2; a sum over one client hides nothing.
 
         >>> [SecureAggregation().threshold(n) for n in (1, 2, 3, 4, 10)]
         [2, 2, 2, 3, 7]
@@ -75,7 +75,7 @@ class SecureAggregation:
         return max(2, -(-2 * num_clients // 3))
 
     def agreement_bits(self, num_clients: int) -> tuple[int, int]:
-        """Return the bits up and down of one of n clients for keys and shares: all that one sends that then drops out."""
+        """Return the bits up and down of one of n clients for keys and shares, which is all that a dropout sends."""
         others = num_clients - 1
         return 2 * self.key_bits + 2 * others * self.share_bits, 2 * others * (self.key_bits + self.share_bits)
 
@@ -108,7 +108,7 @@ class SecureSum:
         return replace(self, num_clients=num_clients)
 
     def is_lost(self, num_answers: int) -> bool:
-        """True if so few clients answer that the masks stay."""
+        """True if too few clients answer to remove the masks."""
         return num_answers < self.protocol.threshold(self.num_clients)
 
     @property
@@ -124,9 +124,9 @@ class SecureSum:
 
 @dataclass(frozen=True)
 class Masked(Codec):
-    """A client's message in a secure sum: its numbers arrive as they are, since only their sum is read, and cost w bits each.
+    """Masked message of a client in a secure sum: w bits per number; the simulation sends the numbers without masks.
 
-    With them goes the client's weight, and its shares of secrets, by which the server removes the masks.
+    The message also has the client's weight, and its shares of secrets, by which the server removes the masks.
 
     Attributes:
         secure_sum: the sum.
@@ -135,7 +135,7 @@ class Masked(Codec):
     secure_sum: SecureSum
 
     def applies_to(self, name: str) -> bool:
-        """True: whatever a client sends is a summand."""
+        """True, because a client sends only summands."""
         return True
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
@@ -156,7 +156,7 @@ class Masked(Codec):
 
 
 class SumsOfClients(Observer):
-    """Lets the server see only sums over a round's clients."""
+    """Let the server see only sums over a round's clients."""
 
     def __init__(self, protocol: SecureAggregation, adds_noise: bool) -> None:
         """Say nothing yet.
@@ -169,7 +169,7 @@ class SumsOfClients(Observer):
         self._says_lost = False
 
     def around(self, roles: Roles, engine: Engine) -> Roles:
-        """Return the roles of a round with masked messages, where clients that will not keep their part are in no sum."""
+        """Return the roles of a round with masked messages; clients that will not use their parts are in no sum."""
         method = engine.algorithm
         in_parts = SENT in method.exchange.provides & method.aggregator.uses
 
@@ -184,7 +184,7 @@ class SumsOfClients(Observer):
         )
 
     def asked(self, client: int) -> None:
-        """Raise `UserError`, as the answer of one client is no sum."""
+        """Raise `UserError`, because the answer of one client is no sum."""
         raise UserError(
             "trainer.secure_aggregation lets the server see only sums over clients, and a callback asks one client: leave one of "
             "them out."

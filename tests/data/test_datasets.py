@@ -276,9 +276,7 @@ def test_links_do_not_lead_round_in_circles(tmp_path: Path) -> None:
     count = len(list((tmp_path / "train").rglob("*.png")))
     assert len(data.train) == count + 1
     (tmp_path / "train" / "a" / "loop").symlink_to(tmp_path / "train", target_is_directory=True)
-    with pytest.raises(
-        UserError, match=r"leads again to the folder of .*a, whose images would count twice: remove"
-    ):
+    with pytest.raises(UserError, match=r"leads again to the folder of .*a, whose images would count twice: remove"):
         ImageFolder(str(tmp_path), num_clients=2).setup()
 
 

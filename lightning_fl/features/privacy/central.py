@@ -376,7 +376,7 @@ class CentralMechanism(Mechanism):
         return f"ε {epsilon_so_far:.3g} at δ {self.delta:.2g} ({self._claim})"
 
     def hyperparameters(self, run: Run) -> dict[str, Any]:
-        """Return the claim's numbers."""
+        """Return the numbers of the guarantee."""
         spent = spent_by(run)
         claimed = {"accountant": f"{self.settings.accountant} of {library_version()}"} if self.hides_clients else {}
         return {

@@ -1,4 +1,4 @@
-"""Costs of a private run's rounds that tell nothing of who came: their expected values."""
+"""Expected costs of a private run's rounds, which reveal nothing about who took part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_fl.link.ledger import Bits
 
 
 def expected(finished: Round, engine: Engine) -> Round:
-    """Return a round of which all but bits, steps and time is as it was, and these have their expected values.
+    """Return a round with expected bits, steps and time; everything else is unchanged.
 
     Its only client is one whose number of samples is the median, and no upload counts.
     """

@@ -1,10 +1,10 @@
-"""Differential privacy of each client by noise of its own, before anything is sent, so that nobody need be trusted.
+"""Local differential privacy: each client adds noise before it sends anything, so it need not trust anybody.
 
     result ← min(1, C/‖v‖) · result + ξ / s,     ξ ~ N(0, (zC)² I)
 
-Whatever the exchange, the codecs, the aggregator and the server do is post-processing, FedLDF's divergences and FLTrust's scores
-too. All data of a client may be replaced, which moves a result by 2C: m results are one Gaussian mechanism at z/(2√m), exactly.
-A number of samples would cross without noise, so that clients count alike unless these numbers are declared public.
+All work of the exchange, codecs, aggregator and server is post-processing, including FedLDF's divergences and FLTrust's
+scores. Replacing all data of a client moves a result by 2C, so m results are exactly one Gaussian mechanism at z/(2√m).
+Numbers of samples would be sent without noise, so clients have equal weights unless these numbers are declared public.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ from lightning_fl.state.run_state import Run
 
 @dataclass(frozen=True)
 class LocalPrivacy(Privacy):
-    """Let each client clip what it sends and add noise itself, so that not even the server learns much of its samples.
+    """Let each client clip its upload and add noise itself, so that not even the server learns much about its samples.
 
-    The privacy loss of a client grows with its uploads; the one that is logged is the largest of all clients.
+    A client's privacy loss grows with its uploads; the run logs the largest loss of all clients.
 
     Attributes:
         clip: C > 0, largest length of all vectors of an upload together.
         noise_multiplier: z ≥ 0: each number gets normal noise of z · C; 0 is no privacy.
         delta: δ in (0, 1).
-        weights: clients count alike (`uniform`), or by their numbers of `samples`, at most `cap`, which count as public.
-        cap: most samples that a client counts for, at least 1; with `samples` only.
+        weights: equal (`uniform`), or the clients' numbers of `samples`, at most `cap`, which are assumed to be public.
+        cap: largest weight of a client in samples, at least 1; only with `samples`.
         scales: factor of a vector in the length of an upload by its name, such as model or moments/first; 1 if not given.
-        buffers: clients' running statistics are `refuse`d, or sent as another vector (`clip`), or stay the server's (`keep`).
+        buffers: treatment of clients' running statistics: `refuse` them, add them to the upload (`clip`), or `keep` the
+            server's.
     """
 
     changeable = frozenset({"delta"})
@@ -116,7 +117,7 @@ class LocalMechanism(Mechanism):
         return np.ones(np.shape(sizes)) if cap is None else np.minimum(sizes, cap)
 
     def around(self, roles: Roles, engine: Engine) -> Roles:
-        """Return the roles of a round in which clients clip what they send and add noise to it, and variances stay above 0."""
+        """Return the roles of a round in which clients clip their uploads and add noise, and variances stay above 0."""
         return replace(
             keeping_variances(roles.watched_by(self), self.settings.buffers),
             train=lambda job, clients: map(partial(self._noisy, job.run), roles.train(job, clients)),
@@ -149,7 +150,7 @@ class LocalMechanism(Mechanism):
         return replace(result, message=noisy)
 
     def end_round(self, finished: Round) -> dict[str, float]:
-        """Count an upload of each client that sent one, also in a round that is undone; return the round's columns."""
+        """Count the upload of each client that sent one, even in an undone round; return the round's columns."""
         spent = spent_by(finished.run)
         noise_multiplier = self.settings.noise_multiplier
         for client in dict.fromkeys(k for k in finished.cohort.answering if k not in finished.outcome.silent):
@@ -172,7 +173,7 @@ class LocalMechanism(Mechanism):
         return f"ε {self._epsilon(run):.3g} at δ {self.settings.delta:.2g} ({REPLACED_DATA}, the client with most uploads, exact)"
 
     def hyperparameters(self, run: Run) -> dict[str, Any]:
-        """Return the claim's numbers."""
+        """Return the numbers of the guarantee."""
         known = (
             {"privacy/accountant": f"exact Gaussian of {library_version()}"} if self.settings.noise_multiplier else {}
         )

@@ -1,4 +1,4 @@
-"""The mechanism of a run: it stands around rounds, and leaves everything as it is unless privacy is on."""
+"""Privacy mechanism of a run, which wraps its rounds; without privacy it changes nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lightning_fl.state.run_state import Run
 
 
 class Mechanism(Observer):
-    """Hooks of a round. This base class is that of a run without privacy.
+    """Hooks of a round. This base class serves runs without privacy.
 
     Attributes:
         sampling: how a round's clients are drawn.
-        hides_clients: True if the server may learn of the round's clients nothing but their noisy sum.
-        parts_clients: True if nothing but messages may pass from a client to another one or to the server.
-        hides_costs: True if columns tell nothing of a round's clients, and costs are expected values.
+        hides_clients: True if the server may learn only a noisy sum of the round's clients.
+        parts_clients: True if only messages may pass between clients and the server.
+        hides_costs: True if columns reveal nothing about a round's clients, and costs are expected values.
     """
 
     public = frozenset({"privacy/clip", "privacy/noise"})
@@ -46,7 +46,7 @@ class Mechanism(Observer):
         return num_rounds
 
     def around(self, roles: Roles, engine: Engine) -> Roles:
-        """Return the roles of a round with what privacy changes about them."""
+        """Return the roles of a round, wrapped for privacy."""
         return roles
 
     def weights(self, aggregator: Aggregator, name: str, sizes: np.ndarray) -> tuple[np.ndarray, float]:
@@ -67,8 +67,8 @@ class Mechanism(Observer):
 
         Args:
             record: columns of the row.
-            told: beginnings of the columns in which callbacks tell of clients.
-            of_clients: further columns that tell of clients.
+            told: prefixes of columns in which callbacks report on clients.
+            of_clients: further columns about clients.
         """
         return record
 
@@ -78,7 +78,7 @@ class Mechanism(Observer):
         return None if spent is None else spent.clip
 
     def loss(self, run: Run) -> dict[str, float]:
-        """Return ε so far under its column of metrics.csv; {} without a claim."""
+        """Return ε so far under its column of metrics.csv; {} without a guarantee."""
         return {}
 
     def in_words(self, run: Run) -> str:
@@ -86,7 +86,7 @@ class Mechanism(Observer):
         return ""
 
     def hyperparameters(self, run: Run) -> dict[str, Any]:
-        """Return what loggers shall know of the claim."""
+        """Return the guarantee's numbers for loggers."""
         return {}
 
 
@@ -97,7 +97,7 @@ class Privacy(Checked):
     """Names of the settings that a resumed run may change."""
     _called = "privacy.{}"
     cap: Annotated[float, Ge(1)] | None
-    """Most samples that a client counts for; None if clients count alike."""
+    """Largest weight of a client in samples; None for equal weights."""
 
 
 def require_private_from_the_start(run: Run) -> None:
@@ -110,7 +110,7 @@ def require_private_from_the_start(run: Run) -> None:
 
 
 def check_weights(weights: str, cap: float | None) -> None:
-    """Raise `UserError` unless clients count alike, or by numbers of samples that have a cap."""
+    """Raise `UserError` unless clients have equal weights, or weights by samples with a cap."""
     require(
         (cap is not None) == (weights == "samples"),
         f"privacy.cap bounds the samples that a client counts for with weights samples, got weights {weights} and cap {cap}: "

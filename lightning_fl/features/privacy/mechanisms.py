@@ -1,4 +1,4 @@
-"""The mechanism of a run by its settings."""
+"""Choice of a run's privacy mechanism from its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_fl.features.privacy.mechanism import Mechanism, Privacy
 
 
 def mechanism_of(privacy: Privacy | None, client_sizes: np.ndarray, cohort_size: int) -> Mechanism:
-    """Return the mechanism of a run; one that leaves everything as it is for None.
+    """Return the mechanism of a run; for None one that changes nothing.
 
     Args:
         privacy: settings of the user.

@@ -1,7 +1,7 @@
-"""Key of a private run's noise, which its seed and its configuration decide.
+"""Key of a private run's noise, from its seed and its configuration.
 
-Runs of a study share their seeds. If they shared their noise too, the difference of their models would have none. The number of
-rounds is one of the settings: schedules of learning rates and warm-ups depend on it.
+Runs of a study share their seeds. If they also shared their noise, the noise would cancel in the difference of two models. The
+number of rounds is one of the settings: schedules of learning rates and warm-ups depend on it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 LATER = frozenset({"trainer.selection"})
-"""Settings that are younger than kept runs: where one is None, the noise is what it was before there was the setting."""
+"""Settings that were added after the kept runs: if one is None, the noise is the same as before it was added."""
 
 
 def noise_key(settings: Mapping[str, Any]) -> int:
-    """Return a number of 64 bits, above 0, that practically no other settings have; the order of the settings is of no account.
+    """Return a number of 64 bits, above 0, that is practically unique to the settings; their order does not matter.
 
     >>> noise_key({"a": 1, "b": 2.0}) == noise_key({"b": 2.0, "a": 1}) != noise_key({"a": 1, "b": 3.0})
     True

@@ -1,4 +1,4 @@
-"""Sum of clipped uploads with noise, over a denominator that does not depend on who came."""
+"""Sum of clipped uploads with noise, over a denominator that does not depend on who took part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BITS = "bits"
 
 @dataclass(frozen=True)
 class Bits:
-    """How many uploads are within the clip, with noise.
+    """Noisy count of the uploads within the clip.
 
     Attributes:
         noise: σ_b.
@@ -51,9 +51,9 @@ class NoisySum(Aggregator):
         draws: seeds of the noise, each with a factor: one draw, or those that a tree adds and takes back.
         bits: noise and seed of the number of uploads within the clip, and the number that is expected; None to count none.
         cap: u_k = min(n_k, cap); None for u_k = 1.
-        uniform: names that count alike, whatever the others do.
+        uniform: names with equal weights in any case.
         lengths: length of each vector that clients send, by name.
-        totals: W̄ by name; {} to divide by the weights that came.
+        totals: W̄ by name; {} to divide by the received weights.
         device: device of the vectors.
     """
 
@@ -72,7 +72,7 @@ class NoisySum(Aggregator):
 
     @property
     def merges_none(self) -> bool:  # type: ignore[override]
-        """True, but if the weights that came divide."""
+        """True unless the received weights divide."""
         return bool(self.totals)
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:

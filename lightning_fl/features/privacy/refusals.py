@@ -1,4 +1,4 @@
-"""What a private run refuses, because its claim would be false: whatever reads single clients, or acts on what they log."""
+"""Refusals of a private run, whose guarantee would not hold: parts that read single clients, or act on their logged values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_privacy(
     owns: bool,
     hold_out: bool,
 ) -> None:
-    """Raise `UserError` with all reasons why a private run could not keep what it claims.
+    """Raise `UserError` with all reasons why the guarantee of a private run would not hold.
 
     Args:
         trainer: trainer with its flags and callbacks.
@@ -97,14 +97,14 @@ def check_watched_of_clients(
     schedulers: Iterable[Any],
     of_clients: Mapping[str, str],
 ) -> None:
-    """Raise `UserError` if something acts on a value that tells of clients, under whatever name.
+    """Raise `UserError` if something acts on a value about clients, under any name.
 
     Args:
-        trainer: trainer with its flags, and the metric that the run is about, once that is known.
+        trainer: trainer with its flags, and the run's metric once it is known.
         algorithm: the federated method.
         callbacks: callbacks of the run.
         schedulers: configurations of the module's learning-rate schedulers.
-        of_clients: why values tell of clients, by name.
+        of_clients: by name, the reason why a value reveals clients.
     """
     if trainer.privacy is not None:
         problems = [

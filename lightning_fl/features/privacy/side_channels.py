@@ -1,4 +1,4 @@
-"""What a run tells of its clients beside the models: left out, or replaced by its expected value."""
+"""Side channels of a run: values about clients besides the models, left out or replaced by expected values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 OF_CLIENTS = ("train/", "clients/")
-"""Beginnings of the round's own columns about single clients, or about who came."""
+"""Prefixes of the round's own columns about single clients, or about who took part."""
 COSTS_OF_ROUNDS = ("time/round_seconds",)
-"""Columns that a computer measures, and that tell how many clients it has trained."""
+"""Measured columns that reveal how many clients a computer has trained."""
 
 
 HOOKS_OF_CLIENTS = (
@@ -28,8 +28,8 @@ KNOWN = ("lightning.", "pytorch_lightning.", "lightning_fl.")
 def may_tell_of_clients(owner: Any) -> bool:
     """True if a callback or a module with a hook of clients may log, write or send something of single clients.
 
-    One that declares nothing may, unless it is a callback of this package or of Lightning whose hooks are its own. One that has
-    `columns_of_clients`, beginnings of names, tells of them in these columns alone, which are left out.
+    A callback without a declaration may, unless it is a callback of this package or of Lightning with unchanged hooks. A
+    callback with `columns_of_clients`, prefixes of names, reports on clients only in these columns, which are left out.
 
     >>> class Quiet(Callback):
     ...     tells_of_clients = False
@@ -47,12 +47,12 @@ def may_tell_of_clients(owner: Any) -> bool:
 
 
 def told_by(callbacks: Iterable[Callback]) -> tuple[str, ...]:
-    """Return the beginnings of the columns in which callbacks tell of clients, as they declare them."""
+    """Return the prefixes of columns in which callbacks report on clients, as they declare them."""
     return tuple(name for callback in callbacks for name in getattr(callback, "columns_of_clients", ()))
 
 
 def is_of_clients(name: str, told: tuple[str, ...] = ()) -> bool:
-    """True if a column tells of a round's clients; `told` are the beginnings of those of callbacks.
+    """True if a column is about a round's clients; `told` are the prefixes of callbacks' columns about clients.
 
     >>> [is_of_clients(name, ("mine/",)) for name in ("val/accuracy", "val/loss_local", "train/loss", "mine/loss")]
     [False, True, True, True]
@@ -62,7 +62,7 @@ def is_of_clients(name: str, told: tuple[str, ...] = ()) -> bool:
 
 
 def is_of_server(name: str) -> bool:
-    """True if a value of a validation is measured with nothing that clients own, though they own parts or models.
+    """True if a validation value uses no client's own parts or models, though clients own some.
 
     >>> [is_of_server(name) for name in ("val/loss", "val/loss_server", "val/loss_dense")]
     [False, True, True]
@@ -71,5 +71,5 @@ def is_of_server(name: str) -> bool:
 
 
 def without_clients(record: Mapping[str, float], told: tuple[str, ...] = ()) -> dict[str, float]:
-    """Return a row without what tells of a round's clients; `told` are the beginnings of the columns in which callbacks do."""
+    """Return a row without columns about a round's clients; `told` are the prefixes of callbacks' columns about clients."""
     return {name: value for name, value in record.items() if not is_of_clients(name, told)}

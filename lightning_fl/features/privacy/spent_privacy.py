@@ -1,4 +1,4 @@
-"""Releases about the clients of a private run, of which an accountant computes the privacy loss."""
+"""Releases of a private run, from which an accountant computes the privacy loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SpentPrivacy:
         noise_multiplier: z of the run, once it is known.
         clip: clip of the next round, which an adaptive one changes.
         events: number of releases of each kind.
-        uploads: of each client that added noise itself Σ 1/z² over its uploads.
+        uploads: Σ 1/z² over the uploads of each client that added noise itself.
         cohort_size: clients of a round, by which passes over all are cut; 0 if not known.
         noise_key: number that decides the noise besides the seed; 0 in runs of earlier versions, whose seed alone decides it.
     """
@@ -63,6 +63,6 @@ def spent_by(run: Run) -> SpentPrivacy:
 
 
 def noise_seeds(run: Run, client: int = 0, in_round: int | None = None) -> list[int]:
-    """Return the seeds of a round's noise, that of the server or of a client, and of its number of uploads within the clip."""
+    """Return the seeds of a round's noise, for the server's sum or a client, and for the count of uploads within the clip."""
     spent = spent_of(run)
     return run.torch_seeds(NOISE, client, in_round=in_round, key=0 if spent is None else spent.noise_key)

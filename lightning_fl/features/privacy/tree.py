@@ -1,7 +1,7 @@
 """Noise that is correlated from round to round: tree aggregation (DP-FTRL; Kairouz et al., ICML 2021).
 
 After t rounds of a pass the sum of all A so far has the noise n_t = Σ of the nodes in t's binary decomposition, at most
-log₂ t + 1 of them in place of t. Round t adds n_t − n_{t−1}. A node is drawn again from the seed, the pass and its place, so
+log₂ t + 1 nodes instead of t. Round t adds n_t − n_{t−1}. A node is drawn again from the seed, the pass and its position, so
 there is no state.
 """
 

@@ -1,4 +1,4 @@
-"""Selections: which clients take part in a round."""
+"""Client selection: which clients take part in a round."""
 
 from lightning_fl.features.selection.by_norm import ByNorm
 from lightning_fl.features.selection.by_size import BySize

@@ -1,12 +1,12 @@
-"""Let clients with large updates send them more often (Chen, Horváth, Richtárik, Optimal Client Sampling for Federated Learning,
-2020).
+"""Selection by norm: clients with large updates send them more often (Chen, Horváth, Richtárik, Optimal Client Sampling for
+Federated Learning, 2020).
 
     u_k = w_k ‖Δ_k‖                                  up: one number of each of n candidates, all of which have trained
     p_k = min(1, c u_k),  Σ_k p_k = m                down: p_k            Algorithm 1; c follows from u and m
     client k sends Δ_k with probability p_k, each by its own coin
     x ← x + Σ_{k sends} (w_k / p_k) Δ_k              E = Σ_k w_k Δ_k, and no other p has a smaller variance
 
-Algorithm 2 needs sums alone, so that a secure sum will do. c is found in turns, at most four:
+Algorithm 2 needs only sums, so it works with secure aggregation. It finds c in at most four turns:
 
     p_k = min(1, m u_k / Σ_j u_j)                    down: Σ_j u_j
     I = number of p_k < 1,  P = their sum            up: (1, p_k) if p_k < 1, else (0, 0)
@@ -30,14 +30,14 @@ MOST_TURNS = 4
 
 @dataclass(frozen=True)
 class ByNorm(ClientSelection):
-    """Let candidates train and report the length of their update, and let K of them send it, those with large ones more often.
+    """Let candidates train and report the norms of their updates; about K send theirs, mostly large ones.
 
-    Candidates are drawn uniformly. K clients send on average; how many do is left to chance.
+    Candidates are drawn uniformly. The number of clients that send is random, K on average.
 
     Attributes:
         candidates: clients that train in a round, n, from K to N.
-        unbiased: weigh each update by 1/p_k, so that the expected mean is that of all candidates. Without it, updates count as
-            usual, and the mean is biased towards large ones.
+        unbiased: weigh each update by 1/p_k, so that the mean is unbiased over all candidates. Without it, updates have their
+            usual weights, and the mean is biased towards large ones.
         approximate: find p_k by sums over the candidates (Algorithm 2), for `trainer.secure_aggregation`.
     """
 
