@@ -5,10 +5,10 @@ client k:  y_k ← y_k − η ∇F_k(y_k; minibatch), from where its last round 
 server:    nothing: no byte crosses, and its model stays the initial one                  exchange: NoUploads
 
 A round trains its clients as FedAvg does with the same seed: as many optimiser steps on the same minibatches, with a new
-    optimiser. All clients begin at the same initial model; a client that has not taken part predicts with it. `val/accuracy`
-    is the mean over the clients' models on the common samples, `val/accuracy_local` the mean on each client's own held-out
-    samples, and `val/…_server` the value of the initial model. If all clients take part in the first round, the models equal
-    the personal models of Ditto with λ = 0, in half the time.
+optimiser. All clients begin at the same initial model; a client that has not taken part predicts with it. `val/accuracy` is the
+mean over the clients' models on the common samples, `val/accuracy_local` the mean on each client's own held-out samples, and
+`val/…_server` the value of the initial model. If all clients take part in the first round, the models equal the personal models
+of Ditto with λ = 0, in half the time.
 """
 
 from __future__ import annotations
