@@ -21,6 +21,7 @@ from textwrap import fill
 
 from markup import table
 
+from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.report import report, tables
 from lightning_fl.report.command import OfStudy
 from lightning_fl.report.comparison import Curve, Group, Metric
@@ -29,6 +30,8 @@ from lightning_fl.report.tables import Column, Row
 from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, corrected, floors, shown
 from lightning_fl.study.command import Curves, curves_of, spending_of, verdicts_of, within_budgets
+from lightning_fl.study.search_report import costs_table, flags_table, search_parts
+from lightning_fl.study.searches import open_searches
 from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
 
 ROOT = Path(__file__).parents[1]
@@ -36,9 +39,12 @@ RUNS, IMAGES = ROOT / "docs" / "results" / "runs", ROOT / "docs" / "images"
 PAGES = [
     ROOT / "docs" / "results.md",
     *sorted((ROOT / "docs" / "results").glob("*.md")),
+    ROOT / "docs" / "tutorials" / "tuned-comparison.md",
     ROOT / "docs" / "tutorials" / "when-clients-differ.md",
 ]
-PLACE = re.compile(r"(<!-- (claims|runs|summary|grid|success|budget): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(
+    r"(<!-- (claims|runs|search|summary|grid|success|budget): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL
+)
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
     "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small", "feddumap_steps", "tuned_feddum"),
@@ -157,6 +163,16 @@ PICTURES = (
             ("uplink", "fedadam_ssm_uplink", "up"),
             ("total_traffic", "fedadam_ssm_total", "total"),
         )
+    ),
+    *(
+        Picture(
+            "tuned_digits",
+            drawn,
+            f"tuned_digits_{name}",
+            {cell: cell for cell in ("FedAvg", "FedProx", "SCAFFOLD", "FedAdamSSM")},
+            ("--metric=test/accuracy",),
+        )
+        for drawn, name in (("trials", "trials"), ("accuracy_by_uplink", "uplink"))
     ),
     Picture(
         "fedldf_small",
@@ -390,6 +406,17 @@ def runs_of(name: str) -> str:
     return "\n\n".join([*texts, *remarks])
 
 
+def search_of(name: str) -> str:
+    """Return what the kept search of a study has found and spent."""
+    file, archive = read_study(STUDIES / f"{name}.yaml"), RUNS / f"{name}.tar.xz"
+    if not archive.is_file():
+        return f"Not run yet; all runs take {file.takes}."
+    with TemporaryDirectory() as folder:
+        kept_runs(archive, Path(folder))
+        searches = open_searches(file, Path(folder, name), resolve, checks=False)
+        return f"{flags_table(searches).markdown()}\n\n{costs_table(searches).markdown()}"
+
+
 def budget_of(of: str) -> str:
     """Return what the kept runs of a study reach within its budget in a direction.
 
@@ -459,7 +486,7 @@ def on_own_samples(groups: Sequence[Group]) -> Table:
 
 def with_tables(page: str) -> str:
     """Return a page with its tables made anew, which stand between a comment such as `claims: …` or `runs: …`, and `end`."""
-    makers = {"claims": claims_of, "runs": runs_of, "summary": summary_of}
+    makers = {"claims": claims_of, "runs": runs_of, "search": search_of, "summary": summary_of}
     makers |= {"grid": grid_of, "success": success_of, "budget": budget_of}
     return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
 
@@ -475,7 +502,11 @@ def draw(picture: Picture) -> None:
         words = [path for paths in lines.values() for path in paths]
         flags = [*picture.flags, f"--format={','.join(picture.kinds)}", f"--out={folder}/report"]
         file, curves = read_kept(picture.study)
-        report([*words, *flags], OfStudy(lines, sections=lambda look: within_budgets(file, curves, look)))
+        of_study = OfStudy(lines, sections=lambda look: within_budgets(file, curves, look))
+        if file.search is not None:
+            searches = open_searches(file, Path(folder, picture.study), resolve, checks=False)
+            of_study = OfStudy(lines, sections=lambda look: {"Search": search_parts(searches, look)})
+        report([*words, *flags], of_study)
         for kind in picture.kinds:
             (drawn,) = Path(folder, "report").glob(f"*{picture.drawn}.{kind}")
             (IMAGES / f"{picture.name}.{kind}").write_bytes(drawn.read_bytes())

@@ -23,6 +23,7 @@ from matplotlib.ticker import (
 )
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
+from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.neighbours import KINDS_OF_EPSILON
 from lightning_fl.outputs.units import SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
@@ -207,7 +208,10 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
     style = {"marker": "o", **style} if len(spent) == 1 else style
     axes.plot(spent, mean, label=_label(measured), linewidth=1.8, **style)
     if spread.any():
-        axes.fill_between(spent, mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
+        low, high = mean - spread, mean + spread
+        if is_accuracy(measured.curves[0].metric.name) and mean.max() <= 1:  # in percent it may be above 1
+            low, high = low.clip(0.0), high.clip(max=1.0)
+        axes.fill_between(spent, low, high, alpha=0.18, linewidth=0, **pale)
 
 
 def _draw_line(axes: Axes, group: Group, style: dict[str, Any], pale: dict[str, Any]) -> None:

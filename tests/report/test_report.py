@@ -317,6 +317,16 @@ def test_simulated_time_has_a_few_ticks_in_a_unit_that_fits(tmp_path: Path, roun
     assert 3 <= sum(low <= tick <= high for tick in axes.get_xticks()) <= 10
 
 
+@pytest.mark.parametrize(("values", "most"), [((0.1, 0.95, 1.0), 1.0), ((10.0, 95.0, 100.0), 120.0)])
+def test_the_deviation_of_an_accuracy_ends_at_1(values: tuple[float, ...], most: float, tmp_path: Path) -> None:
+    """Draw three constant curves, whose mean plus deviation is 1.19, or 119 in percent."""
+    folders = [write_run(tmp_path / str(value), [value] * 9, seed=seed) for seed, value in enumerate(values)]
+    figure = draw_curves(groups_of(*folders), Metric(), "rounds")
+    assert figure is not None
+    (band,) = figure.axes[0].collections
+    assert band.get_datalim(figure.axes[0].transData).y1 == pytest.approx(most, rel=0.01)
+
+
 def test_settings_that_differ_are_listed_beside_the_names(tmp_path: Path) -> None:
     for mu in (0.1, 0.01):
         write_run(tmp_path / f"{mu}", rising(9), "FedProx", mu=mu)
