@@ -119,14 +119,14 @@ def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
     best = "in bold, unless all are equal" + ", of those that upload something" * (not all(_compete(groups)))
     values = f"{metric.short}: {averaged_values(curves)}"
     lines = [
-        f"{values} of a run; mean and sample standard deviation over {runs} runs, of which rows differ in their seeds alone; the "
-        f"best mean and those whose deviation overlaps with its own {best}."
+        f"{values} of a run; mean and sample standard deviation over {runs} runs with different seeds. The best mean, and means "
+        f"whose deviation overlaps with its deviation, are {best}."
         if counts != [1]
-        else f"{values} of the only run; the best {best}.",
+        else f"{values} of the only run; the best is {best}.",
         r"Needs \usepackage{booktabs}.",
     ]
     if metric.target is not None:
-        lines.insert(1, f"Costs are those of first reaching {metric.target:g} ({counted(len(curves), 'run')}).")
+        lines.insert(1, f"Costs until a run first reaches {metric.target:g} ({counted(len(curves), 'run')}).")
     return lines
 
 
