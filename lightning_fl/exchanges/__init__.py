@@ -1,4 +1,4 @@
-"""Exchanges: who uploads what, and in how many turns."""
+"""Exchanges: which clients upload which entries, and in how many turns."""
 
 from lightning_fl.exchanges.drawn_clients import DrawnClients
 from lightning_fl.exchanges.drawn_layers import DrawnLayers

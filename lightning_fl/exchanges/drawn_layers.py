@@ -16,8 +16,8 @@ from lightning_fl.vectors.layer_groups import Group
 class DrawnLayers(GroupChoice):
     """Draw n of the round's clients uniformly for each layer on the server; clients send nothing for it.
 
-    The draw is among the clients that return from training. Each has its own random number for every layer, so neither their
-    order nor drop-outs change the numbers of the others.
+    The draw is among the clients that finish training. Each client has its own random number for every layer, so neither order
+    nor drop-outs change other clients' numbers.
     """
 
     sums_suffice = True

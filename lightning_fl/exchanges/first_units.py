@@ -24,8 +24,8 @@ class FirstUnits(PartialTraining):
     Attributes:
         levels: share of the clients by level r, 0 < r ≤ 1; the shares sum to 1. Levels may be texts, as in JSON.
         fixed: True if a client keeps its level, and the shares are exact; False if every client draws its level in each round.
-        scaled: divide the outputs of hidden layers by r in training, as all networks share the weights of the next layer. Without
-            normalisation the outputs of a network of l hidden layers grow by 1/r^l, so that small networks may diverge.
+        scaled: divide the outputs of hidden layers by r in training, because all networks share the weights of the next layer.
+            Without normalisation the outputs of a network with l hidden layers grow by 1/r^l, so small networks may diverge.
         ordered: True for FjORD's ordered dropout: every step of a client trains the network of one level, drawn uniformly from
             those up to its own.
     """
@@ -50,7 +50,7 @@ class FirstUnits(PartialTraining):
             require(0 <= share <= 1, f"level {level} must be that of a share of the clients in [0, 1], got {share}.")
         require(
             not (self.ordered and self.scaled),
-            "FirstUnits divides outputs by one level, and ordered dropout draws another in every step: set scaled to False.",
+            "FirstUnits divides outputs by a fixed level, but ordered dropout draws one in every step: set scaled to False.",
         )
         total = sum(levels.values())
         require(

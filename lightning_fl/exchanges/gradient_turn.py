@@ -41,9 +41,9 @@ J = TypeVar("J", bound=Job)
 )
 @dataclass(frozen=True)
 class GradientTurn(Exchange):
-    """Another exchange after a turn that gives clients the mean of their gradients at the received model.
+    """Add a turn before an exchange, in which clients receive the mean of their gradients at the received model.
 
-    An algorithm whose rule receives this mean has the turn without being asked.
+    An algorithm whose rule needs this mean adds the turn by itself.
 
     Attributes:
         inner: exchange that collects the uploads after the training.

@@ -28,9 +28,9 @@ from lightning_fl.vectors.submodel import Submodel
 class LayerChoice(Exchange):
     """Choose n clients for each layer by their scores; a subclass defines layers and scores.
 
-    No layer is sent before all scores are known, so the deltas of the round's clients are kept until then: K·d numbers, except
-    those of clients that n others outscore in every layer. A client whose score or delta is not finite is never chosen, sends
-    no layer and is rejected; if fewer than n are left, all of them send.
+    No layer is sent before all scores are known. So the deltas of the round's clients are kept until then, K·d numbers,
+    without clients that n others outscore in every layer. A client whose score or delta is not finite is rejected; if fewer
+    than n clients are left, all of them send.
 
     Attributes:
         n: number of clients that send each layer, 1 ≤ n ≤ K.

@@ -21,7 +21,7 @@ class LayerDivergence(GroupChoice):
 
     Attributes:
         broadcast: clients that the model is charged to, the K `selected` or `all` N of the federation, as in the paper.
-        choose: send each layer from the clients that diverged `most`, as in the paper, or `least`, to see what the choice does.
+        choose: send each layer from the clients that diverged `most`, as in the paper, or `least`, as a control.
     """
 
     broadcast: Literal["selected", "all"] = "selected"

@@ -11,7 +11,7 @@ from lightning_fl.slots import SENT, Channel, Exchange, Result, RoundContext, Up
 
 @dataclass(frozen=True)
 class PartialTraining(Exchange):
-    """Let each client receive, train and send a smaller network; a subclass says which.
+    """Let each client receive, train and send a smaller network, which a subclass chooses.
 
     Every upload has vectors of the whole model, 0 outside the client's network, and the masks of what was sent.
     """

@@ -5,10 +5,10 @@ turn 1    client k:  z_k = Δ_k + e_k;  P_k = z_k Q              up: 32 Σ R n b
 turn 2    client k:  Q'_k = z_kᵀ P̂;  e_k ← z_k − P̂ Q'_kᵀ        up: 32 Σ R m bits, and the whole tensors
           server:    M̂ = P̂ (Σ p_k Q'_k)ᵀ = P̂ P̂ᵀ Σ p_k z_k
 
-So M̂ has rank R, and is what `LowRank` makes of the mean of the z_k; the mean of uploads that clients encode alone has a rank of
-up to K R. The authors' e_k is z_k − M̂, for which a client must receive M̂. Here it needs no more than P̂. The mean of the e_k,
-Σ p_k z_k − M̂, is the same, and so is the model if all clients take part in each round; if they do not, a client does not send
-again by how much it differed from the others of an earlier round.
+So M̂ has rank R, and equals `LowRank` of the mean of the z_k. The mean of uploads that clients encode alone has a rank of up
+to K R. The authors' e_k is z_k − M̂, for which a client must receive M̂; here it needs only P̂. The mean of the e_k, Σ p_k z_k
+− M̂, is the same, and so is the model if all clients take part in each round. Otherwise, e_k lacks a client's differences from
+the other clients of an earlier round.
 """
 
 from __future__ import annotations

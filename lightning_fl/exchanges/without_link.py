@@ -1,4 +1,4 @@
-"""Rounds in which nothing crosses the link: the bounds of a comparison, with all samples in one place or each client alone."""
+"""Rounds without messages, for the bounds of a comparison: all samples in one place, or each client alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class WithoutLink(Exchange):
     uses_link = False
 
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
-        """Return no client: nobody is charged for the model."""
+        """Return no client, because the model is sent to nobody."""
         return ()
 
 
 @dataclass(frozen=True)
 class InPlace(WithoutLink):
-    """Let the server read every result where it was trained, as if clients and server were one."""
+    """Let the server use every result without a message, as if clients and server were one."""
 
     sends_whole = True
 

@@ -1,4 +1,4 @@
-"""Personal parts: what each client keeps for itself, trains besides, and predicts with."""
+"""Personal parts: parameters and models that each client owns, and its model for predictions."""
 
 from lightning_fl.personal.adapted_model import AdaptedModel
 from lightning_fl.personal.best_of_models import BestOfModels

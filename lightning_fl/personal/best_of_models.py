@@ -1,4 +1,4 @@
-"""The server's model that suits a client best (IFCA; Ghosh et al., NeurIPS 2020)."""
+"""The server's model with the lowest loss on a client's samples (IFCA; Ghosh et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lightning_fl.slots import OwnSamples, Personal, several_models
 
 @dataclass(frozen=True)
 class BestOfModels(Personal):
-    """Predict with the one of the server's present models that has the least loss on the client's training samples.
+    """Predict with whichever of the server's present models has the lowest loss on the client's training samples.
 
-    Nothing is kept: a client chooses when it predicts. Of equal losses the first counts. Where there is only the first model, as
-    in a module without a run, it predicts with that.
+    Nothing is kept: a client chooses when it predicts. Of equal losses the first counts. Without a run there is only the first
+        model, which it then uses.
 
     Attributes:
         num_models: models C ≥ 1 of the server.

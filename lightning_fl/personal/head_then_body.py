@@ -14,13 +14,13 @@ from lightning_fl.slots import LocalTraining, Personal, Phase, RoundContext
 
 @dataclass(frozen=True)
 class HeadThenBody(Personal):
-    """Train what clients own alone for the first passes, then the rest alone, by the module's own optimiser.
+    """Train only the clients' own parameters for the first passes, then only the others, by the module's optimiser.
 
-    Parameters that wait make no step: neither weight decay nor momentum moves them. Buffers change in all passes. Other parts
-    say what clients own.
+    Waiting parameters do not change, not even by weight decay or momentum. Buffers change in all passes. Other parts declare
+    the parameters that clients own.
 
     Attributes:
-        head_epochs: passes E_h ≥ 0 that train what clients own; all passes before the last E_b if None.
+        head_epochs: passes E_h ≥ 0 that train the clients' own parameters; all passes before the last E_b if None.
         body_epochs: passes E_b ≥ 1 at the end, which train the rest.
     """
 
@@ -50,5 +50,5 @@ class HeadThenBody(Personal):
         local.memory["head_steps"] = (epochs * batches_per_epoch).view(1)
 
     def phase(self, local: LocalTraining) -> Phase:
-        """Train what clients own in the first phase."""
+        """Train the clients' own parameters in the first phase."""
         return Phase.PERSONAL if local.num_steps < int(local.memory["head_steps"]) else Phase.SHARED

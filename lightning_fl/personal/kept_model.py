@@ -1,4 +1,4 @@
-"""The trained model as the client's own, where the upload is another: pFedMe (Dinh et al., NeurIPS 2020)."""
+"""The trained model as a personal model that differs from the upload: pFedMe (Dinh et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from lightning_fl.slots import Owned, Personal
 
 @dataclass(frozen=True)
 class PersonalLayers(Personal):
-    """Let every client keep layers of the model, which it trains with the others.
+    """Let every client keep layers of its own, which it trains together with the shared ones.
 
     Attributes:
-        names: names of the module's parameters and buffers, or of its parts, such as `network.fc`; of a part that trains
-            parameters these alone. The last layer that is trained if None.
+        names: names of the module's parameters and buffers, or of its parts, such as `network.fc`; a part stands for its
+            trained parameters, or for its buffers if it trains none. None: the last trained layer.
     """
 
     names: Sequence[str] | None = None

@@ -11,7 +11,7 @@ from lightning_fl.slots import OwnTraining, Personal, Rule
 
 @dataclass(frozen=True)
 class PersonalModel(Personal):
-    """Train a model of the client's own on the same minibatches as the first and as many, and predict with it.
+    """Train a personal model on the same minibatches as the first model, and predict with it.
 
     It begins where the client left it, or at the received model the first time.
 

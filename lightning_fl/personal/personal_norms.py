@@ -24,7 +24,7 @@ class PersonalNorms(Personal):
     """Let every client keep scale, shift and running statistics of the norms.
 
     Attributes:
-        norms: the batch norms alone (`batch`), or group, layer and instance norms, too (`all`).
+        norms: only batch norms (`batch`), or also group, layer and instance norms (`all`).
     """
 
     norms: Literal["batch", "all"] = "batch"

@@ -9,7 +9,7 @@ from lightning_fl.slots import OwnTraining, Personal
 
 @dataclass(frozen=True)
 class TrainedAlone(Personal):
-    """Begin each round at the model that the client has trained in its last one, and predict with it.
+    """Begin each round at the client's model of its last round, and predict with it.
 
     It begins at the received model the first time.
     """

@@ -19,10 +19,9 @@ from lightning_fl.vectors.pieces import add_difference, by_pieces
 class DynamicRegularisation(Rule):
     """Minimise F_k(y) − ⟨g_k, y⟩ + (α/2)‖y − x‖² with the module's own optimiser;  sends Δ_k = y − x;  g_k ← g_k − αΔ_k.
 
-    g_k stays with the client, begins at 0 and becomes ∇F_k(y) where the minimum is reached: it is the gradient by which the
-    client's own loss pulls it away from the others. Δ_k is the change as the server receives it: what a codec loses of an upload
-    counts neither in g_k nor in the server's h, which remains their mean. A client whose upload is not accepted keeps its earlier
-    g_k.
+    g_k stays with the client, begins at 0, and becomes ∇F_k(y) at the minimum: the gradient that pulls the client away from
+    the others. Δ_k is the delta as the server decodes it, so compression errors enter neither g_k nor the server's h, which
+    remains the mean of the g_k. A client whose upload is not accepted keeps its earlier g_k.
 
     Attributes:
         alpha: α > 0. The paper tries 0.001, 0.01 and 0.1.

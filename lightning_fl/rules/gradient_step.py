@@ -1,4 +1,4 @@
-"""One gradient step a round, as methods that compress gradients take it (DASHA: Tyurin, Richtárik, ICLR 2023)."""
+"""One gradient step per round, for methods that compress gradients (DASHA: Tyurin, Richtárik, ICLR 2023)."""
 
 from __future__ import annotations
 

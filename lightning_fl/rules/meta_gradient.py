@@ -19,9 +19,9 @@ WARNINGS = WarningCache()
 class MetaGradient(Rule):
     """ŷ = y − β∇f(y; minibatch 1);  y ← y − η∇f(ŷ; minibatch 2), the second step by the module's own optimiser;  sends y − w.
 
-    Each pair of minibatches is a step of y, and counts as two optimiser steps. A last minibatch without a second one is left out,
-    and a client that has only one sends no change, with a warning. This is the first-order gradient: the exact one is
-    (I − β∇²f(y))∇f(ŷ). Where a group has η = 0, or the optimiser lacks a parameter, ŷ is y. Both gradients are clipped if the
+    Each pair of minibatches is a step of y, and counts as two optimiser steps. A single last minibatch is left out; a client
+    with only one minibatch sends no change, with a warning. This is the first-order gradient: the exact one is (I −
+    β∇²f(y))∇f(ŷ). Where a group has η = 0, or the optimiser lacks a parameter, ŷ is y. Both gradients are clipped if the
     trainer clips, and only the second includes weight decay.
 
     Attributes:

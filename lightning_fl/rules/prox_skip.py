@@ -39,10 +39,10 @@ class ProxSkip(Rule):
     p: Annotated[float, Interval(gt=0, le=1), Called("p, the probability that a step ends the round,")] = 0.1
 
     def check(self, context: RoundContext) -> None:
-        """Say that the rule decides the number of steps."""
+        """Print that the rule decides the number of steps."""
         rank_zero_info(
-            f"Each round has a number of local steps of its own, the same for all clients and {1 / self.p:.4g} on average "
-            f"(p={self.p:g}); local_epochs and local_steps are ignored."
+            f"The number of local steps is drawn in each round for all clients, {1 / self.p:.4g} on average (p={self.p:g}); "
+            "local_epochs and local_steps are ignored."
         )
 
     def steps_in_round(self, context: RoundContext) -> int:

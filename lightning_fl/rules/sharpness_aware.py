@@ -17,9 +17,10 @@ from lightning_fl.slots import Gradients, LocalTraining, Rule
 
 @dataclass(frozen=True)
 class SharpnessAware(Rule):
-    """Step the module's own optimiser with the gradient at y + ρ g/‖g‖, g being that at y, of the same minibatches.
+    """Step the module's own optimiser with the gradient at y + ρ g/‖g‖, where g is the gradient at y on the same minibatch.
 
-    The norm is over all parameters that clients send. What clients own takes its gradient at y. Where g is 0, y stays as it is.
+    The norm is over all parameters that clients send. The clients' own parameters use the gradient at y. If g is 0, the point
+    is y.
 
     Attributes:
         rho: radius ρ ≥ 0; 0 is FedAvg. Default of SAM's authors (Foret et al., ICLR 2021): 0.05.

@@ -21,7 +21,7 @@ from lightning_fl.slots import LocalTraining, RoundContext, Rule, check_inner, f
 )
 @dataclass(frozen=True)
 class Thresholded(Rule):
-    """Follow another rule; after every pass over the client's samples, w ← w ⊙ (|w| > threshold) for convolutions' weights.
+    """Apply another rule; after every pass over the client's samples, w ← w ⊙ (|w| > threshold) for convolutions' weights.
 
     No mask is kept, so weights may grow again.
 

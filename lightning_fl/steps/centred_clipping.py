@@ -23,9 +23,9 @@ PREFIX = UPLOADS.removesuffix("model")
 class CentredClipping(Step):
     """Move by the mean of the uploads, each clipped to a distance of τ from the last round's v. f attackers pull it by fτ/K.
 
-    In place of `Apply`, over `KeepUploads(WeightedMean())`. v begins at 0. The authors give the clients momentum, which keeps
-    their uploads alike, as DeviceM does. Distances are those between models; the same factors hold for buffers and all else that
-    clients send.
+    Use it instead of `Apply`, with the aggregator `KeepUploads(WeightedMean())`. v begins at 0. The authors give the clients
+    momentum, as DeviceM does, which makes their uploads more similar. Distances are between models; the same factors hold for
+    buffers and all other entries.
 
     Attributes:
         radius: τ > 0.

@@ -33,8 +33,8 @@ class Compress(Step):
 
     Attributes:
         codec: C, a lossy codec, the same as inside the downlink.
-        feedback: add e, which is 0 otherwise; if not given, add it unless it may grow, as that of an unbiased C that does not
-            contract.
+        feedback: add the error e; without it e is 0. If not given, add e unless it may grow, as with an unbiased C that is no
+            contraction.
     """
 
     sums_suffice = True
@@ -58,7 +58,7 @@ class Compress(Step):
         inner, hint = type(self.codec).__name__, undeclared(self.codec)
         require(
             self.feedback is not None or not hint,
-            f"Compress({inner}) adds what it loses to the next change if that stays bounded, which is not known{hint}.",
+            f"Compress({inner}) adds its error to the next change only if the error stays bounded, which is not known{hint}.",
         )
         require(
             not self.feedback or self.codec.traits.fit_error_feedback,
@@ -72,7 +72,7 @@ class Compress(Step):
 
     @property
     def adds_error(self) -> bool:
-        """True if what one round loses is added to the next."""
+        """True if the error of a round is added to the next."""
         return self.feedback if self.feedback is not None else self.codec.traits.fit_error_feedback
 
     def change_entry(self) -> tuple[str, Codec]:

@@ -21,8 +21,8 @@ class Distillation(Step):
 
     z are the logits of the student, which starts as the proposal, and z_k those of the clients' models in evaluation mode. The
     learning rate falls to 0 along a cosine. If some of the server's samples are held out for validation, the best validated
-    model is kept, else the last; labels are used for this only. The student's batch normalisation updates its statistics with
-    the server's inputs.
+    model is kept, else the last; labels are used only for validation. The student's batch normalisation updates its statistics
+    with the server's inputs.
 
     Reports `feddf/loss`, `feddf/steps` and, with validation, `feddf/accuracy`.
 

@@ -16,14 +16,15 @@ from lightning_fl.vectors.pieces import sum_of
 
 @dataclass(frozen=True)
 class FurtherModels(Step):
-    """w_j ← w_j + Δ_j for the models besides the first, which are the step's state and go down with it.
+    """w_j ← w_j + Δ_j for the models besides the first; they are the step's state, and are sent with the first model.
 
-    They begin as the first one with the signs of some numbers turned: of weights that are drawn around 0 this is another draw,
-    and numbers that are 0, such as biases, stay.
+    They begin as the first model with some signs flipped at random. For weights drawn around 0 this equals another draw;
+    numbers that are 0, such as biases, stay 0.
 
     Attributes:
         num_models: all models C ≥ 1.
-        turned: probability in (0, 1) that a sign is turned; 1/2 makes the draws independent, less stays near pretrained weights.
+        turned: probability in (0, 1) that a sign is flipped; 1/2 makes the draws independent, smaller values stay near
+            pretrained weights.
     """
 
     sums_suffice = True
@@ -47,7 +48,7 @@ class FurtherModels(Step):
         return self.needs
 
     def init(self, params: Tensor) -> State:
-        """Return the first model with signs turned, others for each model."""
+        """Return copies of the first model, each with other signs flipped."""
         models = {}
         for place, name in enumerate(several_models(self.num_models)[1:], start=1):
             drawn = torch.rand(len(params), generator=torch.Generator().manual_seed(place)) < self.turned

@@ -11,7 +11,7 @@ from lightning_fl.slots import PROPOSAL, ServerTurn, State, Step
 
 @dataclass(frozen=True)
 class MeanOfTwo(Step):
-    """Keep the model before each round, and validate and test (x_t + x_{t−1})/2 in place of x_t.
+    """Keep the model before each round, and validate and test (x_t + x_{t−1})/2 instead of x_t.
 
     Clients receive x_t, and checkpoints hold it; the run's messages and bits do not change. Running statistics are those of x_t.
     """

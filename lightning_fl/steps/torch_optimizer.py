@@ -23,7 +23,7 @@ class OptimizerMaker:
 
     Attributes:
         name: class of the optimiser.
-        options: its options by name; of several groups of parameters as a list.
+        options: its options by name; a list if there are several groups of parameters.
         is_factored: True if it keeps numbers for rows or columns, which a pruning cannot cut.
     """
 
@@ -98,8 +98,8 @@ class ServerOptimizer(Step):
     """G = proposal − w;  w ← one step of a torch optimiser from w with the gradient −G, for each tensor of the model.
 
     Weight decay acts on w, as in torch, but not on parameters that the module's optimiser lacks, which stay as they are.
-    Buffers are left as proposed. The optimiser is made anew in every round. What its state has in the shape of every parameter
-    is a vector (d,) under its own name; all else, such as the number of steps, stays as it is, under `scalars/PARAMETER/NAME`.
+    Buffers are left as proposed. The optimiser is made anew in every round. State with the shape of every parameter is kept as
+    a vector (d,) under its own name; other state, such as the number of steps, is kept under `scalars/PARAMETER/NAME`.
 
     Attributes:
         optimizer: function from parameters to a torch optimiser, in YAML its class_path and init_args. It needs a learning rate

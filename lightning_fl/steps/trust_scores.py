@@ -1,4 +1,4 @@
-"""Uploads weighed by their likeness to the server's own update (FLTrust: Cao et al., NDSS 2021, arXiv:2012.13995).
+"""Uploads weighted by their similarity to the server's own update (FLTrust: Cao et al., NDSS 2021, arXiv:2012.13995).
 
 g = the server's delta, trained on its own samples;   T_k = max(0, cos(Δ_k, g));   w ← w + Σ_k T_k (‖g‖/‖Δ_k‖) Δ_k / Σ_k T_k
 """
@@ -16,10 +16,11 @@ PREFIX = UPLOADS.removesuffix("model")
 
 @dataclass(frozen=True)
 class TrustScores(Step):
-    """Move by the uploads that point as the server's own update does, each of its length. No number of attackers is too large.
+    """Average the uploads, scaled to the length of the server's own update, with weights by cosine similarity to it.
 
-    In place of `Apply`, over `KeepUploads(WeightedMean())`. It needs server data. If no upload points that way, or the server's
-    update is 0, the model stays. Scores compare the models; the same factors hold for buffers and all else that clients send.
+    Use it instead of `Apply`, with the aggregator `KeepUploads(WeightedMean())`. It tolerates any number of attackers, and
+    needs server data. If no upload has a positive similarity, or the server's update is 0, the model stays as it is. Scores
+    compare the models; the same factors hold for buffers and all other entries.
 
     Reports `robust/trusted`, the number of clients with a score above 0.
     """
