@@ -156,7 +156,7 @@ def test_a_round_exchanges_little(found: dict[str, Any]) -> None:
 def test_models_that_drift_apart_are_noticed_and_brought_together(found: dict[str, Any]) -> None:
     first, second = (found[name][2] for name in ("first", "second"))
     assert first["weights"] == second["weights"]
-    said = [sentence for sentence in first["warnings"] if "have begun with models that differ" in sentence]
+    said = [sentence for sentence in first["warnings"] if "began with different models" in sentence]
     assert len(said) == 1
     assert said[0].startswith("Round 2")
     assert not any("differ, most likely" in sentence for entry in found["first"][:2] for sentence in entry["warnings"])

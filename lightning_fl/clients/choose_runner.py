@@ -138,7 +138,7 @@ def choose_runner(
         clients_at_once = max(1, min(most_at_once, most_bytes // client_bytes))
     if wanted == "auto":
         rank_zero_info(
-            f"Clients train up to {min(clients_at_once, num_clients)} at once, which is faster for steps as small as these; "
+            f"Up to {min(clients_at_once, num_clients)} clients train at once, which is faster for such small steps; "
             "trainer.runner serial trains one after the other."
         )
     if _is_compiled(flat_module.module):

@@ -88,8 +88,8 @@ class Stacked:
                 if is_halved:
                     is_halved = False
                     log.warning(
-                        f"Clients train at most {self.clients_at_once} at once from now on, because more need more memory than "
-                        f"there is; trainer.clients_at_once {self.clients_at_once} gives the same results from the start."
+                        f"At most {self.clients_at_once} clients train at once from now on, because memory does not suffice "
+                        f"for more; trainer.clients_at_once {self.clients_at_once} gives the same results from the start."
                     )
                 yield from results
                 waiting, members = waiting[size:], members[size:]
@@ -112,9 +112,7 @@ class Stacked:
         except UserError:
             raise
         except Exception as error:
-            add_note(
-                error, "trainer.runner serial trains one client after the other, which allows what a stack does not."
-            )
+            add_note(error, "trainer.runner serial trains one client after the other, without the limits of a stack.")
             raise
         # Outside the handler, where the error no longer holds the tensors of the stack.
         flat_module.optimizer.schedules.end_client()

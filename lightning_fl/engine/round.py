@@ -180,7 +180,7 @@ def _say_drifted(engine: Engine) -> None:
     """Warn once that the processes have begun a round with different models."""
     if not engine.has_drifted:
         rank_zero_warn(
-            f"Round {engine.run.round + 1}: the processes have begun with models that differ, most likely because they "
-            "compute on accelerators of different kinds; from now on all take the model of process 0 after each round."
+            f"Round {engine.run.round + 1}: the processes began with different models, most likely because they "
+            "compute on different kinds of accelerators; from now on all use the model of process 0 after each round."
         )
     engine.has_drifted = True

@@ -91,13 +91,13 @@ class SharedByClients:
         names, them = " and ".join(map(repr, changed)), "it" if len(changed) == 1 else "them"
         if self.restores:
             rank_zero_info(
-                f"Each client of this private run finds {names} of the module as the round has begun with {them}, and what its "
-                f"training does to {them} is undone."
+                f"Each client of this private run begins with {names} of the module as at the start of the round; changes "
+                f"of {them} by its training are undone."
             )
         else:
             rank_zero_info(
-                f"Clients pass {names} of the module on to the next client as training leaves {them}; a buffer begins with each "
-                "client as the server has it."
+                f"Clients pass {names} of the module on to the next client as training leaves {them}; a buffer begins for "
+                "each client with the server's value."
             )
 
 

@@ -178,8 +178,8 @@ class Link:
         if not is_finite(self.server_memory):  # which would spoil all later broadcasts
             self.server_memory = {}
             rank_zero_warn(
-                f"What {type(self.downlink).__name__} keeps of the broadcast of round {self.context.round + 1} is not finite, so "
-                "the next broadcast is encoded as the first one was."
+                f"The state of {type(self.downlink).__name__} after the broadcast of round {self.context.round + 1} is not "
+                "finite, so the next broadcast is encoded like the first."
             )
         if Traits.CATCHES_UP in self.downlink.traits:
             self._charge_missed(recipients, [payload for _, payload in transfer.parts])

@@ -105,10 +105,10 @@ class Plan:
         notes = [f"The run's bytes include {before} before its first round."] if before else []
         if self.rehearsed_rounds < self.rounds:
             notes.append(
-                f"Rehearsed were {_counted(self.rehearsed_rounds, 'round')}; the others are taken to be like the last of these."
+                f"{_counted(self.rehearsed_rounds, 'round')} rehearsed; the others are assumed to be like the last of these."
             )
         if not self.is_fixed:
-            notes.append("The bytes depend on what is trained.")
+            notes.append("The bytes depend on the training.")
         return notes
 
 

@@ -79,8 +79,8 @@ class SavedFrozen:
                 self._says_it_stays = False
                 rank_zero_warn(
                     f"{link} is a link, through which nothing is deleted: {', '.join(unneeded)} in {self._parent} "
-                    f"stay{'s' * (len(unneeded) == 1)}, which neither last.ckpt nor previous.ckpt needs any more, and so will "
-                    "later ones."
+                    f"stay{'s' * (len(unneeded) == 1)}, and so will later files, although neither last.ckpt nor previous.ckpt "
+                    "needs them."
                 )
         else:
             remove_files(self._parent / file for file in unneeded)

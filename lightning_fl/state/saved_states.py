@@ -128,8 +128,8 @@ class SavedStates:
             self._says_it_stays = False
             rank_zero_warn(
                 f"{link} is a link, through which nothing is deleted: the clients' states in "
-                f"{', '.join(sorted(path.name for path in written))} of {self._parent / FOLDER} stay, which neither "
-                "last.ckpt nor previous.ckpt needs any more."
+                f"{', '.join(sorted(path.name for path in written))} of {self._parent / FOLDER} stay, although neither "
+                "last.ckpt nor previous.ckpt needs them any more."
             )
 
 

@@ -127,7 +127,7 @@ def test_a_stack_that_does_not_fit_is_halved(
         trainer.fit(module, entry.federation(), entry.algorithm())
         ends.append(module.state_dict())
     assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
-    assert caplog.text.count("Clients train at most 3 at once from now on") == 1
+    assert caplog.text.count("At most 3 clients train at once from now on") == 1
     saved = checkpoint_file.load(f"{trainer.default_root_dir}/checkpoints/last.ckpt")["federation"]["execution"]
     assert saved["runner"] == {"wanted": "stacked", "clients_at_once": 3}
 

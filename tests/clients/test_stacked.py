@@ -515,7 +515,7 @@ def fitted_on_digits(make_trainer: MakeTrainer, module: Any = None, **flags: Any
 def test_auto_stacks_many_small_steps_on_a_cpu(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     module = linear()
     auto = fitted_on_digits(make_trainer, copy.deepcopy(module))
-    assert "Clients train up to 10 at once" in caplog.text
+    assert "Up to 10 clients train at once" in caplog.text
     assert describe_runner(auto.fit_loop.engine.runner) == {"wanted": "stacked", "clients_at_once": 64}
     other = fitted_on_digits(make_trainer, module, runner="serial")
     torch.testing.assert_close(auto.run.params, other.run.params, rtol=1e-5, atol=1e-6)

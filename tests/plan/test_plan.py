@@ -97,7 +97,7 @@ def test_flags_and_prunings_are_in_a_plan(flags: dict[str, Any], make_trainer: M
 def test_sizes_that_depend_on_values_are_about_so(codec: Codec, make_trainer: MakeTrainer) -> None:
     plan = make_trainer(max_rounds=3).plan(Perceptron(), federation(), FedAvg(uplink=codec))
     assert not plan.is_fixed
-    assert "The bytes depend on what is trained." in str(plan)
+    assert "The bytes depend on the training." in str(plan)
     assert str(plan).count("about") >= 4
 
 
@@ -294,7 +294,7 @@ def test_a_long_run_goes_on_as_the_last_rehearsed_round(
     assert 1 <= plan.rehearsed_rounds <= 3
     assert not plan.is_exact
     assert plan.uplink_bytes == 1000 * 3 * 26 * 4
-    assert "the others are taken to be like the last of these" in str(plan)
+    assert "the others are assumed to be like the last of these" in str(plan)
 
 
 def test_time_is_that_of_the_clients_that_are_not_trained(

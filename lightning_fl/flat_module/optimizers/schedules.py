@@ -220,9 +220,9 @@ class Schedules:
             )
             if length > steps:
                 rank_zero_warn(
-                    f"The schedule of {name} is made for {length} steps, but a client makes at most {steps} in a round, and each "
-                    "client begins it anew, so that none gets past its beginning: make it for "
-                    "trainer.estimated_stepping_batches, the steps of a client, or give it the interval 'epoch', the rounds."
+                    f"The schedule of {name} is made for {length} steps, but each client begins it anew and makes at most {steps} "
+                    "steps in a round: make it for trainer.estimated_stepping_batches, the steps of a client, or give it the "
+                    "interval 'epoch', which counts rounds."
                 )
 
     def end_round(self, num_rounds: int) -> None:
