@@ -93,7 +93,7 @@ def test_what_is_not_finite_is_not_kept(
     assert watch.rejected == rejected
     assert is_finite(trainer.run.server_memory, *trainer.run.clients.values(), *trainer.run.client_memory.values())
     assert is_finite({"model": trainer.run.params})
-    warned = any("is not finite, so the next broadcast is encoded as the first" in str(w.message) for w in recwarn)
+    warned = any("is not finite, so the next broadcast is encoded like the first" in str(w.message) for w in recwarn)
     assert warned == isinstance(method.downlink, Overflows)
 
 

@@ -220,8 +220,8 @@ class Schedules:
             )
             if length > steps:
                 rank_zero_warn(
-                    f"The schedule of {name} is made for {length} steps, but each client begins it anew and makes at most {steps} "
-                    "steps in a round: make it for trainer.estimated_stepping_batches, the steps of a client, or give it the "
+                    f"The schedule of {name} is made for {length} steps, but each client begins it anew, with at most {steps} "
+                    "in a round: make it for trainer.estimated_stepping_batches, the steps of a client, or give it the "
                     "interval 'epoch', which counts rounds."
                 )
 
