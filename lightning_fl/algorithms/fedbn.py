@@ -5,10 +5,10 @@ client k:  (y, b) ← (w, b_k);  (y, b) ← (y, b) − η ∇F_k(y, b)      b: s
 server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
 
 For a layer of c channels, 4c numbers are not sent: the trained γ and β, and the running mean and variance. A client's b_k
-    begin at the module's initial values, so a client that has not yet taken part predicts poorly. The paper and the authors'
-    code average with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. The authors' code finds the layers
-    by "bn" in their names, this class by their types. Weight decay skips γ and β, like all personal parameters, so with weight
-    decay FedBN with one client is not FedAvg.
+begin at the module's initial values, so a client that has not yet taken part predicts poorly. The paper and the authors'
+code average with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. The authors' code finds the layers
+by "bn" in their names, this class by their types. Weight decay skips γ and β, like all personal parameters, so with weight
+decay FedBN with one client is not FedAvg.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class BestOfModels(Personal):
     """Predict with whichever of the server's present models has the lowest loss on the client's training samples.
 
     Nothing is kept: a client chooses when it predicts. Of equal losses the first counts. Without a run there is only the first
-        model, which it then uses.
+    model, which it then uses.
 
     Attributes:
         num_models: models C ≥ 1 of the server.

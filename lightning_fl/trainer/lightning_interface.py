@@ -161,7 +161,7 @@ class TrainerInterface(TrainerFlags):
         """Optimiser steps so far.
 
         While a client trains: its steps in this round plus, for each earlier round, the most steps of a client, so that a
-            schedule sees as many as in one training. Otherwise: the steps of all clients and of the server.
+        schedule sees as many as in one training. Otherwise: the steps of all clients and of the server.
         """
         if self._progress is not None:
             return self.run.num_successive_steps + self._progress.local.num_steps

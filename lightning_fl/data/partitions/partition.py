@@ -35,7 +35,7 @@ class Partition(Checked, ABC):
     """Rule that divides samples over clients, by their labels or groups (`divide`).
 
     The samples come in the order of the data set: if the server has none of them, an index is the position in the training
-        set.
+    set.
     """
 
     needs_labels = True
