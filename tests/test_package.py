@@ -1,12 +1,15 @@
 """Imports, the contents of the wheel, the rooms and their picture."""
 
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement  # pytest and Lightning need it, too
 
 import lightning_fl
 
@@ -75,6 +78,64 @@ def test_the_trainer_does_without_the_parser_and_the_parser_without_wandb() -> N
     )
     assert loaded >= {"lightning", "jsonargparse"}
     assert "wandb" not in loaded
+
+
+CALLBACKS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from lightning_fl import callbacks, modules, pruning
+
+loader = DataLoader(TensorDataset(torch.rand(40, 1, 28, 28), torch.arange(40) % 10), batch_size=20)
+quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+for callback in (
+    callbacks.FilterPruning(rate=0.5, prune_epoch=1),
+    callbacks.AdaptivePruning(prune_epoch=1),
+    callbacks.MagnitudePruning(rate=0.5, prune_epoch=1),
+    callbacks.SparseUpdates(alpha=0.1),
+    callbacks.DynamicGates(keep=0.5),
+    callbacks.CommunicationMeter(),
+    callbacks.TargetReached(target=0.0),
+):
+    trainer = L.Trainer(max_epochs=2, callbacks=callback, accelerator="cpu", **quiet)
+    trainer.fit(modules.ImageClassifier("cnn_mnist"), loader, loader)
+trainer.save_checkpoint(sys.argv[1] + "/model.ckpt")
+pruning.load_pruned(modules.ImageClassifier, sys.argv[1] + "/model.ckpt")
+"""
+
+
+@pytest.mark.process
+def test_the_callbacks_need_only_the_packages_that_their_page_installs(tmp_path: Path) -> None:
+    """Train with them where nothing else can be imported: in a folder with links to these packages and to ours."""
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^pip install (.*annotated-types.*)$", page, re.MULTILINE)
+    wanted = [Requirement(word) for word in shlex.split(line)]
+    declared = {need.name: need for need in map(Requirement, requires("lightning-fl") or [])}
+    assert [str(need) for need in wanted] == [str(declared[need.name]) for need in wanted]
+    linked: set[str] = set()
+    while wanted:
+        need = wanted.pop()
+        if need.name in linked or (need.marker is not None and not need.marker.evaluate({"extra": ""})):
+            continue
+        try:
+            found = distribution(need.name)
+        except PackageNotFoundError:  # such as CUDA's, beside a torch for CPUs
+            continue
+        linked.add(need.name)
+        wanted += map(Requirement, found.requires or [])
+        for name in {path.parts[0] for path in found.files or []} - {"..", "__pycache__"}:
+            link, home = tmp_path / name, Path(str(found.locate_file(name))).resolve()
+            if not link.exists() and home.exists():
+                link.symlink_to(home)
+    ours = tmp_path / "lightning_fl"
+    ours.mkdir()
+    for path in (*(ROOT / "lightning_fl").iterdir(), ROOT / "callbacks", ROOT / "modules"):
+        (ours / path.name).symlink_to(path)
+    command = [sys.executable, "-S", "-E", "-c", CALLBACKS, str(tmp_path)]  # -S: without site-packages
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_public_name_is_there() -> None:

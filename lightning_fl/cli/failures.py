@@ -60,15 +60,16 @@ def _is_found(package: str) -> bool:
 
 
 def _declared(command: str) -> str:
-    """Return the command with the version that this package asks for, if it asks for that package."""
+    """Return the command with our extra that has the package, or with the version that we need; else as it is."""
     wanted = re.sub(r"[\s\"'<>=!~].*", "", command.split("install ")[-1].removeprefix("-U ").lstrip("'\""))
     try:
         requirements = requires("lightning-fl") or []
     except PackageNotFoundError:  # it is not installed, but runs from its source
         return command
-    for declared in (requirement.partition(";")[0].strip() for requirement in requirements):
+    for declared, _, marker in (requirement.partition(";") for requirement in requirements):
         if re.match(rf"{re.escape(wanted)}(?![\w.-])", declared, re.IGNORECASE):
-            return f"pip install '{declared}'"
+            extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
+            return f"pip install '{f'lightning-fl[{extra[1]}]' if extra else declared.strip()}'"
     return command
 
 

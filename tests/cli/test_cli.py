@@ -1098,15 +1098,38 @@ def test_a_module_that_is_not_installed_is_named() -> None:
     assert sentence_of(ModuleNotFoundError("No module named 'torch.nothing'", name="torch.nothing")) is None
 
 
-@pytest.mark.parametrize("hint", ["pip install -U 'wandb>=0.12.10'", "pip install -U wandb", "pip install wandb"])
-def test_a_missing_package_is_named_with_the_version_that_is_needed(hint: str) -> None:
-    declared = (
-        next(line for line in requires("lightning-fl") or [] if line.startswith("wandb")).partition(";")[0].strip()
-    )
-    error = ModuleNotFoundError(f"Requirement 'wandb>=0.12.10' not met. HINT: Try running `{hint}`")
-    assert (sentence_of(error) or "").endswith(f"not installed: pip install '{declared}'.")
-    other = ModuleNotFoundError("No package. HINT: Try running `pip install -U 'wandb-other>=1'`")
-    assert (sentence_of(other) or "").endswith("not installed: pip install -U 'wandb-other>=1'.")
+@pytest.mark.parametrize(
+    ("needed", "said"),
+    [("wandb", "lightning-fl[wandb]"), ("jinja2", "jinja2>=3.1"), ("matplotlib", "matplotlib>=3.8")],
+)
+@pytest.mark.parametrize("hint", ["pip install -U '{}>=0.12.10'", "pip install -U {}", "pip install {}"])
+def test_a_missing_package_is_named_with_its_extra_or_the_version_that_is_needed(
+    hint: str, needed: str, said: str
+) -> None:
+    (declared,) = [line for line in requires("lightning-fl") or [] if re.match(rf"{needed}(?![\w-])", line)]
+    assert ("extra ==" in declared) == ("[" in said)
+    error = ModuleNotFoundError(f"Requirement '{needed}' not met. HINT: Try running `{hint.format(needed)}`")
+    assert (sentence_of(error) or "").endswith(f"not installed: pip install '{said}'.")
+    other = ModuleNotFoundError(f"No package. HINT: Try running `pip install -U '{needed}-other>=1'`")
+    assert (sentence_of(other) or "").endswith(f"not installed: pip install -U '{needed}-other>=1'.")
+
+
+def test_without_its_extra_wandb_is_refused_before_training(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Absent:
+        """What Lightning has for a package that is missing."""
+
+        def __bool__(self) -> bool:
+            return False
+
+        def __str__(self) -> str:
+            return "Requirement 'wandb>=0.12.10' not met. HINT: Try running `pip install -U 'wandb>=0.12.10'`"
+
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", Absent())
+    failed = lightning_fl("fit", "--config", small, "--trainer.logger=WandbLogger")
+    assert failed.sentence == "WandbLogger needs a package that is not installed: pip install 'lightning-fl[wandb]'."
+    assert not Path("run").exists()
 
 
 def test_a_timer_ends_a_run(lightning_fl: Command, small: str) -> None:
