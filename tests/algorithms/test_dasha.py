@@ -33,9 +33,8 @@ def gradients(
             found.append(float(np.linalg.norm(given.gradient(vector(pl_module)))))
 
     num_clients, d = given.optima.shape
-    trainer = make_trainer(
-        max_rounds=rounds, clients_per_round=num_clients, precision="64-true", callbacks=Watch(), runner="serial"
-    )
+    flags = {"val_every_n_rounds": rounds, "precision": "64-true", "runner": "serial"}
+    trainer = make_trainer(max_rounds=rounds, clients_per_round=num_clients, callbacks=Watch(), **flags)
     trainer.fit(Regression(d, rate), given.data(), algorithm)
     return found, 8 * trainer.run.ledger.total_bytes("up")
 

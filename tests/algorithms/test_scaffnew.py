@@ -100,7 +100,9 @@ def test_all_clients_make_one_drawn_number_of_steps_whatever_the_flags(
     first, second, other = found.values()
     assert first == second != other
     monkeypatch.setattr(ProxSkip, "steps_in_round", watched)
-    make_trainer(max_rounds=400, clients_per_round=1).fit(Perceptron(), federation((1,)), Scaffnew(p=0.4))
+    make_trainer(max_rounds=400, clients_per_round=1, val_every_n_rounds=400).fit(
+        Perceptron(), federation((1,)), Scaffnew(p=0.4)
+    )
     # Several parts of a round ask for the number, and must get the same.
     rounds = np.array(drawn[-400 * (len(drawn) // 400) :]).reshape(400, -1)
     assert (rounds == rounds[:, :1]).all()

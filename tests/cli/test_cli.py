@@ -463,6 +463,7 @@ def test_list_names_all_there_is(lightning_fl: Command) -> None:
     assert all(len(line.split()) > 2 for line in outcome.out.splitlines() if line.startswith(" "))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("package", [aggregators, algorithms, callbacks, codecs, exchanges, rules, steps])
 def test_every_argument_of_a_method_or_part_is_described(package: ModuleType) -> None:
     """Check the descriptions that `--algorithm.help NAME` prints, many of which are those of base classes."""

@@ -92,14 +92,18 @@ def test_a_command_is_given_its_own_flags_alone(monkeypatch: pytest.MonkeyPatch)
     assert list(parsers) == ["fit", "validate", "test", "predict"]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("name", algorithms.__all__)
+def test_the_help_of_a_method_has_plain_types(name: str, help_of: Help) -> None:
+    assert not re.findall(r"<class|Optional\[|Union\[|known subclasses", help_of("fit", "--algorithm.help", name))
+
+
 def test_the_help_of_a_class_is_as_short(help_of: Help) -> None:
     printed = help_of("fit", "--algorithm.help", "FedDU")
     assert printed.startswith("usage: lightning-fl fit --algorithm FedDU [--algorithm.NAME VALUE] ...\n")
     assert "--algorithm.f {one_minus,inverse}" in printed
     assert "(default: 0.99)" in printed
     assert "Literal" not in printed
-    for name in algorithms.__all__:
-        assert not re.findall(r"<class|Optional\[|Union\[|known subclasses", help_of("fit", "--algorithm.help", name))
     assert "lightning_fl.data.IID has no parameters." in help_of(
         "fit", "--data", "Digits", "--data.partition.help", "IID"
     )

@@ -76,7 +76,12 @@ STACKED = ("SCAFFOLD", "FedDUM", "FedLDF-map", "FedADP", "FedAdamSSM-second", "O
 
 
 @pytest.mark.parametrize(
-    ("name", "runner"), [*((name, "serial") for name in WHOLE), *((name, "stacked") for name in STACKED)]
+    ("name", "runner"),
+    [
+        *((name, "serial") for name in STACKED),
+        *(pytest.param(name, "serial", marks=pytest.mark.matrix) for name in WHOLE if name not in STACKED),
+        *((name, "stacked") for name in STACKED),
+    ],
 )
 def test_goes_on_as_a_network_born_small_whose_states_were_sliced_by_hand(
     name: str, runner: Any, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
@@ -108,6 +113,7 @@ COUNT_NUMBERS = (
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith(COUNT_NUMBERS)])
+@pytest.mark.sampled
 def test_without_a_unit_of_zeros_nothing_changes(name: str, make_trainer: MakeTrainer) -> None:
     """Check that such a unit stays zero, since tanh 0 = 0 and both its sides have zero gradients."""
     entry, dense = ROSTER[name], Perceptron()

@@ -34,6 +34,7 @@ def many(folder: Path, count: int, name: str = "Method {}") -> list[Group]:
 @pytest.mark.parametrize("look", [Look(), COLUMN, SLIDE], ids=["default", "column", "slide"])
 @pytest.mark.parametrize(("count", "name"), [(30, "Method {}"), (12, LONG)], ids=["30 lines", "long names"])
 @pytest.mark.parametrize("has_panels", [False, True])
+@pytest.mark.sampled
 def test_curves_and_their_legend_have_room(count: int, name: str, look: Look, has_panels: bool, tmp_path: Path) -> None:
     groups = many(tmp_path / "run", count, name)
     if has_panels:

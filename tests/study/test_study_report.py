@@ -71,6 +71,7 @@ def test_a_report_of_a_study_has_its_present_runs_alone() -> None:
 
 @pytest.mark.parametrize("number", ["final", "best", "at_uplink", "rise"])
 @pytest.mark.parametrize("seeds", [(1,), (0, 1)])
+@pytest.mark.sampled(4)
 def test_runs_without_a_finite_value_are_no_runs_that_are_missing(number: str, seeds: Sequence[int]) -> None:
     """Test a method that diverges in its first round: with one seed of two, and with both."""
     path = write_study(claims=[{**CLAIM, "in": number}])

@@ -114,6 +114,7 @@ def fits(make_trainer: MakeTrainer, module: Any, data: Callable[[], Any], algori
     for runner in ("serial", "stacked"):
         fitted = copy.deepcopy(module)
         flags = {"max_rounds": 3, "clients_per_round": 4, **flags}
+        flags.setdefault("val_every_n_rounds", flags["max_rounds"])  # only the last validation is compared
         at_once = {} if runner == "stacked" else {"clients_at_once": None}
         trainer = make_trainer(**{**flags, "runner": runner, **at_once})
         trainer.fit(fitted, data(), copy.deepcopy(algorithm))

@@ -14,6 +14,8 @@ from lightning_fl.algorithms import MOON, FedAP, HRank
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 
+pytestmark = pytest.mark.trains
+
 WAYS = "network", "compile", "module", "step"
 """`torch.compile` of the network, its `compile()`, `fit(torch.compile(module))`, and the training step alone."""
 
@@ -65,6 +67,7 @@ def entries(module: ImageClassifier) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(2)
 def test_a_compiled_module_is_not_compiled_again_and_again_and_trains_as_the_module(way: str, tmp_path: Path) -> None:
     module, graphs = fitted(tmp_path, way, max_rounds=3, local_epochs=6)
     assert 0 < graphs[1] == graphs[2]
@@ -91,6 +94,7 @@ def test_a_stack_of_compiled_modules_computes_without_the_compiler_and_says_so(
         ("network", HRank(rate=0.3, prune_round=1)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_compiled_module_is_pruned_as_the_module(way: str, algorithm: Any, tmp_path: Path) -> None:
     module, graphs = fitted(tmp_path, way, algorithm)
     assert 0 < graphs[0] < graphs[1]  # compiled again for the pruned network
