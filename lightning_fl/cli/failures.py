@@ -69,7 +69,8 @@ def _declared(command: str) -> str:
     for declared, _, marker in (requirement.partition(";") for requirement in requirements):
         if re.match(rf"{re.escape(wanted)}(?![\w.-])", declared, re.IGNORECASE):
             extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
-            return f"pip install '{f'lightning-fl[{extra[1]}]' if extra else declared.strip()}'"
+            needed = f"lightning-fl[{extra[1]}]" if extra else declared.strip()
+            return f"pip install '{needed}'"
     return command
 
 
