@@ -10,7 +10,7 @@ WORKDIR /opt/lightning_fl
 COPY pyproject.toml setup.py README.md LICENSE ./
 RUN packages=$(sed -n 's/^    "\(lightning_fl[a-z_.]*\)",$/\1/p' pyproject.toml | tr . /) \
     && mkdir -p $packages modules callbacks configs && echo '__version__ = "0"' > lightning_fl/__init__.py \
-    && pip install '.[wandb]' && pip uninstall -y lightning-fl && rm -rf ./*
+    && pip install . && pip uninstall -y lightning-fl && rm -rf ./*
 COPY . .
 RUN pip install --no-deps .
 

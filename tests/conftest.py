@@ -115,21 +115,6 @@ def _entry_points_are_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _logged_values_move_only_if_they_must() -> Iterator[None]:
-    """Leave logged values on their device: before each one Lightning searches all that it holds, a tenth of a short fit."""
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
-
-    move = _ResultMetric.to
-
-    def to(self: _ResultMetric, device: Any) -> _ResultMetric:
-        return self if self.is_tensor and self.value.device == device else move(self, device)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ResultMetric, "to", to)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _files_may_be_lost_with_the_power() -> Iterator[None]:
     """Do not wait for the disk: that takes a quarter of a short run that writes checkpoints."""
     with pytest.MonkeyPatch.context() as patch:

@@ -1101,7 +1101,7 @@ def test_a_module_that_is_not_installed_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("needed", "said"),
-    [("wandb", "lightning-fl[wandb]"), ("jinja2", "jinja2>=3.1"), ("matplotlib", "matplotlib>=3.8")],
+    [("optuna", "lightning-fl[search]"), ("wandb", "wandb!=0.24.0,>=0.19.6"), ("jinja2", "jinja2>=3.1"), ("matplotlib", "matplotlib>=3.8")],
 )
 @pytest.mark.parametrize("hint", ["pip install -U '{}>=0.12.10'", "pip install -U {}", "pip install {}"])
 def test_a_missing_package_is_named_with_its_extra_or_the_version_that_is_needed(
@@ -1115,7 +1115,7 @@ def test_a_missing_package_is_named_with_its_extra_or_the_version_that_is_needed
     assert (sentence_of(other) or "").endswith(f"not installed: pip install -U '{needed}-other>=1'.")
 
 
-def test_without_its_extra_wandb_is_refused_before_training(
+def test_without_its_package_a_logger_is_refused_before_training(
     lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Absent:
@@ -1129,7 +1129,8 @@ def test_without_its_extra_wandb_is_refused_before_training(
 
     monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", Absent())
     failed = lightning_fl("fit", "--config", small, "--trainer.logger=WandbLogger")
-    assert failed.sentence == "WandbLogger needs a package that is not installed: pip install 'lightning-fl[wandb]'."
+    said = "WandbLogger needs a package that is not installed: pip install 'wandb!=0.24.0,>=0.19.6'."
+    assert failed.sentence == said
     assert not Path("run").exists()
 
 
