@@ -92,6 +92,15 @@ def test_two_processes_train_smaller_networks(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_two_processes_agree_on_levels_that_meet_a_deadline(tmp_path: Path) -> None:
+    words = ["--model.network", "lenet5", "--trainer.clock.devices", "phones", "--trainer.clock.macs_per_second", "1e8"]
+    algorithm = "FederatedDropout --algorithm.deadline 0.01 --algorithm.rates [0.0,0.5,0.75]"
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
+    assert len({float(row["comm/downlink_bits"]) for row in one[0]}) > 1
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))
+
+
+@pytest.mark.process
 def test_two_processes_agree_on_who_is_late(tmp_path: Path) -> None:
     """Test two turns, whose bits are counted in the process that trains the client, drop-outs and unequal clients."""
     there = tmp_path / "there.csv"

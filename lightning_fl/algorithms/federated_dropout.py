@@ -10,6 +10,7 @@ Units are filters of convolutions and neurons of linear layers. Inputs and outpu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightning_fl.aggregators import MaskedMean
@@ -20,12 +21,24 @@ from lightning_fl.exchanges import DrawnUnits
 class FederatedDropout(Method):
     """FedAvg in which clients train random smaller networks, drawn anew in each round."""
 
-    def __init__(self, rate: float = 0.25, per_client: bool = False, scaled: bool = False, **slots: Any) -> None:
+    def __init__(
+        self,
+        rate: float = 0.25,
+        per_client: bool = False,
+        scaled: bool = False,
+        deadline: float | None = None,
+        rates: Sequence[float] | None = None,
+        **slots: Any,
+    ) -> None:
         """Fill the exchange and aggregator slots.
 
         Args:
             rate: Share of the units of every hidden layer that are left out, in [0, 1); 0 is FedAvg.
             per_client: True if each client draws units of its own; False if all clients of a round have the same.
             scaled: True to divide the outputs of hidden layers by 1 − rate in training, as dropout does.
+            deadline: Simulated seconds above 0: every client has the smallest of the rates with which a clock of clients expects
+                its round to take no longer, or else the largest. None: all have `rate`.
+            rates: Rates in [0, 1) among which the deadline decides, in place of `rate`.
         """
-        super().__init__(exchange=DrawnUnits(rate, per_client, scaled), aggregator=MaskedMean(), **slots)
+        exchange = DrawnUnits(rate, per_client, scaled, deadline, rates)
+        super().__init__(exchange=exchange, aggregator=MaskedMean(), **slots)

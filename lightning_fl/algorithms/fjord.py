@@ -7,8 +7,9 @@ client k of width p_k:  every step draws p uniformly from the widths up to p_k, 
 server:                 every number is the mean of the clients that have it, and stays where none has it
                                                                                       aggregator: MaskedMean
 
-Each width has equally many clients. Units that a step leaves out have a gradient of 0; momentum and weight decay of the
-module's optimiser still change them. The paper's self-distillation for strong clients is left out.
+Each width is the largest of equally many clients; with a deadline p_k is the widest with which client k is expected to meet it.
+Units that a step leaves out have a gradient of 0; momentum and weight decay of the module's optimiser still change them. The
+paper's self-distillation for strong clients is left out.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ from lightning_fl.exchanges import FirstUnits
 class FjORD(Method):
     """FedAvg with ordered dropout: in every step a client draws a width and trains the first units of every hidden layer."""
 
-    def __init__(self, widths: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0), fixed: bool = True, **slots: Any) -> None:
+    def __init__(
+        self,
+        widths: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0),
+        fixed: bool = True,
+        deadline: float | None = None,
+        **slots: Any,
+    ) -> None:
         """Fill the exchange and aggregator slots.
 
         Args:
             widths: Shares of a hidden layer's units that steps train; [1] is FedAvg.
             fixed: True if a client keeps its largest width, and each is that of as many clients; False if every client draws it
                 in each round.
+            deadline: Simulated seconds above 0: the largest width of every client is the widest with which a clock of clients
+                expects its round to take no longer, or else the smallest. None: each is that of as many clients.
         """
         given = widths if isinstance(widths, Sequence) else ()
         numbers = [width for width in given if isinstance(width, (int, float)) and 0 < width <= 1]
@@ -40,6 +49,5 @@ class FjORD(Method):
             f"widths must be a list of different numbers in (0, 1], such as [0.5, 1.0], got {widths!r}.",
         )
         levels = {width: 1 / len(widths) for width in widths}
-        super().__init__(
-            exchange=FirstUnits(levels, fixed, scaled=False, ordered=True), aggregator=MaskedMean(), **slots
-        )
+        exchange = FirstUnits(levels, fixed, scaled=False, ordered=True, deadline=deadline)
+        super().__init__(exchange=exchange, aggregator=MaskedMean(), **slots)

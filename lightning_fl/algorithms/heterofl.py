@@ -6,9 +6,9 @@ client k of level r_k:  W_k = the first ⌈r_k c_l⌉ of the c_l units of every 
 server:                 every number is the mean of the clients that have it, and stays where none has it
                                                                                                aggregator: MaskedMean
 
-Clients are weighted by samples, as in FedAvg; in the paper all clients have equally many. Stronger clients also train every
-number that a weak client has. Units of layers whose outputs are added, as in a residual block, are chosen together. Inputs and
-outputs of the network stay whole.
+With a deadline, r_k is the widest level with which client k is expected to meet it. Clients are weighted by samples, as in FedAvg;
+in the paper all clients have equally many. Stronger clients also train every number that a weak client has. Units of layers whose
+outputs are added, as in a residual block, are chosen together. Inputs and outputs of the network stay whole.
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ class HeteroFL(Method):
 
     def __init__(
         self,
-        levels: dict[float, float] = LEVELS,
+        levels: dict[float, float] | list[float] = LEVELS,
         fixed: bool = True,
         scaled: bool = True,
+        deadline: float | None = None,
         **slots: Any,
     ) -> None:
         """Fill the exchange and aggregator slots.
 
         Args:
             levels: Share of the clients by level r, the share of a hidden layer's units that they train; {1: 1} is FedAvg.
+                With a deadline, a list of levels will do.
             fixed: True if a client keeps its level, and the shares are exact; False if every client draws its level in each
                 round.
             scaled: True to divide the outputs of hidden layers by r in training; for networks with normalisation.
+            deadline: Simulated seconds above 0: every client trains the widest of the levels with which a clock of clients
+                expects its round to take no longer, or else the smallest, and the shares mean nothing. None: by the shares.
         """
-        super().__init__(exchange=FirstUnits(levels, fixed, scaled), aggregator=MaskedMean(), **slots)
+        exchange = FirstUnits(levels, fixed, scaled, deadline=deadline)
+        super().__init__(exchange=exchange, aggregator=MaskedMean(), **slots)

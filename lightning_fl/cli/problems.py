@@ -79,6 +79,11 @@ PROBLEMS = (
         "[simulates their time](/how-to/devices.md), with deadlines and over-selection.",
     ),
     Problem(
+        "choosing clients (selection)",
+        besides="[`--trainer.selection Fastest`](/how-to/selection.md) and others decide which clients take part, with most "
+        "methods.",
+    ),
+    Problem(
         "a model for each client",
         ("FedBN", "FedRep", "Ditto", "APFL", "PFedMe", "PerFedAvg", "IFCA", "FedDP"),
         besides="[`personal`](/how-to/personalise.md) lets any method keep layers with the clients.",

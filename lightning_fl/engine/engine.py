@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Protocol
@@ -71,6 +71,7 @@ class Engine:
         setup_steps_left_out: steps that `most_setup_steps` has left out.
         has_drifted: True once processes have begun a round with models that differ.
         queries: queries of callbacks to clients since the last round.
+        level: returns the level of a client, if the exchange has `capacities`; else None.
         of_clients: why a column tells of a round's clients, by its name, as far as no part has declared that it does not: it is
             logged while they train, also with Lightning's suffixes, or a feature reports it.
     """
@@ -90,6 +91,7 @@ class Engine:
     group: DeviceGroup | None = None
     prunings: int = 0
     most_setup_steps: int | None = None
+    level: Callable[[int], float] | None = None
     setup_steps_left_out: int = field(default=0, init=False)
     of_clients: dict[str, str] = field(default_factory=dict, init=False)
     queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
@@ -140,6 +142,7 @@ class Engine:
             draw=Draw((run.seed, run.round, CODEC), self.population.everyone[-1] + 1),
             encoded=self.algorithm.encoded(run.server),
             clients=self.population.everyone,
+            level=self.level,
         )
 
     @property
@@ -246,26 +249,30 @@ class Engine:
         for _ in results:
             """Train along with the first process."""
 
-    def dry_round(self, selected: Sequence[int]) -> Link:
+    def dry_round(self, selected: Sequence[int], context: RoundContext | None = None) -> Link:
         """Return a link after a round in which the first of some clients trains nothing, which tells the bits of messages.
 
         In an exchange that chooses parts of the model, a client alone sends all that it might have to. Nothing changes the run.
+
+        Args:
+            selected: clients that receive the broadcast.
+            context: facts about the run; None for those of the present round.
         """
         method, roles, first = self.algorithm, self._dry_roles, list(selected[:1])
-        link, job = self.dry_broadcast(selected)
+        link, job = self.dry_broadcast(selected, context)
         job, clients = method.exchange.before_training(job, first, roles.train, link)
         for _ in roles.collect(roles.train(job, clients), link):
             """Let the client send its messages."""
         return link
 
-    def dry_broadcast(self, selected: Sequence[int]) -> tuple[Link, ClientJob]:
+    def dry_broadcast(self, selected: Sequence[int], context: RoundContext | None = None) -> tuple[Link, ClientJob]:
         """Return a link of its own over which the broadcast of the present round went to some clients, and their job.
 
         They receive what they are going to receive in the round, bit for bit. Nothing changes the run.
         """
         run, method, first = self.run, self.algorithm, list(selected[:1])
         link = Link(
-            self.context,
+            context or self.context,
             method.uplink,
             method.downlink,
             server_memory=run.server_memory,
@@ -279,18 +286,22 @@ class Engine:
 
     def planned_bits(self, selected: Sequence[int]) -> dict[int, tuple[int, int]]:
         """Return the bits that each selected client will send and those that it will receive; all processes must call it."""
+        bits = self.bits_without_training(selected, self.context)
+        # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
+        return dict(gather_objects(self.flat_module.fabric, bits)[0])
+
+    def bits_without_training(self, selected: Sequence[int], context: RoundContext) -> dict[int, tuple[int, int]]:
+        """Return the bits that each selected client will send and those that it will receive, as this process finds them."""
         alike: dict[float, list[int]] = {}
         for client in selected:
-            width = self.algorithm.exchange.width(client, self.context)
+            width = self.algorithm.exchange.width(client, context)
             alike.setdefault(1.0 if width is None else width.share, []).append(client)
         bits: dict[int, tuple[int, int]] = {}
         for clients in alike.values():
-            link = self.dry_round(clients)
+            link = self.dry_round(clients, context)
             later = [link.bits_by_client[client] for client in clients[:1]]  # the same for all
             bits |= added_by_client(link.broadcast_bits_by_client, dict.fromkeys(clients, *later))
-        bits = {client: bits[client] for client in selected}
-        # Processes on accelerators of different kinds may find other sizes, where these depend on numbers.
-        return dict(gather_objects(self.flat_module.fabric, bits)[0])
+        return {client: bits[client] for client in selected}
 
     def num_batches(self) -> int:
         """Batches of the next round, over all answering clients that this process trains, and their own models after them."""

@@ -36,7 +36,7 @@ J = TypeVar("J", bound=Job)
 
 @forwards(
     "inner",
-    "check compresses cuts differs_in_steps in_common keeps_changes needs needs_shapes num_senders recipients sender "
+    "capacities check compresses cuts differs_in_steps in_common keeps_changes needs needs_shapes num_senders recipients sender "
     "sends_whole sums_suffice uses uses_link validated_widths width",
 )
 @dataclass(frozen=True)

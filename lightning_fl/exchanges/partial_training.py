@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from lightning_fl.errors import require
 from lightning_fl.slots import SENT, Channel, Exchange, Result, RoundContext, Upload, Width
 
 
@@ -22,6 +23,15 @@ class PartialTraining(Exchange):
     @abstractmethod
     def width(self, client: int, context: RoundContext) -> Width | None:
         """Return the width of the network that a client trains in the present round; None for the whole one."""
+
+    def level_in_time(self, client: int, context: RoundContext) -> float:
+        """Return the widest level whose round meets the deadline of `capacities`, or else the smallest."""
+        require(
+            context.level is not None,
+            f"{type(self).__name__} chooses widths by a deadline, for which a clock of clients must tell their seconds.",
+        )
+        assert context.level is not None
+        return context.level(client)
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the uploads: only one result is in memory at a time."""

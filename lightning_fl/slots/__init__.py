@@ -11,7 +11,7 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 
 from lightning_fl.slots.aggregator import Aggregator, Merging, kept_columns
 from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, through
-from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
+from lightning_fl.slots.exchange import Capacities, Channel, Exchange, Job, Result, TrainedModel, Upload, Uploader
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
     CHOSEN,
@@ -62,6 +62,7 @@ __all__ = [
     "UPLOAD_WEIGHTS",
     "WIDTHS",
     "Aggregator",
+    "Capacities",
     "Channel",
     "Codec",
     "Draw",

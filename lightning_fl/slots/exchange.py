@@ -99,6 +99,18 @@ class Upload:
         return self.result.staleness
 
 
+class Capacities(NamedTuple):
+    """Levels of which every client trains the widest that a clock of clients expects to meet a deadline.
+
+    Attributes:
+        levels: shares of the units of every hidden layer, the widest first.
+        deadline: simulated seconds of a client's round, its messages and its training.
+    """
+
+    levels: tuple[float, ...]
+    deadline: float
+
+
 class Uploader(NamedTuple):
     """Client of an upload, and `attacking` and `num_uploads` of its `Result`."""
 
@@ -230,6 +242,11 @@ class Exchange(Part, ABC):
             client: index of the client.
             context: facts about the run.
         """
+        return None
+
+    @property
+    def capacities(self) -> Capacities | None:
+        """Levels among which a clock of clients decides, as `RoundContext.level` tells; None if nothing follows from time."""
         return None
 
     @property

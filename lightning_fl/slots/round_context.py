@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from zlib import crc32
@@ -74,6 +74,7 @@ class RoundContext:
         encoded: bits of the broadcast's entries that a step has encoded already, by name; see `Step.encoded`.
         unpruned: submodel that the pruning mask keeps, all other parameters being 0; None if there is no mask.
         clients: indices of the N clients, ascending; None if they are 0 to N - 1.
+        level: returns the level of a client, if the exchange has `capacities`; else None.
     """
 
     layout: Layout
@@ -90,6 +91,7 @@ class RoundContext:
     draw: Draw = Draw()
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
     clients: Sequence[int] | None = None
+    level: Callable[[int], float] | None = None
 
     @property
     def everyone(self) -> Sequence[int]:

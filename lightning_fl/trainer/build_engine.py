@@ -42,6 +42,7 @@ from lightning_fl.features.asynchrony.without_barrier import WithoutBarrier
 from lightning_fl.features.attacks.attackers import Attackers
 from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.clock.availability import Availability
+from lightning_fl.features.clock.client_capacities import client_capacities
 from lightning_fl.features.clock.client_devices import ClientDevices
 from lightning_fl.features.clock.simulated_time import SimulatedTime
 from lightning_fl.features.loss_guard import RoundGuard
@@ -139,6 +140,9 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
         _client_devices(trainer),
         None if algorithm.pools_clients else trainer.deadline,
     )
+    capacities = client_capacities(engine, time)
+    if capacities is not None:
+        engine.level = capacities.level
     engine.features = _features(trainer, engine, time, privacy, num_clients, num_senders)
     for callback in trainer.callbacks:
         if getattr(callback, "removes_filters", False):
@@ -157,6 +161,8 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     wanted = "lightning" if trainer.by_lightning else trainer.runner
     wanted = "serial" if algorithm.exchange.differs_in_steps else wanted
     engine.runner = build_runner(engine, wanted, trainer.clients_at_once)
+    if capacities is not None:
+        rank_zero_info(capacities.described())
     flat_module.load_server_model(run)  # checks may have changed the model
     return engine, privacy
 

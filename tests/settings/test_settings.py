@@ -66,6 +66,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "optimizer": [torch.optim.SGD, torch.optim.Adam],
     "print_groups": [True, False],
     "profile": ["lte", "wifi"],
+    "rates": [(0.0, 0.5), (0.5,)],
     "rule": [Proximal(0.1), Proximal(0.2), SquaredGradients(interval=1), SquaredGradients(interval=2)],
     "server_optimizer": [torch.optim.SGD, torch.optim.Adam, lambda parameters: torch.optim.SGD(parameters, lr=0.5)],
     "stages": [(Apply(),), (Apply(0.5),)],
@@ -76,6 +77,7 @@ VALUES: dict[str, Sequence[Any]] = {
 WITH: dict[str, dict[str, Any]] = {
     "exchange": {"aggregator": MaskedMean()},
     "groups": {"partition": ByGroup()},
+    "deadline": {"rates": (0.0, 0.5)},
     "finetune_lr": {"finetune_epochs": 1},
     "levels": {"bits": 4},
     "max_sources": {"rate_source": "all"},
@@ -83,6 +85,7 @@ WITH: dict[str, dict[str, Any]] = {
     "network_options": {"network": "vgg11", "in_channels": 3, "image_size": 32},
     "pruning_threshold": {"variant": "threshold"},
     "rate": {"rate_mode": "fixed"},
+    "rates": {"deadline": 1.0},
     "source": {"target": 7},
     "target": {"source": 7},
     "vocabulary": {"kind": "sent140"},

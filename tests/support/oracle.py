@@ -1269,6 +1269,43 @@ def levels_of(problem: Problem, t: int, levels: dict[float, float], fixed: bool)
     return {k: list(levels)[int(np.sum(place >= bounds))] for k, place in enumerate(places)}
 
 
+def levels_in_time(
+    problem: Problem,
+    levels: list[float],
+    deadline: float,
+    median: tuple[float, float, float],
+    sigmas: tuple[float, float, float],
+    seed_bits: int = 0,
+    ordered: bool = False,
+) -> dict[int, float]:
+    """Return for each client the widest level whose round takes at most `deadline` seconds; the smallest if there is none.
+
+    Args:
+        problem: clients of a network of 3 inputs, 4 hidden units and 2 outputs, in float64.
+        levels: levels of the hidden units.
+        deadline: seconds.
+        median: multiply-accumulates, MiB up and MiB down in a second, of the median client.
+        sigmas: spreads of the three.
+        seed_bits: bits down of a seed that draws the units.
+        ordered: True if every step draws one of the levels up to the client's own.
+    """
+    chosen = {}
+    for k, own in enumerate(problem.x):
+        normal = np.random.default_rng([problem.seed, 0, 12, k]).standard_normal(3)
+        speed, up, down = (mean * np.exp(sigma * z) for mean, sigma, z in zip(median, sigmas, normal, strict=True))
+        for level in sorted(levels, reverse=True):
+            h = int(np.ceil(round(4 * level, 9)))
+            bits = 64 * (3 * h + h + 2 * h + 2)
+            trained = [p for p in levels if p <= level] if ordered else [level]
+            macs = np.mean([5 * int(np.ceil(round(4 * p, 9))) for p in trained])
+            seconds = 3 * macs * problem.epochs * len(own) / speed
+            seconds += bits / 8 / 2**20 / up + (bits + (seed_bits if level < 1 else 0)) / 8 / 2**20 / down
+            chosen[k] = level
+            if seconds <= deadline:
+                break
+    return chosen
+
+
 Part = Callable[[int, int], tuple[Sequence[int], float | list[int]]]
 
 
