@@ -2,7 +2,8 @@
 2021 (arXiv:2010.01264).
 
 client k of level r_k:  W_k = the first ⌈r_k c_l⌉ of the c_l units of every hidden layer l     exchange: FirstUnits
-                        trains as in FedAvg; in training the outputs of hidden layers are divided by r_k (the Scaler)
+                        trains as in FedAvg; in training the outputs of hidden layers are divided by r_k (the Scaler), and with
+                        `masked` those of classes that it lacks are 0 (the masked cross-entropy)
 server:                 every number is the mean of the clients that have it, and stays where none has it
                                                                                                aggregator: MaskedMean
 
@@ -31,6 +32,7 @@ class HeteroFL(Method):
         fixed: bool = True,
         scaled: bool = True,
         deadline: float | None = None,
+        masked: bool | None = None,
         **slots: Any,
     ) -> None:
         """Fill the exchange and aggregator slots.
@@ -43,6 +45,8 @@ class HeteroFL(Method):
             scaled: True to divide the outputs of hidden layers by r in training; for networks with normalisation.
             deadline: Simulated seconds above 0: every client trains the widest of the levels with which a clock of clients
                 expects its round to take no longer, or else the smallest, and the shares mean nothing. None: by the shares.
+            masked: True for the paper's masked cross-entropy: in training, outputs of the last linear layer are 0 where a client
+                has no sample of their class.
         """
-        exchange = FirstUnits(levels, fixed, scaled, deadline=deadline)
+        exchange = FirstUnits(levels, fixed, scaled, deadline=deadline, masked=bool(masked))
         super().__init__(exchange=exchange, aggregator=MaskedMean(), **slots)

@@ -32,6 +32,7 @@ class FirstUnits(PartialTraining):
             those up to its own.
         deadline: simulated seconds above 0: every client has the widest of the levels with which a clock of clients expects its
             round, messages and training, to take no longer, and the smallest if there is none. None: `levels` has the shares.
+        masked: True to set outputs of the last linear layer to 0 in training where the client has no sample of their class.
     """
 
     levels: Mapping[float, float] | Sequence[float] = field(default_factory=lambda: {1.0: 0.5, 0.5: 0.3, 0.25: 0.2})
@@ -39,6 +40,7 @@ class FirstUnits(PartialTraining):
     scaled: bool = True
     ordered: bool = False
     deadline: Annotated[float, Gt(0)] | None = None
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if self.deadline is not None and isinstance(self.levels, (list, tuple)) and all(map(_is_number, self.levels)):
@@ -98,6 +100,11 @@ class FirstUnits(PartialTraining):
     def capacities(self) -> Capacities | None:
         """Levels among which a clock of clients decides; None without a deadline."""
         return None if self.deadline is None else Capacities(tuple(sorted(self._shares, reverse=True)), self.deadline)
+
+    @property
+    def masks_classes(self) -> bool:  # type: ignore[override]
+        """True with `masked`."""
+        return self.masked
 
     @property
     def differs_in_steps(self) -> bool:  # type: ignore[override]

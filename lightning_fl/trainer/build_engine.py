@@ -24,6 +24,7 @@ from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_run
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.own_classes import output_layer
 from lightning_fl.clients.representations import representation_layer
 from lightning_fl.clients.serial import serial
 from lightning_fl.data import FederatedDataModule
@@ -257,6 +258,8 @@ def _check_smaller(trainer: TrainerInterface, engine: Engine) -> None:
         trainer.runner != "stacked" or not engine.algorithm.exchange.differs_in_steps,
         f"clients of {name} draw another width in every step, which a stack of clients cannot: use runner 'auto' or 'serial'.",
     )
+    if engine.algorithm.exchange.masks_classes:
+        output_layer(engine.flat_module.module, engine.data, name)
     engine.networks.check()
 
 

@@ -21,7 +21,7 @@ from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, FjORD, HeteroFL
 from lightning_fl.callbacks import EnergyMeter, FilterPruning
 from lightning_fl.codecs import ErrorFeedback, Followed, TopK
-from lightning_fl.data import IID, Arrays
+from lightning_fl.data import IID, Arrays, GivenIndices
 from lightning_fl.features.clock import ClientClock
 from lightning_fl.rules import ControlVariates
 from lightning_fl.steps import Momentum
@@ -160,6 +160,54 @@ def test_a_clients_step_is_that_of_the_masked_whole_network(
     expected = np.where(mask, start - 0.1 * gradient.numpy(), start)
     assert np.abs(expected - start).max() > 0.01
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-12)
+
+
+@RUNNERS
+@pytest.mark.parametrize("level", [1.0, 0.5])
+def test_a_masked_loss_sees_the_clients_classes_alone(level: float, runner: Any, make_trainer: MakeTrainer) -> None:
+    """Check one step of each of two clients on all of its samples: of class 0 alone, and of the classes 1 and 2."""
+    module = Images(optimizer=partial(torch.optim.SGD, lr=0.1)).double()
+    start, mask, few = vector(module), numbers_at(level), Y == 0
+    parts = [few.nonzero().flatten().tolist(), (~few).nonzero().flatten().tolist()]
+    data = Arrays(train=(X, Y), test=drawn(10, seed=1), batch_size=len(Y), partition=GivenIndices(parts), num_clients=2)
+    trained = []
+    for rows, classes in zip(parts, ([0], [1, 2]), strict=True):
+        whole = copy.deepcopy(module)
+        for parameter, kept in zip(whole.parameters(), split(mask, whole), strict=True):
+            parameter.data *= kept
+        for name in HIDDEN:
+            whole.get_submodule(name).register_forward_hook(lambda layer, inputs, output: output / level)
+        logits = whole(X[rows])
+        seen = torch.zeros_like(logits)
+        seen[:, classes] = logits[:, classes]
+        nn.functional.cross_entropy(seen, Y[rows]).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in whole.parameters()])
+        trained.append(np.where(mask, start - 0.1 * gradient.numpy(), start))
+    trainer = make_trainer(max_rounds=1, clients_per_round=2, precision="64-true", runner=runner)
+    trainer.fit(module, data, HeteroFL({level: 1.0}, masked=True))
+    expected = (len(parts[0]) * trained[0] + len(parts[1]) * trained[1]) / len(Y)
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-12)
+    assert not module.output._forward_hooks
+
+
+def test_a_mask_changes_nothing_where_clients_have_all_classes(make_trainer: MakeTrainer) -> None:
+    parts = [list(range(k, len(Y), 3)) for k in range(3)]
+    assert all(len(set(Y[part].tolist())) == 3 for part in parts)
+    ends = []
+    for masked in (True, None):
+        torch.manual_seed(0)
+        module = Images()
+        data = Arrays(train=(X, Y), test=drawn(10, seed=1), partition=GivenIndices(parts), num_clients=3)
+        make_trainer(precision="64-true").fit(module, data, HeteroFL(LEVELS, masked=masked))
+        ends.append(vector(module))
+    assert np.array_equal(*ends)
+
+
+def test_a_mask_of_samples_without_classes_is_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(
+        UserError, match="HeteroFL masks the classes that a client lacks, and the samples have no classes"
+    ):
+        make_trainer().fit(Perceptron(), federation(), HeteroFL(LEVELS, masked=True))
 
 
 def split(mask: Tensor, module: nn.Module) -> list[Tensor]:
