@@ -60,12 +60,15 @@ from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.link.messages import RoundObserver
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
-from lightning_fl.slots import Gradients, Message, Personal, RoundContext, Rule, adapter, has_client_models
-from lightning_fl.state.run_state import Run
+from lightning_fl.slots import Draw, Gradients, Message, Personal, RoundContext, Rule, adapter, has_client_models
+from lightning_fl.state.run_state import CODEC, Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import LightningRunner, check_lightning_runner
 from lightning_fl.trainer.threads import choose_threads, is_busy
+
+MOST_ROUNDS_AHEAD = 10_000
+"""Rounds whose numbers of local steps are drawn before the first round."""
 
 
 def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
@@ -422,7 +425,7 @@ def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network
 def _new_run(flat_module: FlatModule) -> Run:
     """Return a run that begins with the model that the flat module holds."""
     return Run(
-        seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
+        seed=_seed(),
         layout=flat_module.layout,
         buffer_layout=flat_module.buffer_layout,
         params=flat_module.params.clone(),
@@ -432,6 +435,11 @@ def _new_run(flat_module: FlatModule) -> Run:
         personal_buffer_layout=flat_module.personal_buffers.layout,
         personal=flat_module.read_personal(),
     )
+
+
+def _seed() -> int:
+    """Return the seed of a run."""
+    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
 def _local_schedule(
@@ -471,10 +479,24 @@ def _local_schedule(
     if pooled is not None:
         schedule = schedule.with_cohort(*pooled, batches_per_epoch)
     schedule = replace(schedule, most_steps=None if trainer.max_steps == -1 else trainer.max_steps)
-    repeats = trainer.algorithm.rule.repeats
-    trainer.most_local_steps = replace(schedule, repeat=repeats).num_steps(batches_per_epoch)
+    repeats, drawn = trainer.algorithm.rule.repeats, _most_steps_of_rule(trainer)
+    longest = schedule if drawn is None else replace(schedule, epochs=None, steps=drawn)
+    trainer.most_local_steps = replace(longest, repeat=repeats).num_steps(batches_per_epoch)
     trainer.round_batches = batches_per_epoch * repeats
     return schedule
+
+
+def _most_steps_of_rule(trainer: TrainerInterface) -> int | None:
+    """Return the steps of a client in the longest round if the rule decides on them in each; None if the flags do."""
+    flat_module, rule, rounds = trainer.active_module, trainer.algorithm.rule, trainer.max_rounds
+    context = RoundContext(flat_module.layout, flat_module.buffer_layout, 1, num_rounds=rounds)
+    if rule.steps_in_round(context) is None:
+        return None
+    seed = _seed()
+    return max(
+        rule.steps_in_round(replace(context, round=number, draw=Draw((seed, number, CODEC)))) or 0
+        for number in range(min(max(1, rounds), MOST_ROUNDS_AHEAD))
+    )
 
 
 def _reads_last_losses(trainer: TrainerInterface) -> bool:

@@ -82,12 +82,14 @@ class Counts(Callback):
 def test_all_clients_make_one_drawn_number_of_steps_whatever_the_flags(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, drawn = {}, []
+    found: dict[tuple[str, str], list[int]] = {}
+    drawn: dict[int, set[int]] = {}
     steps_in_round = ProxSkip.steps_in_round
 
     def watched(rule: ProxSkip, context: Any) -> int:
-        drawn.append(steps_in_round(rule, context))
-        return drawn[-1]
+        number = steps_in_round(rule, context)
+        drawn.setdefault(context.round, set()).add(number)
+        return number
 
     for seed, flags in (("0", {"local_epochs": 3}), ("0", {"local_steps": 1}), ("1", {})):
         counts = Counts()
@@ -104,10 +106,36 @@ def test_all_clients_make_one_drawn_number_of_steps_whatever_the_flags(
         Perceptron(), federation((1,)), Scaffnew(p=0.4)
     )
     # Several parts of a round ask for the number, and must get the same.
-    rounds = np.array(drawn[-400 * (len(drawn) // 400) :]).reshape(400, -1)
-    assert (rounds == rounds[:, :1]).all()
-    assert rounds[:, 0].mean() == pytest.approx(1 / 0.4, abs=4 * (0.6**0.5 / 0.4) / 20), "4 standard errors"
-    assert np.mean(rounds[:, 0] == 1) == pytest.approx(0.4, abs=4 * (0.24**0.5) / 20)
+    assert len(drawn) >= 400
+    assert all(len(numbers) == 1 for numbers in drawn.values())
+    rounds = np.array([numbers.pop() for _, numbers in sorted(drawn.items())])
+    assert rounds.mean() == pytest.approx(1 / 0.4, abs=4 * (0.6**0.5 / 0.4) / 20), "4 standard errors"
+    assert np.mean(rounds == 1) == pytest.approx(0.4, abs=4 * (0.24**0.5) / 20)
+
+
+class OneCycle(Perceptron):
+    """Module whose learning rate makes one cycle in a client's training."""
+
+    def __init__(self, total_steps: int | None) -> None:
+        super().__init__()
+        self.total_steps, self.lengths = total_steps, []
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches if self.total_steps is None else self.total_steps
+        self.lengths.append(steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps, cycle_momentum=False)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_schedule_by_step_spans_the_longest_round(make_trainer: MakeTrainer) -> None:
+    counts, module, flags = Counts(), OneCycle(None), {"max_rounds": 6, "clients_per_round": N, "runner": "serial"}
+    make_trainer(**flags, callbacks=counts).fit(module, federation(), Scaffnew(p=0.3))
+    longest = max(clients[0] for clients in counts.rounds)
+    assert module.lengths == [longest]
+    assert longest > min(clients[0] for clients in counts.rounds)
+    with pytest.raises(UserError, match=f"total_steps={longest - 1}, but client . makes {longest} steps in a round"):
+        make_trainer(**flags).fit(OneCycle(longest - 1), federation(), Scaffnew(p=0.3))
 
 
 def test_control_variates_add_up_to_0_again_after_clients_have_dropped_out(make_trainer: MakeTrainer) -> None:
