@@ -85,8 +85,8 @@ class EnergyMeter(Callback):
 
         uplink  = bits · uplink_joules_per_bit + radio_watts · bits / rate of the client by the trainer's clock; downlink alike
         network = bits both ways · network_joules_per_bit
-        compute = model/macs · (3 · clients/samples + clients/asked_samples) · joules_per_mac, or with smaller networks
-                  3 · clients/macs · joules_per_mac
+        compute = model/macs · (3 · clients/samples + clients/asked_samples + clients/loss_samples) · joules_per_mac, or with
+                  smaller networks 3 · clients/macs · joules_per_mac
 
         coefficient              lte        wifi      range         source
         uplink_joules_per_bit    438.39 nJ  283.2 nJ  1/10 to 3 ×   Huang, MobiSys 2012: phones of 2011
@@ -165,8 +165,8 @@ class EnergyMeter(Callback):
         rest_up, rest_down = (before.get("up", 0), before.get("down", 0)) if counted else (up, down)
         # Where clients train smaller networks, a column has what they have computed.
         whole = float(metrics["model/macs"]) * float(metrics["clients/samples"])
-        asked = float(metrics["model/macs"]) * float(metrics.get("clients/asked_samples", 0))
-        macs = 3 * float(metrics.get("clients/macs", whole)) + asked
+        passed = sum(float(metrics.get(f"clients/{name}_samples", 0)) for name in ("asked", "loss"))
+        macs = 3 * float(metrics.get("clients/macs", whole)) + float(metrics["model/macs"]) * passed
         parts = {
             "uplink": {
                 "uplink_joules_per_bit": up,

@@ -12,8 +12,8 @@ models at random; here they are the module's initial model with some signs flipp
 weights, this class by samples.
 
 `val/…` is the mean over the clients, each with the model that it chooses. `val/…_server`, `model.ckpt` and pruning by
-magnitude use the first model. The C passes over a client's samples to compute losses do not count as steps. Clients train one
-after the other.
+magnitude use the first model. The C forward passes over a client's samples to compute losses count as time and energy
+(`clients/loss_samples`), not as steps. Clients train one after the other.
 """
 
 from __future__ import annotations

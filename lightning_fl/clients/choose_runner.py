@@ -79,7 +79,7 @@ def choose_runner(
     )
     losses = f"{type(job.rule).__name__} reads losses of whole models"
     require(
-        wanted != "stacked" or not job.rule.reads_losses,
+        wanted != "stacked" or not job.rule.num_losses,
         f"runner 'stacked' measures no losses before the training, but {losses}: use runner 'auto' or 'serial'.",
     )
     if wanted == "auto" and not pays and not on_cpu and num_clients >= least_clients:
@@ -113,7 +113,7 @@ def choose_runner(
     if keeps_models:
         rank_zero_info("Clients train one after the other, because each keeps a model of its own.")
         return serial
-    if job.rule.reads_losses:
+    if job.rule.num_losses:
         rank_zero_info(f"Clients train one after the other, because {losses}.")
         return serial
     obstacles, client_bytes, draws = _try(flat_module, job, data)

@@ -280,7 +280,7 @@ def begin_training(
         flat_module.load(start["model"], start["buffers"], counters)
         flat_module.load_personal(owned)
     local.learning_rate = optimizer.learning_rate
-    if job.rule.reads_losses:
+    if job.rule.num_losses:
         local.full_loss = partial(_loss_at, flat_module, job, work)
     start_parts(job, local)
     flat_module.seed(seed)

@@ -167,7 +167,8 @@ class Engine:
         """Return the length of the clients' local training in the present round of a run, which has the context."""
         method, sizes = self.algorithm, self.data.client_sizes
         in_round = schedule.in_round(method.rule, context)
-        work = LocalWork(in_round, run, sizes, method.gradients_per_step, method.passes_at_received)
+        gradients, passes, losses = method.gradients_per_step, method.passes_at_received, method.rule.num_losses
+        work = LocalWork(in_round, run, sizes, gradients, passes, losses)
         if not method.exchange.cuts:
             return work
         return replace(work, share=partial(self.networks.share, context, self.network.macs))

@@ -22,6 +22,7 @@ class LocalWork:
         sizes: number of samples of each client (N,).
         gradients_per_step: gradients of each step's batches.
         passes_at_received: passes over a client's samples for gradients at the received model, besides its steps.
+        num_losses: forward passes over a client's samples for losses before its steps.
         share: returns the multiply-accumulates of a client's network as a share of those of the whole one; None: all train that.
     """
 
@@ -30,6 +31,7 @@ class LocalWork:
     sizes: np.ndarray
     gradients_per_step: int = 1
     passes_at_received: int = 0
+    num_losses: int = 0
     share: Callable[[int], float] | None = None
 
     def num_batches(self, clients: Iterable[int]) -> int:
@@ -52,6 +54,10 @@ class LocalWork:
         """Return the number of samples whose gradients a client computes that does not stop early."""
         return self._num_samples(int(self.sizes[client]))
 
+    def loss_samples(self, client: int) -> int:
+        """Return the number of samples, once for each model, whose losses a client computes before its steps."""
+        return self.num_losses * int(self.sizes[client])
+
     def mean_samples(self) -> Fraction:
         """Return the mean of these numbers over the clients with samples; 0 if there are none."""
         sizes, counts = np.unique(self.sizes[self.sizes > 0], return_counts=True)
@@ -65,6 +71,8 @@ class LocalWork:
         stragglers, num_samples = self.num_stragglers(clients), self.num_samples(clients)
         counts = {} if stragglers is None else {"clients/straggling": stragglers}
         counts["clients/samples"] = num_samples  # also of rejected clients, once for each gradient
+        if self.num_losses:
+            counts["clients/loss_samples"] = sum(map(self.loss_samples, clients))
         if self.share is not None and macs is not None:
             counts["clients/macs"] = sum(self.num_samples([k]) * round(self.share_of(k) * macs) for k in clients)
         return counts

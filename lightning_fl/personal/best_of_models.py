@@ -20,14 +20,14 @@ class BestOfModels(Personal):
     model, which it then uses.
 
     Attributes:
-        num_models: models C ≥ 1 of the server.
+        models: models C ≥ 1 of the server.
     """
 
     adapts = True
-    num_models: Annotated[int, Ge(1)] = 2
+    models: Annotated[int, Ge(1)] = 2
 
     def adapt(self, params: Tensor, own: OwnSamples) -> Tensor:
         """Return the parameters of the best model."""
-        further = [own.shared[name] for name in several_models(self.num_models)[1:] if name in own.shared]
-        models = [params, *(model.to(params) for model in further)]
-        return models[int(torch.stack([own.loss(model) for model in models]).argmin())]
+        further = [own.shared[name] for name in several_models(self.models)[1:] if name in own.shared]
+        present = [params, *(model.to(params) for model in further)]
+        return present[int(torch.stack([own.loss(model) for model in present]).argmin())]

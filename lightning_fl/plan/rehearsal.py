@@ -95,9 +95,10 @@ class Rehearsed:
         """
         found = []
         for row in self.rows:
-            macs, asked = int(row.get("model/macs", 0)), int(row.get("clients/asked_samples", 0))
+            macs = int(row.get("model/macs", 0))
+            passed = sum(int(row.get(f"clients/{name}_samples", 0)) for name in ("asked", "loss"))
             trained = int(row.get("clients/macs", macs * int(row["clients/samples"])))
-            found.append(trained + macs * asked // 3)
+            found.append(trained + macs * passed // 3)
         return found
 
     def bits(self, direction: str) -> list[int]:

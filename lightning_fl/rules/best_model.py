@@ -23,8 +23,12 @@ class BestModel(Rule):
         num_models: models C ≥ 1 that a client receives.
     """
 
-    reads_losses = True
     num_models: Annotated[int, Ge(1)] = 2
+
+    @property
+    def num_losses(self) -> int:  # type: ignore[override]
+        """The losses of all models."""
+        return self.num_models
 
     @property
     def needs(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from lightning_fl.slots import LocalTraining, RoundContext, Rule, check_inner, f
 @forwards(
     "inner",
     "arrived compared correct finish in_common init needs needs_whole_upload note_on_resume observe omits own_step penalty "
-    "plain_sgd_reason point provides reads reads_losses repeats representation steps_in_round takes_full_batches "
+    "plain_sgd_reason point provides reads num_losses repeats representation steps_in_round takes_full_batches "
     "unmasked_state uses",
 )
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class LocalTraining:
             it.
         num_samples: samples that the client reads in all its steps, each counted once a pass; (K, 1) in a stack.
         full_loss: returns the mean loss () on all samples, in evaluation mode, of a model (d,), for `start`; 0 unless the rule
-            `reads_losses`.
+            reads `num_losses`.
         buffers: float buffers (d_b,) after the last step, for `finish`; empty before.
     """
 
@@ -104,8 +104,9 @@ class Rule(Part):
 
     reads = Gradients.MINIBATCH
     """Gradients that the rule reads; the others are not computed."""
-    reads_losses = False
-    """True if `start` reads `LocalTraining.full_loss`; clients then train one after the other."""
+    num_losses: int = 0
+    """Models whose `LocalTraining.full_loss` `start` reads: forward passes over a client's samples, which clocks count. With any,
+    clients train one after the other."""
     own_step = False
     """True if `step` replaces the module's optimiser, which must then be plain SGD."""
     plain_sgd_reason = "so that momentum or adaptive step sizes of the optimiser would be lost"

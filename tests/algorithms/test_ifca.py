@@ -13,13 +13,14 @@ from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from quadratics import Quadratics, Regression
 from roster import problem
-from toys import Normalised, Perceptron, federation, samples, vector
+from toys import SIZES, Normalised, Perceptron, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import MeanOfEach, WeightedMean
 from lightning_fl.algorithms import IFCA, Algorithm, FedAvg, FedBuff
-from lightning_fl.callbacks import ClientEvaluation, MagnitudePruning
+from lightning_fl.callbacks import ClientEvaluation, EnergyMeter, MagnitudePruning
 from lightning_fl.codecs import Dense, Followed
+from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.features.secure_aggregation import SecureAggregation
 from lightning_fl.rules import BestModel
@@ -63,6 +64,30 @@ def test_with_one_model_it_is_fedavg_bit_for_bit(make_trainer: MakeTrainer) -> N
         numbers = {name: float(x) for name, x in trainer.callback_metrics.items() if not name.startswith("time/")}
         ends.append((vector(module).tolist(), numbers))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("clock", [ClientClock, SimulatedClock])
+@pytest.mark.parametrize("computation", [None, 7.0])
+def test_losses_take_the_time_of_forward_passes(clock: Any, computation: Any, make_trainer: MakeTrainer) -> None:
+    """Check that with C models clients compute (3 E + C) / 3 E times as long as with one, and use as much more energy."""
+    epochs, macs, ends = 2, 3 * 4 + 4 * 2, []
+    speeds = {"macs_per_second": 1e3, "uplink_mebibytes_per_second": 1e6, "downlink_mebibytes_per_second": 1e6}
+    flags = {"max_rounds": 1, "clients_per_round": 6, "local_epochs": epochs}
+    for clusters in (1, 3):
+        given = clock(computation_seconds=computation, **speeds)
+        trainer = make_trainer(**flags, clock=given, callbacks=EnergyMeter("wifi"))
+        trainer.fit(Perceptron(), federation(), IFCA(clusters=clusters))
+        ends.append(trainer.fit_loop.rows[0])
+    one, several = ends
+    assert several["clients/loss_samples"] == 3 * sum(SIZES)
+    assert "clients/loss_samples" not in one
+    longer = (3 * epochs + 3) / (3 * epochs)
+    if computation is None:
+        assert one["time/simulated_seconds"] == pytest.approx(3 * macs * epochs * max(SIZES) / 1e3, rel=1e-4)
+    assert several["time/simulated_seconds"] == pytest.approx(longer * one["time/simulated_seconds"], rel=1e-4)
+    assert several["energy/compute_joules"] == pytest.approx(longer * one["energy/compute_joules"])
+    plan = make_trainer(**flags).plan(Perceptron(), federation(), IFCA(clusters=3))
+    assert plan.macs == 3 * macs * epochs * sum(SIZES) + 3 * (macs * 3 * sum(SIZES) // 3)
 
 
 def test_all_models_are_the_papers(make_trainer: MakeTrainer) -> None:

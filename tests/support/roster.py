@@ -264,7 +264,7 @@ class Entry(NamedTuple):
         """Runners that can train the method; clients with several models, or widths of each step, train one by one."""
         algorithm = self.algorithm()
         rule, differs = algorithm.rule, algorithm.exchange.differs_in_steps
-        one_by_one = algorithm.model_keeper or differs or rule.reads_losses or Gradients.REPRESENTATIONS in rule.reads
+        one_by_one = algorithm.model_keeper or differs or rule.num_losses or Gradients.REPRESENTATIONS in rule.reads
         return ("serial",) if one_by_one else ("serial", "stacked")
 
     @property

@@ -41,7 +41,8 @@ class Computation:
 
     def of_client(self, client: int) -> Training:
         """Return what a client computes, as far as it gets."""
-        samples: float = 0 if client in self.passed_over else self.work.num_samples([client])
+        trains = client not in self.passed_over
+        samples = self.work.num_samples([client]) + self._of_losses(client) if trains else 0.0
         if client in self.asked:
             samples += int(self.work.sizes[client]) / GRADIENT_PASSES
         return self.whole(client)._replace(samples=samples)
@@ -49,7 +50,12 @@ class Computation:
     def whole(self, client: int) -> Training:
         """Return the local training of a client that does not stop early."""
         planned, part = self.work.planned_samples(client), self.work.share_of(client)
-        return Training(planned, planned / self.growth, self.macs * part, self.share * part)
+        samples = planned + self._of_losses(client)
+        return Training(samples, planned / self.growth, self.macs * part, self.share * part)
+
+    def _of_losses(self, client: int) -> float:
+        """Return the samples whose gradients take as long as the losses that a client computes before its steps."""
+        return self.work.loss_samples(client) / GRADIENT_PASSES
 
 
 class ClientDevices:

@@ -166,10 +166,11 @@ class SimulatedTime(Observer):
         most = max(cohort.answering, key=lambda client: self.sizes[client] * work.share_of(client), default=None)
         num_samples: float = 0 if most is None else work.planned_samples(most)
         growth, part = (0.0, 0.0) if most is None else (computation.growth, work.share_of(most))
-        if cohort.asked and num_samples:
-            asked_samples = max(int(self.sizes[client]) for client in cohort.asked) / GRADIENT_PASSES
-            growth *= 1 + asked_samples / num_samples
-            num_samples += asked_samples
+        if num_samples:
+            passed = 0 if most is None else work.loss_samples(most)
+            passed += max((int(self.sizes[client]) for client in cohort.asked), default=0)
+            growth *= 1 + passed / GRADIENT_PASSES / num_samples
+            num_samples += passed / GRADIENT_PASSES
         return self.clock.seconds(
             uplink_bits, downlink_bits, computation.macs * num_samples * part, computation.share * growth * part
         )
