@@ -41,6 +41,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "results").glob("*.md")),
     ROOT / "docs" / "tutorials" / "tuned-comparison.md",
     ROOT / "docs" / "tutorials" / "when-clients-differ.md",
+    ROOT / "docs" / "tutorials" / "when-clients-are-weak.md",
 ]
 PLACE = re.compile(
     r"(<!-- (claims|runs|search|summary|grid|success|budget): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL
