@@ -218,9 +218,10 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     def after_split(self) -> None:
         """Finish the samples once the clients' indices are known. Does nothing unless a subclass overrides it."""
 
-    def client(self, k: int) -> Selection:
-        """Return the training samples of client `k`, 0..num_clients-1."""
-        selection = self.train.select(self.client_indices[k])
+    def client(self, k: int, places: np.ndarray | None = None) -> Selection:
+        """Return the training samples of client `k`, 0..num_clients-1, or those at some places of them alone."""
+        rows = self.client_indices[k]
+        selection = self.train.select(rows if places is None else rows[places])
         return selection if self._read is None else self._read(k, selection)
 
     def read_through(self, read: Callable[[int, Selection], Selection]) -> FederatedDataModule:

@@ -233,14 +233,14 @@ class Federated(FederatedDataModule):
         self.client_val_indices = ClientIndices(none, np.zeros(len(sizes)))
         self._count_clients()
 
-    def client(self, k: int) -> Selection:
-        """Return the training samples of client `k`, 0..num_clients-1, or what it reads through its own loader.
+    def client(self, k: int, places: np.ndarray | None = None) -> Selection:
+        """Return the training samples of client `k`, 0..num_clients-1, or those at some places; or what its own loader reads.
 
         Raises:
             UserError: an adversary would change what is read through a loader of its own.
         """
         if not self.reads_own_loaders:
-            return super().client(k)
+            return super().client(k, places)
         return OwnLoader(k, int(self.client_sizes[k])) if self._read is None else refuse_reading()
 
     def pooled(self) -> FederatedDataModule:

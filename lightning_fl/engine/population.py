@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from typing import Literal, Protocol
@@ -26,7 +26,7 @@ class Cohort:
         late: selected clients that do not drop out, but would answer after the round is closed.
         begin: simulated seconds at which the round begins.
         asked: selected clients that do not drop out and say how large their loss at the received model is, before some of them
-            are chosen to train; () if nobody is asked.
+            are chosen to train, and the number of samples on which each computes it; {} if nobody is asked.
     """
 
     selected: list[int]
@@ -34,7 +34,7 @@ class Cohort:
     mine: list[int]
     late: Sequence[int] = ()
     begin: float = 0.0
-    asked: Sequence[int] = ()
+    asked: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def num_dropped(self) -> int:

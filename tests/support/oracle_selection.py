@@ -5,6 +5,7 @@ Clients are drawn from the stream of the cohort, (seed, round, 0, 0); those that
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from oracle import Problem, output, sgd
@@ -24,9 +25,9 @@ def trained(problem: Problem, t: int, w: np.ndarray, k: int) -> np.ndarray:
     return sgd(w, problem.batches(t, k), problem.learning_rate) - w
 
 
-def loss(problem: Problem, w: np.ndarray, k: int) -> float:
-    """Return F_k(w)."""
-    return float((0.5 * (output(w, problem.x[k]) - problem.y[k]) ** 2).sum(1).mean())
+def loss(problem: Problem, w: np.ndarray, k: int, rows: Any = slice(None)) -> float:
+    """Return F_k(w), or its estimate from some samples."""
+    return float((0.5 * (output(w, problem.x[k][rows]) - problem.y[k][rows]) ** 2).sum(1).mean())
 
 
 def drawn_by_size(problem: Problem, t: int, count: int, replace: bool = False) -> list[int]:
@@ -56,12 +57,15 @@ def in_order(problem: Problem, t: int, w: np.ndarray) -> np.ndarray:
     return w + mean_of(problem, t, w, list(range(len(problem.x)))[start : start + problem.cohort_size])
 
 
-def power_of_choice(d: int) -> Round:
-    """Cho et al. 2020, π_pow-d."""
+def power_of_choice(d: int, b: int | None = None) -> Round:
+    """Cho et al. 2020, π_pow-d, or π_cpow-d with b samples of each candidate."""
 
     def train_round(problem: Problem, t: int, w: np.ndarray) -> np.ndarray:
         candidates = drawn_by_size(problem, t, d)
-        losses = {k: loss(problem, w, k) for k in candidates}
+        rows = {
+            k: np.random.default_rng([problem.seed, t, 30, k]).permutation(len(problem.x[k]))[:b] for k in candidates
+        }
+        losses = {k: loss(problem, w, k, rows[k]) for k in candidates}
         active = sorted(candidates, key=lambda k: -losses[k])[: problem.cohort_size]
         return w + mean_of(problem, t, w, active)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -28,7 +28,7 @@ class Computation:
         macs: multiply-accumulates of a sample's forward pass of the whole network.
         share: these as a fraction of those when the run began.
         growth: samples of a client's training, as a multiple of those that the clock's `computation_seconds` are for.
-        asked: clients that compute their loss at the received model first, in a forward pass over their samples.
+        asked: clients that compute their loss at the received model first, in a forward pass over so many samples.
         passed_over: those of them that do not train then.
     """
 
@@ -36,7 +36,7 @@ class Computation:
     macs: float
     share: float
     growth: float
-    asked: Collection[int] = ()
+    asked: Mapping[int, int] = field(default_factory=dict)
     passed_over: Collection[int] = ()
 
     def of_client(self, client: int) -> Training:
@@ -44,7 +44,7 @@ class Computation:
         trains = client not in self.passed_over
         samples = self.work.num_samples([client]) + self._of_losses(client) if trains else 0.0
         if client in self.asked:
-            samples += int(self.work.sizes[client]) / GRADIENT_PASSES
+            samples += self.asked[client] / GRADIENT_PASSES
         return self.whole(client)._replace(samples=samples)
 
     def whole(self, client: int) -> Training:

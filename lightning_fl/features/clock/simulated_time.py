@@ -100,7 +100,7 @@ class SimulatedTime(Observer):
         share, growth = macs / at_start if macs and at_start else 1.0, self._growth(work)
         if cohort is None or not cohort.asked:
             return Computation(work, macs, share, growth)
-        return Computation(work, macs, share, growth, frozenset(cohort.asked), frozenset(cohort.passed_over))
+        return Computation(work, macs, share, growth, cohort.asked, frozenset(cohort.passed_over))
 
     def plan(self, clients: Iterable[int], computation: Computation, bits: Mapping[int, Bits]) -> dict[int, float]:
         """Work out and keep the seconds that clients are going to need, in their order, with a clock of clients.
@@ -168,7 +168,7 @@ class SimulatedTime(Observer):
         growth, part = (0.0, 0.0) if most is None else (computation.growth, work.share_of(most))
         if num_samples:
             passed = 0 if most is None else work.loss_samples(most)
-            passed += max((int(self.sizes[client]) for client in cohort.asked), default=0)
+            passed += max(cohort.asked.values(), default=0)
             growth *= 1 + passed / GRADIENT_PASSES / num_samples
             num_samples += passed / GRADIENT_PASSES
         return self.clock.seconds(

@@ -1,7 +1,7 @@
 """Train the clients with the largest losses (Cho, Wang, Joshi, Client Selection in Federated Learning, 2020: π_pow-d).
 
     A ← d candidates, P(k) ∝ n_k, without replacement        `draw`
-    the server sends x to A, and each sends F_k(x)           `Reads.LOSSES`
+    the server sends x to A, and each sends F_k(x)           `Reads.LOSSES`; of `loss_samples` samples alone (cpow-d)
     S ← the K of A with the largest F_k(x)                   `choose`
 
 In the variant rpow-d the server takes the loss that it knows of a client, +∞ before it has trained, and asks nobody.
@@ -15,6 +15,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
+from lightning_fl.errors import require
 from lightning_fl.features.selection.selection import (
     ClientSelection,
     Reads,
@@ -35,10 +36,19 @@ class PowerOfChoice(ClientSelection):
         candidates: clients that are drawn in a round, the paper's d, from K to N. With K, nobody is asked, and it is `BySize`.
         reuse_losses: rank candidates by their mean training loss in the last pass of the last round in which they took part;
             those that have not come first. Nothing more is sent, and only the chosen ones receive the model.
+        loss_samples: samples of each candidate, drawn anew in each round, on which it computes its loss (the paper's π_cpow-d);
+            None for all.
     """
 
     candidates: Annotated[int, Ge(1)]
     reuse_losses: bool = False
+    loss_samples: Annotated[int, Ge(1)] | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.loss_samples is None or not self.reuse_losses,
+            "PowerOfChoice with reuse_losses computes no losses besides the training: leave out loss_samples, or reuse_losses.",
+        )
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]

@@ -134,14 +134,20 @@ class SelectedClients:
         if not self.asks(selected):
             return cohort
         _, job = engine.dry_broadcast(selected)
-        losses = client_losses(engine, cohort.answering, job.received)
+        asked = {k: self._num_samples(k) for k in cohort.answering}
+        losses = client_losses(engine, asked, job.received)
         chosen = set(self.selection.choose(losses, population.num_selected))
         require(
             chosen <= losses.keys(),
             f"{type(self.selection).__name__} chooses clients that have not told their loss: choose among the keys of losses.",
         )
         answering = [client for client in cohort.answering if client in chosen]
-        return replace(cohort, answering=answering, mine=population.mine(answering), asked=cohort.answering)
+        return replace(cohort, answering=answering, mine=population.mine(answering), asked=asked)
+
+    def _num_samples(self, client: int) -> int:
+        """Return the number of samples on which a client computes its loss."""
+        size, most = int(self.engine.data.client_sizes[client]), self.selection.loss_samples
+        return size if most is None else min(size, most)
 
 
 @dataclass(frozen=True)
@@ -166,8 +172,7 @@ class Asking(Observer):
     def end_round(self, finished: Round) -> dict[str, float]:
         """Return how many clients have been asked, and on how many samples they have computed their loss."""
         asked = finished.cohort.asked
-        sizes = self.engine.data.client_sizes
-        return {"clients/asked": len(asked), "clients/asked_samples": int(sum(sizes[client] for client in asked))}
+        return {"clients/asked": len(asked), "clients/asked_samples": sum(asked.values())}
 
 
 @dataclass(frozen=True)

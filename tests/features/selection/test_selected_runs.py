@@ -14,6 +14,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, agree, assert_same, bits_of, fits, ran, resumed_like_whole
 from lightning.pytorch import Callback
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from roster import problem
 from torch import Tensor, nn
 from toys import SIZES, Perceptron, Pruning, Served, federation, samples, vector
@@ -35,6 +36,7 @@ from lightning_fl.algorithms import (
 )
 from lightning_fl.callbacks import EnergyMeter
 from lightning_fl.codecs import QSGD, Cast, Followed
+from lightning_fl.data import Federated
 from lightning_fl.features.attacks import Adversary, SignFlip
 from lightning_fl.features.clock import ClientClock
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
@@ -61,6 +63,7 @@ ORACLES: dict[str, tuple[ClientSelection, Callable[[], oracle.Round]]] = {
     "unbiased": (BySize(unbiased=True), lambda: oracle.by_size(replace=True, alike=True)),
     "in turn": (InTurn(shuffled=False), lambda: oracle.in_order),
     "pow-d": (PowerOfChoice(5), lambda: oracle.power_of_choice(5)),
+    "cpow-d": (PowerOfChoice(5, loss_samples=3), lambda: oracle.power_of_choice(5, 3)),
     "rpow-d": (PowerOfChoice(5, reuse_losses=True), lambda: oracle.reused_power_of_choice(5)),
     "optimal": (ByNorm(6), lambda: oracle.by_norm(6, unbiased=True)),
     "optimal of 4": (ByNorm(4), lambda: oracle.by_norm(4, unbiased=True)),
@@ -476,26 +479,36 @@ def test_candidates_are_drawn_from_those_that_are_there(make_trainer: MakeTraine
         assert trainer.history.get("clients/asked", [4, 4])[1] == 4
 
 
-def test_the_time_of_asked_clients_by_hand(make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("most", [None, 4])
+def test_the_time_of_asked_clients_by_hand(most: int | None, make_trainer: MakeTrainer) -> None:
     """All are asked, and need a forward pass, the model and a number; the K chosen ones train and send besides."""
+    asked = [size if most is None else min(size, most) for size in SIZES]
     clock = ClientClock(macs_per_second=1e6, uplink_mebibytes_per_second=1e-3, downlink_mebibytes_per_second=1e-2)
-    cohorts, meter = Cohorts(), EnergyMeter("wifi")
-    trainer = make_trainer(max_rounds=1, selection=PowerOfChoice(6), clock=clock, callbacks=[cohorts, meter])
+    cohorts, meter, selection = Cohorts(), EnergyMeter("wifi"), PowerOfChoice(6, loss_samples=most)
+    trainer = make_trainer(max_rounds=1, selection=selection, clock=clock, callbacks=[cohorts, meter])
     trainer.fit(Perceptron(), federation())
     row, mebibyte = trainer.fit_loop.rows[-1], 8 * 2**20
     macs = row["model/macs"]
     seconds = [
         MODEL / mebibyte / 1e-2
-        + macs * size / 1e6
+        + macs * asked[k] / 1e6
         + 32 / mebibyte / 1e-3
         + (k in cohorts.rounds[0]) * (3 * macs * size / 1e6 + MODEL / mebibyte / 1e-3)
         for k, size in enumerate(SIZES)
     ]
     assert row["time/simulated_seconds"] == pytest.approx(max(seconds))
     trained = sum(SIZES[k] for k in cohorts.rounds[0])
-    assert meter.amounts["joules_per_mac"] == pytest.approx(macs * (3 * trained + sum(SIZES)))
+    assert meter.amounts["joules_per_mac"] == pytest.approx(macs * (3 * trained + sum(asked)))
+    assert row["clients/asked_samples"] == sum(asked)
     radio = (6 * 32 + 3 * MODEL) / mebibyte / 1e-3 + 6 * MODEL / mebibyte / 1e-2
     assert meter.amounts["radio_watts"] == pytest.approx(radio)
+
+
+def test_a_wrapped_datamodule_gives_some_samples_of_a_client(make_trainer: MakeTrainer) -> None:
+    data = Federated(BoringDataModule(), num_clients=4)
+    trainer = make_trainer(max_rounds=1, clients_per_round=2, selection=PowerOfChoice(4, loss_samples=3))
+    trainer.fit(BoringModel(), data)
+    assert trainer.fit_loop.rows[-1]["clients/asked_samples"] == 4 * 3
 
 
 def test_with_the_plain_clock_the_slowest_client_is_asked_and_trains(make_trainer: MakeTrainer) -> None:
