@@ -7,9 +7,9 @@ client k of level r_k:  W_k = the first ⌈r_k c_l⌉ of the c_l units of every 
 server:                 every number is the mean of the clients that have it, and stays where none has it
                                                                                                aggregator: MaskedMean
 
-With a deadline, r_k is the widest level with which client k is expected to meet it. Clients are weighted by samples, as in FedAvg;
-in the paper all clients have equally many. Stronger clients also train every number that a weak client has. Units of layers whose
-outputs are added, as in a residual block, are chosen together. Inputs and outputs of the network stay whole.
+With a deadline, r_k is the widest level with which client k is expected to meet it. Clients are weighted by samples, as in
+FedAvg; in the paper all clients have equally many. Stronger clients also train every number that a weak client has. Units of
+layers whose outputs are added, as in a residual block, are chosen together. Inputs and outputs of the network stay whole.
 """
 
 from __future__ import annotations
