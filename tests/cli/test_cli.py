@@ -1101,7 +1101,12 @@ def test_a_module_that_is_not_installed_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("needed", "said"),
-    [("optuna", "lightning-fl[search]"), ("wandb", "wandb!=0.24.0,>=0.19.6"), ("jinja2", "jinja2>=3.1"), ("matplotlib", "matplotlib>=3.8")],
+    [
+        ("optuna", "lightning-fl[search]"),
+        ("wandb", "wandb!=0.24.0,>=0.19.6"),
+        ("jinja2", "jinja2>=3.1"),
+        ("matplotlib", "matplotlib>=3.8"),
+    ],
 )
 @pytest.mark.parametrize("hint", ["pip install -U '{}>=0.12.10'", "pip install -U {}", "pip install {}"])
 def test_a_missing_package_is_named_with_its_extra_or_the_version_that_is_needed(
