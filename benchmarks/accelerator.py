@@ -15,6 +15,7 @@ It needs no network and no installed lightning_fl, only torch, lightning, numpy,
 - two-gpus: a run on two GPUs, compared with one.
 - codecs: times of all codecs, and whether the same arrives as on the CPU.
 - rounds: rounds of serial and stacked clients and of a bare loop, in turns, with peak memory and utilisation.
+- compiled: an epoch of 100 clients with steps that torch compiles, beside eager ones, one after the other and in stacks.
 - at-once: clients per second as `clients_at_once` grows.
 - step: kernels of one step, stacked and serial, and the time lost between them; CUDA graphs and torch.compile.
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARES = {
-    "methods": 0.22,
+    "methods": 0.21,
     "numerics": 0.03,
     "choice": 0.08,
     "modules": 0.08,
@@ -52,9 +53,10 @@ SHARES = {
     "waits": 0.03,
     "two-gpus": 0.08,
     "codecs": 0.05,
-    "rounds": 0.22,
+    "rounds": 0.20,
+    "compiled": 0.05,
     "at-once": 0.05,
-    "step": 0.11,
+    "step": 0.09,
 }
 """Parts in their order, with their shares of the time; a part may also use what earlier parts have left."""
 COLUMNS = ("part", "case", "way", "ms (min, median, max)", "clients/s", "peak MB", "GPU busy", "result")
@@ -168,6 +170,7 @@ def run(options: argparse.Namespace, started: float) -> int:
         return 2
     make_importable()
     from gpu import FULL, TINY, Plan, Row, first_day, sentence
+    from gpu.compiled import compiled
     from gpu.methods import TOLERANCE, methods
     from gpu.rounds import at_once, rounds
     from gpu.step import step
@@ -182,6 +185,7 @@ def run(options: argparse.Namespace, started: float) -> int:
         "two-gpus": first_day.two_gpus,
         "codecs": first_day.codecs,
         "rounds": rounds,
+        "compiled": compiled,
         "at-once": at_once,
         "step": step,
     }

@@ -204,6 +204,7 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
             local_epochs=options.epochs,
             default_root_dir=folder,
             runner=options.runner,
+            compile=options.compile,
             precision=options.precision,
             accelerator=options.device,
             devices=options.ranks,
@@ -285,6 +286,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--outputs", action="store_true", help="with metrics.csv, progress bar and a checkpoint each round"
     )
+    parser.add_argument("--compile", action="store_true", help="let torch compile our steps")
     parser.add_argument("--ranks", type=int, default=1, help="processes of our round")
     parser.add_argument("--devices-per-client", type=int, default=1, help="processes that train each client together")
     parser.add_argument("--precision", choices=("32-true", "bf16-mixed", *TRUE_DTYPES), default="32-true")

@@ -163,6 +163,7 @@ def in_federation(
     body: Callable[[Engine, Work], None],
     precision: str = "32-true",
     runner: Literal["serial", "stacked"] = "stacked",
+    compiles: bool | None = None,
 ) -> None:
     """Set up FedAvg on images of CIFAR-10's shape; call `body` with the federation and with the same work for a bare loop."""
     torch.manual_seed(0)
@@ -179,6 +180,7 @@ def in_federation(
         local_epochs=1,
         limit_val_batches=0,
         runner=runner,
+        compile=compiles,
         precision=precision,
         callbacks=[InsteadOfRounds(lambda engine: body(engine, work))],
     )

@@ -16,6 +16,7 @@ from gpu import Plan, Row, allow_tf32, in_federation, in_turns, kernels, now, se
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Stacked
 from lightning_fl.engine.engine import Engine
+from lightning_fl.engine.round import train_round
 from lightning_fl.errors import UserError
 
 NETWORKS = ("lenet5", "cnn", "vgg11", "resnet18")
@@ -63,7 +64,7 @@ def our_round(engine: Engine, runner: Callable[..., Any]) -> Callable[[], Any]:
 
     def train() -> None:
         engine.runner = runner
-        engine.train_round()
+        train_round(engine)
 
     return train
 

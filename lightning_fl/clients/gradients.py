@@ -177,11 +177,10 @@ def gradient_here(
 def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:
     """Add a factor times the gradient of a batch's loss to the gradient of the flat module."""
     with flat_module.lending({}, _drop), flat_module.fabric.autocast():
-        loss, _ = flat_module.training_step(batch, index)
+        loss, _ = flat_module.loss_of(batch, index)
     if loss is not None:
         flat_module.require_gradient(loss)
-        flat_module.fabric.backward(loss * factor)
-        flat_module.after_backward()
+        flat_module.backward(loss * factor, factor)
 
 
 def _take_gradient(flat_module: FlatModule, decays: bool = True) -> Tensor:

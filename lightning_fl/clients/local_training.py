@@ -88,7 +88,7 @@ def train_locally(
                 listener(batch.content, batch.batch_index)
             with forward_context():
                 if representations is None:
-                    loss, output = flat_module.training_step(batch.content, batch.batch_index)
+                    loss, output = flat_module.loss_of(batch.content, batch.batch_index)
                 else:
                     loss, output, penalty = representations.training_step(batch)
         if starts_step:  # not before, because others may read the last step's gradient until then
@@ -317,14 +317,14 @@ def _backward(
     flat_module.logs.add_loss(loss)
     if penalty is not None:
         loss = loss + penalty
+    factor = 1.0
     if job.schedule.full_batch or job.group is not None:
-        loss = loss * batch.factor
+        loss, factor = loss * batch.factor, batch.factor
     elif job.schedule.accumulate > 1:
-        loss = loss / job.schedule.accumulate
+        loss, factor = loss / job.schedule.accumulate, 1 / job.schedule.accumulate
     for listener in listeners.on_before_backward:
         listener(loss)
-    flat_module.fabric.backward(loss)
-    if flat_module.after_backward():
+    if flat_module.backward(loss, factor):
         local.learning_rate = flat_module.optimizer.learning_rate
     for listener in listeners.on_after_backward:
         listener()

@@ -7,6 +7,8 @@ keep their layout, so that `x.view(len(x), -1)` works as in Lightning.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -40,13 +42,14 @@ OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_bac
 class ConvolutionChains:
     """Context in which a module computes its chains with the channels innermost."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Find the chains; those that `torch.compile` has compiled are left to it."""
+    def __init__(self, module: nn.Module, is_used: bool = True) -> None:
+        """Find the chains, if they are used; those that `torch.compile` has compiled are left to it."""
         compiled = {id(inner) for part in module.modules() if is_compiled(part) for inner in part.modules()}
         self._sequences = [
             part
             for part in module.modules()
-            if type(part) is nn.Sequential
+            if is_used
+            and type(part) is nn.Sequential
             and id(part) not in compiled
             and "forward" not in vars(part)
             and any(type(inner) is nn.Conv2d for inner in part.modules())
@@ -62,6 +65,16 @@ class ConvolutionChains:
         for sequence in self._sequences:
             del vars(sequence)["forward"]
 
+    @contextmanager
+    def in_graph(self) -> Iterator[None]:
+        """Let a graph that torch compiles compute the chains in the same format."""
+        for sequence in self._sequences:
+            vars(sequence)["forward"] = partial(_forward_in_graph, sequence)
+        try:
+            yield
+        finally:
+            self.__exit__()
+
 
 def is_compiled(part: nn.Module) -> bool:
     """True if `torch.compile` or `compile` has compiled this part of a module."""
@@ -72,6 +85,11 @@ def _forward(sequence: nn.Sequential, x: Any) -> Any:
     """Return the output of a sequence of layers."""
     if torch.compiler.is_compiling():
         return nn.Sequential.forward(sequence, x)
+    return _plain(*_through(sequence, x, is_innermost=False))
+
+
+def _forward_in_graph(sequence: nn.Sequential, x: Any) -> Any:
+    """Return the same, with operations that torch compiles."""
     return _plain(*_through(sequence, x, is_innermost=False))
 
 
@@ -97,6 +115,8 @@ def _plain(x: Any, is_innermost: bool) -> Any:
 
 def _can_begin(x: Any) -> TypeGuard[Tensor]:
     """True for usual images (B, C, H, W); a mapped tensor, as in a stack of clients, has no formats."""
+    if torch.compiler.is_compiling():
+        return x.dim() == 4 and x.is_contiguous()
     return type(x) is Tensor and x.dim() == 4 and x.is_contiguous() and not _is_mapped(x)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, add_note, require
+from lightning_fl.flat_module.compiled_step import CompiledStep
 from lightning_fl.flat_module.convolution_chains import ConvolutionChains
 from lightning_fl.flat_module.form import Form
 from lightning_fl.flat_module.hooks import Hooks, changed_shape, check_real, check_sizes
@@ -65,6 +66,7 @@ class FlatModule:
         chains: context in which the module computes its convolutions, within a step.
         generators: torch's global generators that the module may draw from.
         smaller: smaller networks that clients train; None until they are asked for.
+        compiled: computes losses and gradients by compiled graphs; None if the run asks for none.
     """
 
     optimizer: ModuleOptimizer | ManualOptimizers
@@ -86,6 +88,7 @@ class FlatModule:
         self._personal_names = frozenset(personal)
         self._is_released = False
         self.smaller: SmallerNetworks | None = None
+        self.compiled: CompiledStep | None = None
         self._forms: dict[Layout, Form] = {}
         self._whole: Form | None = None
         self.trained_at_first = trainable_names(module)
@@ -116,7 +119,7 @@ class FlatModule:
         self.parameters = list(trainable.values())
         self.personal_layout = Layout.of(self.personal_leaves)
         self.personal = bind(self.personal_layout, self.personal_leaves, dtype, self.fabric.device)
-        self.chains = ConvolutionChains(self.module) if self._channels_last else nullcontext()
+        self.chains = ConvolutionChains(self.module, self._channels_last)
         self._leaves = [*self.parameters, *self.personal_leaves.values()]
         self._views = [*self.layout.views(self.params).values(), *self.personal_layout.views(self.personal).values()]
         self._addresses = [view.data_ptr() for view in self._views]
@@ -193,6 +196,15 @@ class FlatModule:
         """Record these prunings for a module that has the resulting shapes, even if it was created with them."""
         vars(self.module)[PLANS] = list(plans)
         self._plans = plans
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters of both layouts."""
+        return self._leaves
+
+    def holders(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Return the dictionaries and keys that hold a parameter or buffer."""
+        return self._attributes[name]
 
     def holds(self, layout: Layout) -> bool:
         """True if the module's parameters are views of vectors of this layout."""
@@ -527,9 +539,35 @@ class FlatModule:
             )
         return loss, output
 
+    def loss_of(self, batch: Any, index: int) -> tuple[Any, Any]:
+        """Return as `training_step` does the loss that `backward` differentiates, by a compiled graph if the run asks for it."""
+        if self.compiled is not None and (computed := self.compiled(batch, index)) is not None:
+            return computed
+        return self.training_step(batch, index)
+
+    def backward(self, loss: Tensor, factor: float) -> bool:
+        """Add the gradient of the last loss of `loss_of`, or of a sum of it and a penalty, to that of the step.
+
+        Args:
+            loss: the loss, multiplied by the factor.
+            factor: the factor.
+
+        Returns:
+            True if the optimiser steps parameters from now on that got their first gradient.
+        """
+        if self.compiled is None or (gradient := self.compiled.gradient) is None:
+            self.fabric.backward(loss)
+            return self.after_backward()
+        self.compiled.gradient = None
+        for name, of_leaf in gradient.personal.items():
+            leaf = self.personal_leaves[name]
+            leaf.grad = of_leaf * factor if leaf.grad is None else leaf.grad.add_(of_leaf, alpha=factor)
+        assert self._flat_gradient is not None
+        return self._activate(self._flat_gradient.add(gradient.shared, gradient.names, factor))
+
     def require_gradient(self, loss: Tensor) -> None:
         """Raise `UserError` if a loss does not depend on anything that is trained."""
-        if not loss.requires_grad:
+        if not loss.requires_grad and (self.compiled is None or self.compiled.gradient is None):
             raise UserError(
                 f"training_step of {type(self.module).__name__} returns a loss without a gradient: compute it from trainable "
                 "parameters, without detach(), item() or torch.no_grad()."

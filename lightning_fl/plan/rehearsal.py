@@ -349,6 +349,7 @@ def _stage(trainer: TrainerInterface) -> Any:
     for name in list(vars(stage)):
         if name in ("run", "hooks", "reservation", "datamodule") or name.endswith(("_loop", "_connector")):
             del vars(stage)[name]
+    stage.compile = None  # which would take longer than the rehearsal
     stage.state = TrainerState()
     callbacks = [_silenced(callback) for callback in trainer.given_callbacks]
     timer: Any = None if trainer.timer is None else _silenced(trainer.timer)

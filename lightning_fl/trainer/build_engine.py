@@ -62,6 +62,7 @@ from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
 from lightning_fl.slots import Draw, Gradients, Message, Personal, RoundContext, Rule, adapter, has_client_models
 from lightning_fl.state.run_state import CODEC, Run
+from lightning_fl.trainer.compiling import compile_steps, say_of_stacks
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import LightningRunner, check_lightning_runner
@@ -97,7 +98,9 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     group = device_group(trainer, schedule)
     if trainer.by_lightning:
         _check_lightning(trainer)
-    _configure_optimizer(trainer, adds_up=group is not None)
+    if trainer.compile:
+        compile_steps(trainer)
+    _configure_optimizer(trainer, adds_up=group is not None or flat_module.compiled is not None)
     network = Network.of(flat_module, data)
     _set_threads(trainer, _work_of_a_step(network, data))
     run = trainer.run = _initial_run(flat_module, algorithm, network)
@@ -167,6 +170,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     engine.runner = build_runner(engine, wanted, trainer.clients_at_once)
     if capacities is not None:
         rank_zero_info(capacities.described())
+    say_of_stacks(trainer, engine.runner)
     flat_module.load_server_model(run)  # checks may have changed the model
     return engine, privacy
 

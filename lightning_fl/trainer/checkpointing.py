@@ -265,6 +265,9 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
         trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
     if trainer.threads is None and device == "cpu" and is_the_same_device:
         torch.set_num_threads(earlier["threads"])
+    compiled = trainer.active_module.compiled
+    if compiled is not None and is_the_same_device:
+        compiled.why_not = earlier.get("why_not_compiled") or ""
     if trainer.float32_precision is None and "float32" in earlier:
         Float32(*earlier["float32"]).set()  # until the session ends
     now = execution(engine)
@@ -278,12 +281,15 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
 def execution(engine: Engine) -> dict[str, Any]:
     """Return the kind of device, the runner and the threads of a federation, which decide the last bits of its results.
 
-    It includes the precision of float32 on an accelerator, or if it is not torch's default.
+    It includes the precision of float32 on an accelerator, or if it is not torch's default, and in a run that compiles steps
+    why they are not compiled, "" if they are.
     """
     device = engine.flat_module.fabric.device.type
     settings = {"device": device, "runner": describe_runner(engine.runner), "threads": torch.get_num_threads()}
     if device != "cpu" or Float32.now() != UNSET:
         settings["float32"] = list(Float32.now())
+    if engine.flat_module.compiled is not None:
+        settings["why_not_compiled"] = engine.flat_module.compiled.why_not
     return settings
 
 
@@ -292,4 +298,5 @@ def _in_words(execution: dict[str, Any], names_device: bool) -> str:
     device = f" on {execution['device']}" if names_device else ""
     float32 = f", {Float32(*execution['float32'])}" if "float32" in execution else ""
     how = ", ".join(str(part) for part in runner.values() if part is not None)
-    return f"runner {how} and {threads} thread{'s' * (threads != 1)}{float32}{device}"
+    compiled = ", compiled" if execution.get("why_not_compiled") == "" else ""
+    return f"runner {how}{compiled} and {threads} thread{'s' * (threads != 1)}{float32}{device}"

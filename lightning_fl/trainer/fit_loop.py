@@ -181,6 +181,8 @@ class FitLoop(StockFitLoop):
         """Run the method's work before its first round, and load the resulting model into the module."""
         self.trainer.hooks.hides_steps = True  # from callbacks, for which no training has begun yet
         between_rounds.prepare(self.engine)
+        if self.trainer.active_module.compiled is not None:
+            self.trainer.active_module.compiled.take_seconds()
         self.trainer.hooks.hides_steps = False
         self.trainer.active_module.load_server_model(self.trainer.run)
 
@@ -351,7 +353,8 @@ class FitLoop(StockFitLoop):
             record |= (late := self._shown(self._logged_beside(record) | self.privacy.loss(run)))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
-        record["time/round_seconds"] = time.perf_counter() - started
+        compiling = 0.0 if flat_module.compiled is None else flat_module.compiled.take_seconds()
+        record["time/round_seconds"] = time.perf_counter() - started - compiling
         self._log(self._shown(record))
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):

@@ -125,6 +125,7 @@ class TrainerFlags(Trainer, ABC):
         runner: Annotated[Literal["auto", "serial", "stacked", "lightning"], execution(RUNNER)] = "auto",
         clients_at_once: Annotated[int | None, Ge(1), execution(RUNNER)] = None,
         threads: Annotated[int | None, Ge(1), execution(RUNNER)] = None,
+        compile: Annotated[bool | None, execution(RUNNER)] = None,
         client_states: Annotated[str | os.PathLike[str], execution(RUNNER)] = "memory",
         accelerator: Annotated[str | Accelerator, execution(DEVICES)] = "auto",
         strategy: Annotated[str | Strategy, execution(DEVICES)] = "auto",
@@ -214,6 +215,9 @@ class TrainerFlags(Trainer, ABC):
                 estimated 4 GiB, at most 64; on a GPU 8 GiB and 256.
             threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the
                 size of a step.
+            compile: Let torch compile a client's training step with its gradient into one graph, on a GPU with CUDA graphs, where
+                clients train one after the other. Last digits change, and compiling takes up to half a minute for each shape of
+                batches. Off if not given.
             client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted
                 with the run), or a folder in which to create that folder.
             accelerator: As in Lightning: auto, cpu, gpu, cuda …, but not Apple's mps.
@@ -295,6 +299,7 @@ class TrainerFlags(Trainer, ABC):
         self.runner = runner
         self.clients_at_once = clients_at_once
         self.threads = threads
+        self.compile = compile
         self.client_states = os.fspath(client_states)
         self.devices_per_client = devices_per_client
         self.default_root_dir = os.path.abspath(default_root_dir or os.curdir)
@@ -424,6 +429,7 @@ class TrainerFlags(Trainer, ABC):
             f"privacy must be ClientPrivacy(…) or LocalPrivacy(…) of lightning_fl.features.privacy, got {self.privacy!r}.",
         )
         check_choice("channels_last", self.channels_last, (None, True, False))
+        check_choice("compile", self.compile, (None, True, False))
         if self.gradient_clip_val is not None:
             check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
         require(self.metric != "", "metric must be the name of a logged value, got ''.")

@@ -195,6 +195,11 @@ class FlatGradient:
             view.copy_(leaf.grad.to_dense())  # type: ignore[union-attr]
         return self._admitted(first)
 
+    def add(self, gradient: Tensor, names: Sequence[str], factor: float) -> list[str]:
+        """Add a factor times a gradient (..., d), which these leaves have; return as `discover` does."""
+        self._vector.add_(gradient, alpha=factor)
+        return self._admitted(names)
+
     def adopt(self) -> list[str]:
         """Take over gradients that something replaced or removed after the backward pass; return as `discover` does."""
         replaced = {name: leaf.grad for name, (leaf, view) in self._inside.items() if leaf.grad is not view}

@@ -66,6 +66,7 @@ from lightning_fl.codecs import (
 )
 from lightning_fl.data import Digits, Dirichlet, Federated
 from lightning_fl.exchanges import TwoTurns
+from lightning_fl.flat_module import compiled_step
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Compress
 
@@ -212,6 +213,19 @@ def test_every_algorithm_has_the_answer_of_the_cpu(
     trainer = on_accelerator(**flags)
     trainer.fit(there, entry.federation(), entry.algorithm())
     assert trainer.run.params.device.type == host_memory.NAME
+    np.testing.assert_allclose(numbers(there), numbers(here), rtol=1e-6, atol=1e-6)
+
+
+def test_a_step_in_one_graph_has_the_answer_of_the_cpu(
+    on_accelerator: MakeTrainer, make_trainer: MakeTrainer, watch: host_memory.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_step, "BACKEND", "eager")  # torch writes no code for this accelerator
+    here, there = Perceptron(), Perceptron()
+    there.load_state_dict(here.state_dict())
+    flags = {"local_epochs": 2, "runner": "serial", "compile": True}
+    make_trainer(**{**flags, "compile": None}).fit(here, federation(), SCAFFOLD())
+    trainer = on_accelerator(**flags)
+    trainer.fit(there, federation(), SCAFFOLD())
     np.testing.assert_allclose(numbers(there), numbers(here), rtol=1e-6, atol=1e-6)
 
 

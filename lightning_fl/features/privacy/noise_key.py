@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-LATER = frozenset({"trainer.selection"})
+LATER = frozenset({"trainer.selection", "trainer.compile"})
 """Settings that were added after the kept runs: if one is None, the noise is the same as before it was added."""
 
 

@@ -1,0 +1,77 @@
+"""Whether the training steps of a run are compiled: checks of the flag `compile`, and what is said of it."""
+
+from __future__ import annotations
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_fl.clients.choose_runner import Runner
+from lightning_fl.clients.stacked import Stacked
+from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module import compiled_step
+from lightning_fl.flat_module.compiled_step import CompiledStep
+from lightning_fl.slots import Gradients
+from lightning_fl.trainer.lightning_interface import TrainerInterface
+
+
+def compile_steps(trainer: TrainerInterface) -> None:
+    """Let the training steps of a run be compiled, or say in a line why they are not.
+
+    Raises:
+        UserError: a flag or the module does not allow it, or there is no compiler.
+    """
+    flat_module, method, name = trainer.active_module, trainer.algorithm, type(trainer.lightning_module).__name__
+    require(
+        not trainer.by_lightning,
+        "trainer.compile compiles steps of the runners 'serial' and 'auto', but here Lightning's own loop makes them: leave it "
+        "out, or compile the module yourself, with torch.compile.",
+    )
+    require(
+        not flat_module.is_manual,
+        f"trainer.compile needs one loss for each batch, but {name} makes its steps itself (automatic_optimization is False): "
+        "leave it out, or compile the network yourself, with torch.compile.",
+    )
+    require(
+        not trainer.detect_anomaly,
+        "trainer.detect_anomaly looks into autograd's own graph, which trainer.compile replaces: leave one of them out.",
+    )
+    _require_compiler(flat_module.fabric.device.type)
+    if any(Gradients.REPRESENTATIONS in rule.reads for rule in method.rules()):
+        _say(f"{method.name} compares what layers read within a step")
+    elif method.exchange.cuts:
+        _say(f"clients of {method.name} train networks of several sizes")
+    else:
+        flat_module.compiled = CompiledStep(flat_module)
+
+
+def say_of_stacks(trainer: TrainerInterface, runner: Runner) -> None:
+    """Say it if clients train at once, whose steps are not compiled."""
+    if trainer.active_module.compiled is not None and isinstance(runner, Stacked):
+        rank_zero_info(
+            "Clients that train at once compute without torch.compile: trainer.compile changes nothing for them; trainer.runner "
+            "serial uses it."
+        )
+
+
+def _say(why: str) -> None:
+    rank_zero_info(f"Clients train without torch.compile, although trainer.compile asks for it, because {why}.")
+
+
+def _require_compiler(device: str) -> None:
+    """Raise `UserError` if there is no compiler for the code that torch writes for this device."""
+    if compiled_step.BACKEND != "inductor":
+        return
+    if device == "cuda":
+        from torch.utils._triton import has_triton
+
+        require(has_triton(), "trainer.compile needs the package triton on a GPU: install it, or leave the flag out.")
+    elif device == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler as error:
+            raise UserError(
+                "trainer.compile needs a C++ compiler, and torch finds none: install g++ or clang++, name one in the environment "
+                "variable CXX, or leave the flag out."
+            ) from error

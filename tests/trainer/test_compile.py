@@ -1,0 +1,361 @@
+"""Test `trainer.compile`: steps train as without it, each shape is compiled once, and what a graph cannot hold is said."""
+
+import copy
+import csv
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compared_runs import MakeTrainer, resumed_like_whole
+from lightning.pytorch import Callback
+from roster import ROSTER
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from toys import Convolved, Normalised, Perceptron, Pruning, Statistics, Tied, federation
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import SCAFFOLD, FedAvg, FedBN
+from lightning_fl.data import Arrays
+from lightning_fl.errors import UserError
+from lightning_fl.flat_module import compiled_step
+from lightning_fl.modules import ImageClassifier
+
+EXACT = {"precision": "64-true", "runner": "serial", "local_epochs": 2}
+EVEN = partial(federation, (4, 8, 4), batch_size=4)
+"""Data whose batches have one shape, since each is compiled."""
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let dynamo trace the steps, but run the traced operations as they are; returns the list of the traced graphs."""
+    traced: list[Any] = []
+
+    def backend(captures: bool) -> Callable[[Any, Any], Any]:
+        def keep(graph: Any, inputs: Any) -> Any:
+            traced.append(graph)
+            return graph
+
+        return keep
+
+    monkeypatch.setattr(compiled_step, "_backend", backend)
+    monkeypatch.setattr(compiled_step, "BACKEND", "eager")  # which needs no compiler
+    return traced
+
+
+def pair(
+    make_trainer: MakeTrainer, module: Any, data: Any = EVEN, algorithm: Any = None, **flags: Any
+) -> list[tuple[Any, FederatedTrainer]]:
+    """Train copies of a module, eagerly and compiled."""
+    trained = []
+    for compiles in (None, True):
+        fitted = copy.deepcopy(module)
+        trainer = make_trainer(**{**EXACT, "compile": compiles, **flags})
+        trainer.fit(fitted, data(), copy.deepcopy(algorithm))
+        trained.append((fitted, trainer))
+    return trained
+
+
+def assert_equal(trained: list[tuple[Any, FederatedTrainer]], tolerance: float = 1e-12) -> None:
+    (eager, by_eager), (compiled, by_compiled) = trained
+    torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=0, atol=tolerance)
+    columns = by_eager.callback_metrics.keys() - {"time/round_seconds"}
+    assert columns == by_compiled.callback_metrics.keys() - {"time/round_seconds"}
+    for name in columns:
+        torch.testing.assert_close(
+            by_compiled.callback_metrics[name], by_eager.callback_metrics[name], rtol=1e-9, atol=tolerance
+        )
+
+
+def compare_method(name: str, make_trainer: MakeTrainer) -> None:
+    flags = {"clients_per_round": 4, "dropout_rate": 0.2, "straggler_rate": 0.3}
+    assert_equal(pair(make_trainer, Perceptron(), ROSTER[name].federation, ROSTER[name].algorithm(), **flags))
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD"])
+def test_some_methods_train_as_without_the_compiler(name: str, graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    compare_method(name, make_trainer)
+    assert graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROSTER)
+def test_every_method_trains_as_without_the_compiler(name: str, graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    compare_method(name, make_trainer)
+
+
+class Dropping(Perceptron):
+    """Module that draws random numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(nn.functional.dropout(torch.tanh(self.hidden(x)), training=self.training))
+
+
+class Telling(Perceptron):
+    """Module that logs, and returns more than its loss; one layer of it is not used."""
+
+    def __init__(self) -> None:
+        super().__init__(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.5, weight_decay=0.1))
+        self.unused = nn.Linear(2, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log_dict({"train/double": 2 * loss, "train/constant": 3.0}, batch_size=len(batch[0]))
+        self.log("train/most", batch[0].max(), reduce_fx="max", on_epoch=True)
+        return {"loss": loss, "largest": batch[0].max()}
+
+
+def in_place() -> Statistics:
+    return Statistics(in_place=True)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Normalised, Telling, *(pytest.param(made, marks=pytest.mark.slow) for made in (Tied, Dropping, in_place))],
+)
+def test_buffers_draws_logs_and_unused_layers_are_those_of_eager_steps(
+    module: Callable[[], Any], graphs: list[Any], make_trainer: MakeTrainer
+) -> None:
+    assert_equal(pair(make_trainer, module(), accumulate_grad_batches=2, gradient_clip_val=0.5))
+    assert graphs
+
+
+def test_a_step_is_compiled_once_for_each_shape(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    data = lambda: federation((8, 8, 6, 6, 5), batch_size=4)  # noqa: E731 -- batches of 4, 2 and 1
+    assert_equal(pair(make_trainer, Perceptron(), data, max_rounds=3, clients_per_round=5))
+    assert len(graphs) == 3
+
+
+class Watching(Callback):
+    """Notes what hooks of single batches see."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        self.seen.append(loss.detach().clone())
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self.seen += [parameter.grad.clone() for parameter in pl_module.parameters() if parameter.grad is not None]
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen += outputs.values()
+
+
+@pytest.mark.slow
+def test_hooks_of_batches_see_the_same(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    seen = []
+    for compiles in (None, True):
+        torch.manual_seed(0)
+        watching = Watching()
+        make_trainer(**EXACT, compile=compiles, callbacks=[watching]).fit(Telling(), EVEN())
+        seen.append(watching.seen)
+    torch.testing.assert_close(*seen, rtol=0, atol=1e-12)
+    assert graphs
+
+
+@pytest.mark.slow
+def test_personal_layers(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    trained = pair(make_trainer, Normalised(), algorithm=FedBN())
+    assert_equal(trained)
+    eager, compiled = ({k: trainer.run.clients[k] for k in trainer.run.clients} for _, trainer in trained)
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-12)
+    assert graphs
+
+
+@pytest.mark.slow
+def test_a_pruned_model_is_compiled_anew(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    assert_equal(pair(make_trainer, Convolved(), max_rounds=3, callbacks=[Pruning(1)]))
+    assert (
+        len({tuple(node.meta["example_value"].shape for node in g.graph.find_nodes(op="placeholder")) for g in graphs})
+        > 1
+    )
+
+
+class Reading(Perceptron):
+    """Module whose step depends on the round."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) * (1 + self.scale())
+
+    def scale(self) -> float:
+        return self.given_round
+
+    def on_train_epoch_start(self) -> None:
+        self.given_round = 0.5 * (self.current_epoch // 2)
+
+
+@pytest.mark.slow
+def test_a_step_that_reads_what_changes_goes_on_eagerly_also_when_resumed(
+    graphs: list[Any], make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        resumed_like_whole(make_trainer, tmp_path, Reading, EVEN, stop=3, end=4, runner="serial", compile=True)
+    assert "Reading trains without torch.compile from here on, because training_step reads values" in caplog.text
+
+
+@pytest.mark.slow
+def test_resumed_runs_end_as_whole_ones(graphs: list[Any], make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    resumed_like_whole(make_trainer, tmp_path, Normalised, EVEN, algorithm=SCAFFOLD, runner="serial", compile=True)
+    assert graphs
+
+
+class Counting(Perceptron):
+    count = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.count = self.count + 1
+        return self.loss(batch)
+
+
+class Measuring(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.mean(loss.detach())
+        self.log("train/mean", self.mean)
+        return loss
+
+
+class Branching(Perceptron):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        return loss if loss.item() < 100 else 0.1 * loss
+
+
+class Indexed(Perceptron):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) if batch_idx % 2 else 2 * self.loss(batch)
+
+
+class Hooked(Perceptron):
+    def on_fit_start(self) -> None:
+        self.hidden.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Counting, "training_step changes 'count' of the module"),
+        (Measuring, "torch cannot compile its training step"),
+        (Branching, "torch cannot compile its training step"),
+        (Indexed, "training_step reads values of Python that change between its steps"),
+        (Hooked, "hooks of its parameters see their gradients"),
+        (lambda: Statistics(in_place=False), "training_step replaces the buffer 'mean' instead of writing to it"),
+    ],
+    ids=lambda given: given.__name__ if callable(given) else "",
+)
+def test_what_a_graph_cannot_hold_runs_eagerly_and_a_line_says_why(
+    module: Callable[[], Any], why: str, graphs: list[Any], make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert_equal(pair(make_trainer, module()))
+    lines = [line for line in caplog.messages if "without torch.compile from here on" in line]
+    assert len(lines) == 1
+    assert why in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "line"),
+    [
+        ({"runner": "stacked"}, "FedAvg", "Clients that train at once compute without torch.compile"),
+        ({}, "MOON", "MOON compares what layers read within a step"),
+        ({}, "HeteroFL", "clients of HeteroFL train networks of several sizes"),
+    ],
+)
+def test_clients_that_are_not_compiled(
+    flags: dict[str, Any], name: str, line: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert_equal(pair(make_trainer, Perceptron(), ROSTER[name].federation, ROSTER[name].algorithm(), **flags))
+    assert line in caplog.text
+
+
+class Manual(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "sentence"),
+    [
+        (Manual, {}, "Manual makes its steps itself"),
+        (Perceptron, {"runner": "lightning"}, "Lightning's own loop makes them"),
+        (Perceptron, {"detect_anomaly": True}, "trainer.detect_anomaly looks into autograd's own graph"),
+    ],
+)
+def test_refusals(
+    module: Any, flags: dict[str, Any], sentence: str, graphs: list[Any], make_trainer: MakeTrainer
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make_trainer(compile=True, **flags).fit(module(), federation())
+
+
+def test_a_missing_compiler_is_said(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+        make_trainer(compile=True).fit(Perceptron(), federation())
+
+
+def test_compiling_is_not_part_of_the_rounds_seconds(
+    graphs: list[Any], make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiled_step.CompiledStep, "take_seconds", lambda step: 1e6)
+    make_trainer(**EXACT, compile=True, logger=True).fit(Perceptron(), EVEN())
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        assert all(float(row["time/round_seconds"]) < 0 for row in csv.DictReader(file))
+
+
+def test_the_seconds_of_compiling_are_said(
+    graphs: list[Any], make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        make_trainer(**EXACT, compile=True).fit(Perceptron(), EVEN())
+    assert len([line for line in caplog.messages if "for one shape of batches took" in line]) == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_torchs_own_compiler(precision: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    logging.getLogger("torch").setLevel("ERROR")
+    torch.manual_seed(0)
+    images, labels = torch.rand(64, 1, 28, 28), torch.arange(64) % 10
+    start = ImageClassifier("lenet5", in_channels=1, image_size=28, learning_rate=0.05)
+
+    def data() -> Arrays:
+        return Arrays(
+            train=(images, labels), test=(images[:8], labels[:8]), num_classes=10, num_clients=4, batch_size=8
+        )
+
+    flags: dict[str, Any] = {"precision": precision, "local_epochs": None, "local_steps": 3}
+    (eager, _), (compiled, _) = pair(make_trainer, start, data, **flags)
+    update, distance = (
+        torch.cat(
+            [(a.double() - b.double()).flatten() for a, b in zip(one.parameters(), other.parameters(), strict=True)]
+        )
+        for one, other in ((eager, start), (compiled, eager))
+    )
+    assert distance.norm() <= (1e-5 if precision == "32-true" else 1e-12) * update.norm()
+    _, (again, _) = pair(make_trainer, start, data, **flags)
+    assert all(map(torch.equal, compiled.parameters(), again.parameters()))
+    resumed_like_whole(
+        make_trainer,
+        tmp_path,
+        lambda: copy.deepcopy(start),
+        data,
+        FedAvg,
+        stop=1,
+        end=2,
+        runner="serial",
+        compile=True,
+        **flags,
+    )
