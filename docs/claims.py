@@ -236,12 +236,15 @@ PICTURES = (
         },
         ("--window=9",),
     ),
-    Picture(
-        "devices",
-        "panels",
-        "devices",
-        {cell.name: cell.name for cell in read_study(STUDIES / "devices.yaml").cells},
-        ("--metric=test/accuracy", "--target=0.85", "--window=1", "--panels", "--xscale=log", "--size=10x3.6"),
+    *(
+        Picture(
+            name,
+            "panels",
+            name,
+            {cell.name: cell.name for cell in read_study(STUDIES / f"{name}.yaml").cells},
+            ("--metric=test/accuracy", "--target=0.85", "--window=1", "--panels", "--xscale=log", "--size=10x3.6"),
+        )
+        for name in ("devices", "weak_devices")
     ),
     Picture(
         "feddumap_cnn",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from annotated_types import Gt
 from lightning.pytorch.utilities.rank_zero import WarningCache
 
@@ -40,8 +39,7 @@ class MetaGradient(Rule):
         model = local.memory["model"]
         if local.num_steps % 2 == 0:
             model.copy_(local.params)
-            trains = torch.as_tensor(local.learning_rate > 0, dtype=model.dtype, device=model.device)
-            subtract_scaled(local.params, local.gradient, self.beta * trains)
+            subtract_scaled(local.params, local.gradient, local.where_it_learns(self.beta))
         else:
             local.params.copy_(model)
             local.optimizer_step()

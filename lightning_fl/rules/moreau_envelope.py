@@ -56,7 +56,7 @@ class MoreauEnvelope(Rule):
 
     def step(self, local: LocalTraining) -> None:
         """Step θ, and u after the last step on a minibatch."""
-        local.params.sub_(self.inner_learning_rate * (local.learning_rate > 0) * local.gradient)
+        local.params.sub_(local.where_it_learns(self.inner_learning_rate) * local.gradient)
         if (local.num_steps + 1) % self.inner_steps == 0:
             copy = local.memory["copy"]
             copy.sub_(local.learning_rate * self.strength * (copy - local.params))

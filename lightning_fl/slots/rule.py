@@ -85,6 +85,11 @@ class LocalTraining:
     full_loss: Callable[[Tensor], Tensor] = _no_loss
     buffers: Tensor = field(default_factory=lambda: torch.zeros(0))
 
+    def where_it_learns(self, number: float) -> float | Tensor:
+        """Return a number where the learning rate is above 0, and 0 elsewhere: a number, or (d,) in the model's dtype."""
+        learns = self.learning_rate > 0
+        return learns.to(self.params.dtype) * number if isinstance(learns, Tensor) else number * learns
+
     def drop_vectors(self) -> None:
         """Drop the vectors that nobody reads after `Rule.finish`, as a module's progress may still be read."""
         self.state, self.memory = {}, {}
@@ -104,7 +109,7 @@ class Rule(Part):
 
     reads = Gradients.MINIBATCH
     """Gradients that the rule reads; the others are not computed."""
-    num_losses: int = 0
+    num_losses = 0
     """Models whose `LocalTraining.full_loss` `start` reads: forward passes over a client's samples, which clocks count. With any,
     clients train one after the other."""
     own_step = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ class VectorCodec(Codec):
         beside: how the names of the other entries of a vector begin, such as `("scalars/scale/",)` for `scalars/scale/model`.
     """
 
-    beside: ClassVar[tuple[str, ...]] = ()
+    beside: tuple[str, ...] = ()
 
     @abstractmethod
     def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:

@@ -100,10 +100,11 @@ class FabricStrategy(SingleDeviceStrategy):
 def lightning_flags(fabric: Fabric) -> dict[str, Any]:
     """Return the flags with which Lightning's trainer runs in the processes of `fabric` and adds nothing of its own to a run."""
     device, precision = fabric.device, str(fabric.strategy.precision.precision)
+    is_cuda = device.type == "cuda"
     return {
         "strategy": FabricStrategy(fabric),
-        "accelerator": "cuda" if device.type == "cuda" else "cpu",
-        "devices": 1 if device.index is None else [device.index],
+        "accelerator": "cuda" if is_cuda else "cpu",  # the strategy knows other devices
+        "devices": [device.index] if is_cuda and device.index is not None else 1,
         "precision": precision if precision in PRECISIONS else "32-true",
         "use_distributed_sampler": False,
         "logger": False,

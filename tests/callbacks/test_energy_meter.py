@@ -197,7 +197,7 @@ def test_runs_are_compared(make_trainer: MakeTrainer) -> None:
     assert one.compare(one) == "depends"
     other.amounts["joules_per_mac"] = 1e9  # 0.01 to 1 J, while the bits of a round take 0.004 to 0.14 J in the network
     assert one.compare(other) == other.compare(one) == "depends"
-    with pytest.raises(UserError, match="of one profile"):
+    with pytest.raises(UserError, match="with the same profile"):
         one.compare(EnergyMeter("wifi"))
 
 

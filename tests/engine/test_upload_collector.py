@@ -99,7 +99,7 @@ def test_what_is_not_finite_is_not_kept(
 
 def test_changes_of_a_broadcast_that_is_not_finite_are_followed_by_a_whole_one() -> None:
     link = Link(CONTEXT, Changes(), Changes())
-    with pytest.warns(UserWarning, match="What Changes keeps of the broadcast of round 1 is not finite"):
+    with pytest.warns(UserWarning, match="The state of Changes after the broadcast of round 1 is not finite"):
         link.broadcast([0], {"model": torch.tensor([1.0, torch.nan])})
     link = Link(CONTEXT, Changes(), Changes(), server_memory=link.server_memory)
     assert torch.equal(link.broadcast([0], {"model": torch.ones(2)})["model"], torch.ones(2))

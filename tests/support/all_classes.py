@@ -26,6 +26,7 @@ from lightning_fl.steps import Apply, Momentum
 
 DATA = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.long))
 GIVEN: dict[str, dict[str, Any]] = {
+    **{name: {"deadline": 1.0, "rates": [0.0, 0.5]} for name in ("DrawnUnits", "FederatedDropout")},
     "Differences": {"codec": Dense()},
     "ErrorFeedback": {"codec": Dense()},
     "Followed": {"codec": Dense()},

@@ -91,10 +91,13 @@ class ClientSelection(Checked, ABC):
     """True if the mean of the uploads is, over the draws, that of all clients weighted by their samples, whoever they are."""
     counts_alike = False
     """True if the mean gives equal weights to the clients that are drawn, whatever their numbers of samples."""
-    loss_samples: int | None = None
-    """Samples on which a client computes its loss, drawn anew in each round; None for all. For `Reads.LOSSES`."""
     needs_everyone = False
     """True if all clients must always be there."""
+
+    @property
+    def loss_samples(self) -> int | None:
+        """Samples on which a client computes its loss, drawn anew in each round; None for all. For `Reads.LOSSES`."""
+        return None
 
     @property
     def repeats(self) -> bool:
