@@ -51,9 +51,10 @@ def costs(trainer: FederatedTrainer) -> tuple[float, float, int]:
 
 
 def macs(trainer: FederatedTrainer) -> float:
-    """Return the multiply-accumulates of the clients' training in a finished run."""
+    """Return the multiply-accumulates of the clients' training in a finished run, and of the losses that they choose by."""
     rows = trainer.fit_loop.rows
-    return 3 * sum(row.get("clients/macs", row["model/macs"] * row["clients/samples"]) for row in rows)
+    training = 3 * sum(row.get("clients/macs", row["model/macs"] * row["clients/samples"]) for row in rows)
+    return training + sum(row["model/macs"] * row.get("clients/loss_samples", 0) for row in rows)
 
 
 FIRST = {*DEPENDS_ON_VALUES, *COVERING[::6]}
