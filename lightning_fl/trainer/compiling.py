@@ -1,13 +1,12 @@
-"""Whether the training steps of a run are compiled: checks of the flag `compile`, and what is said of it."""
+"""Checks of the flag `compile`, and messages about steps that are not compiled."""
 
 from __future__ import annotations
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.choose_runner import Runner
-from lightning_fl.clients.stacked import Stacked
 from lightning_fl.errors import UserError, require
-from lightning_fl.flat_module import compiled_step
+from lightning_fl.flat_module import step_graph
 from lightning_fl.flat_module.compiled_step import CompiledStep
 from lightning_fl.slots import Gradients
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -45,7 +44,7 @@ def compile_steps(trainer: TrainerInterface) -> None:
 
 def say_of_stacks(trainer: TrainerInterface, runner: Runner) -> None:
     """Say it if clients train at once, whose steps are not compiled."""
-    if trainer.active_module.compiled is not None and isinstance(runner, Stacked):
+    if trainer.active_module.compiled is not None and getattr(runner, "clients_at_once", 1) > 1:
         rank_zero_info(
             "Clients that train at once compute without torch.compile: trainer.compile changes nothing for them; trainer.runner "
             "serial uses it."
@@ -58,7 +57,7 @@ def _say(why: str) -> None:
 
 def _require_compiler(device: str) -> None:
     """Raise `UserError` if there is no compiler for the code that torch writes for this device."""
-    if compiled_step.BACKEND != "inductor":
+    if step_graph.BACKEND != "inductor":
         return
     if device == "cuda":
         from torch.utils._triton import has_triton

@@ -1124,7 +1124,7 @@ def test_without_its_package_a_logger_is_refused_before_training(
     lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Absent:
-        """What Lightning has for a package that is missing."""
+        """Lightning's object for a missing package."""
 
         def __bool__(self) -> bool:
             return False

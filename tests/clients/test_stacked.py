@@ -17,8 +17,7 @@ from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import TQDMProgressBar
 from roster import ROSTER
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
-from toys import Convolved, Perceptron, Remembering, Statistics, Tied, federation, samples, vector
+from toys import Convolved, Measuring, Perceptron, Remembering, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
@@ -284,20 +283,6 @@ class Reads(Perceptron):
         return loss if loss.item() > 0 else -loss
 
 
-class Counts(Perceptron):
-    """Module that counts with a torchmetrics object."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        self.mean(loss.detach())
-        self.log("mean", self.mean)
-        return loss
-
-
 class Skips(Perceptron):
     """Module that skips a batch."""
 
@@ -323,7 +308,7 @@ def adafactor(module: Any) -> Any:
     ("module", "callbacks", "words"),
     [
         (Reads(), None, ["Reads", "item"]),
-        (Counts(), None, ["Counts"]),
+        (Measuring(), None, ["Measuring"]),
         (Skips(), None, ["Skips", "failed"]),
         (
             Reads(configure=adafactor),

@@ -12,6 +12,7 @@ import lightning as L  # noqa: N812
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Arrays, FederatedDataModule, Partition
@@ -91,6 +92,20 @@ def federation(sizes: tuple[int, ...] = SIZES, train: Any = None, batch_size: in
         partition=Sizes(sizes=sizes),
         eval_batch_size=4,
     )
+
+
+class Measuring(Perceptron):
+    """Perceptron that logs its loss in training as a torchmetrics object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.mean(loss.detach())
+        self.log("train/mean", self.mean)
+        return loss
 
 
 class Served(FederatedDataModule):

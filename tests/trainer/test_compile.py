@@ -14,14 +14,13 @@ from compared_runs import MakeTrainer, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import ROSTER
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
-from toys import Convolved, Normalised, Perceptron, Pruning, Statistics, Tied, federation
+from toys import Convolved, Measuring, Normalised, Perceptron, Pruning, Statistics, Tied, federation
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import SCAFFOLD, FedAvg, FedBN
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
-from lightning_fl.flat_module import compiled_step
+from lightning_fl.flat_module import compiled_step, step_graph
 from lightning_fl.modules import ImageClassifier
 
 EXACT = {"precision": "64-true", "runner": "serial", "local_epochs": 2}
@@ -41,8 +40,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return keep
 
-    monkeypatch.setattr(compiled_step, "_backend", backend)
-    monkeypatch.setattr(compiled_step, "BACKEND", "eager")  # which needs no compiler
+    monkeypatch.setattr(step_graph, "_backend", backend)
+    monkeypatch.setattr(step_graph, "BACKEND", "eager")  # which needs no compiler
     return traced
 
 
@@ -209,18 +208,6 @@ class Counting(Perceptron):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.count = self.count + 1
         return self.loss(batch)
-
-
-class Measuring(Perceptron):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        self.mean(loss.detach())
-        self.log("train/mean", self.mean)
-        return loss
 
 
 class Branching(Perceptron):
