@@ -66,6 +66,20 @@ def test_a_learning_rate_of_0_moves_no_model(make_trainer: MakeTrainer) -> None:
         assert np.array_equal(model, before)
 
 
+def test_the_inner_rate_keeps_the_precision_of_the_model() -> None:
+    """Check the rate of parameters whose groups have rates of their own, in float64."""
+    params = torch.zeros(3, dtype=torch.float64)
+    local = LocalTraining(None, {}, params, params.clone(), lambda: None)  # type: ignore[arg-type]
+    local.learning_rate = torch.tensor([0.1, 0.0, 0.2], dtype=torch.float64)
+    rate = local.where_it_learns(0.03)
+    assert isinstance(rate, torch.Tensor)
+    assert rate.tolist() == [0.03, 0.0, 0.03]
+    local.learning_rate = 0.1
+    assert local.where_it_learns(0.03) == 0.03
+    local.learning_rate = 0.0
+    assert local.where_it_learns(0.03) == 0
+
+
 def test_with_one_inner_step_it_is_fedavg_with_equal_weights(make_trainer: MakeTrainer) -> None:
     """Check ηλ = 1 and β = 1, where u lands on θ: FedAvg with learning rate α."""
     fitted = []
