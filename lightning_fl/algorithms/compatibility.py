@@ -149,11 +149,13 @@ def _smaller(slots: Slots) -> Iterator[str]:
             "another rule, such as LocalOptimizer"
         )
     second = Gradients.MINIBATCH_AT_RECEIVED | Gradients.MINIBATCH_AT_POINT
-    if slots.exchange.differs_in_steps and slots.rule.reads & second:
-        yield (
-            f"each step of {cutter} trains another network, and {name_of(slots.rule)} takes two gradients in a step: use "
-            "another rule, such as LocalOptimizer"
-        )
+    others = {second: "takes two gradients in a step", Gradients.REPRESENTATIONS: "compares models in a step"}
+    for reads, what in others.items():
+        if slots.exchange.differs_in_steps and slots.rule.reads & reads:
+            yield (
+                f"each step of {cutter} trains another network, and {name_of(slots.rule)} {what}: use another rule, such as "
+                "LocalOptimizer"
+            )
     if slots.personal:
         yield f"clients of {cutter} train smaller networks, of which none keeps a part: leave {name_of(slots.personal[0])} out"
     builds = Traits.NEEDS_EVERY_CLIENT | Traits.CATCHES_UP | Traits.ERROR_FEEDBACK

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from math import ceil
+from typing import Any
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from lightning_fl.clients.gradients import (
 )
 from lightning_fl.clients.local_schedule import ClientWork
 from lightning_fl.clients.representations import Representations
+from lightning_fl.clients.self_distillation import SelfDistillation
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
@@ -52,8 +54,7 @@ def train_locally(
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     reads_at_point = Gradients.MINIBATCH_AT_POINT in job.rule.reads
     keeps_batches = reads_at_received or reads_at_point or beside is not None
-    reads_representations = Gradients.REPRESENTATIONS in job.rule.reads
-    representations = Representations(flat_module, job, local) if reads_representations else None
+    with_penalty = _with_penalty(flat_module, job, local)
     step_batches: list[Batch] = []
     step, has_gradient, starts_step = 0, False, True
     has_listeners, rates = any(listeners), flat_module.optimizer.rates
@@ -87,10 +88,10 @@ def train_locally(
             for listener in listeners.on_train_batch_start:
                 listener(batch.content, batch.batch_index)
             with forward_context():
-                if representations is None:
+                if with_penalty is None:
                     loss, output = flat_module.loss_of(batch.content, batch.batch_index)
                 else:
-                    loss, output, penalty = representations.training_step(batch)
+                    loss, output, penalty = with_penalty(batch)
         if starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
@@ -133,6 +134,17 @@ def train_locally(
     flat_module.zero_gradient()
     flat_module.optimizer.schedules.end_client()
     return local
+
+
+def _with_penalty(
+    flat_module: FlatModule, job: ClientJob, local: LocalTraining
+) -> Callable[[Batch], tuple[Any, Any, Tensor | None]] | None:
+    """Return a function that gives a batch's loss and output, and a penalty of other networks; None if there is no penalty."""
+    if Gradients.REPRESENTATIONS in job.rule.reads:
+        return Representations(flat_module, job, local).training_step
+    if flat_module.dropout is not None and flat_module.dropout.distils:
+        return SelfDistillation(flat_module, flat_module.dropout).training_step
+    return None
 
 
 def _sum_gradient(flat_module: FlatModule, group: DeviceGroup, local: LocalTraining, has_loss: bool) -> None:

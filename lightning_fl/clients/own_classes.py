@@ -22,13 +22,20 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import Result
 
 
-def output_layer(module: nn.Module, data: FederatedDataModule, method: str) -> nn.Linear:
-    """Return the last linear layer of a module, whose outputs are those of the classes.
+def last_linear(module: nn.Module) -> nn.Linear:
+    """Return the last linear layer of a module that passes `check_outputs`."""
+    return [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
+
+
+def check_outputs(module: nn.Module, data: FederatedDataModule, method: str, does: str, flag: str) -> None:
+    """Check that the outputs of the last linear layer of a module are those of the classes.
 
     Args:
         module: the network.
         data: samples of the clients.
         method: name of the method, for the sentence.
+        does: what the method does with the outputs of classes, for the sentence.
+        flag: flag of the method that asks for it.
 
     Raises:
         UserError: samples have no classes, or the module has no such layer.
@@ -36,23 +43,21 @@ def output_layer(module: nn.Module, data: FederatedDataModule, method: str) -> n
     labels = data.train.labels
     require(
         labels is not None and len(labels) > 0,
-        f"{method} masks the classes that a client lacks, and the samples have no classes: leave out masked.",
+        f"{method} {does}, and the samples have no classes: leave out {flag}.",
     )
     assert labels is not None
-    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
     num_classes = int(labels.max()) + 1
     require(
-        bool(linear) and linear[-1].out_features >= num_classes,
-        f"{method} masks the outputs of the classes that a client lacks, and {type(module).__name__} does not end in a linear "
-        f"layer with an output for each of {num_classes} classes: leave out masked.",
+        any(isinstance(part, nn.Linear) for part in module.modules())
+        and last_linear(module).out_features >= num_classes,
+        f"{method} {does}, and {type(module).__name__} does not end in a linear layer with an output for each of {num_classes} "
+        f"classes: leave out {flag}.",
     )
-    return linear[-1]
 
 
 def train_on_own_classes(
     train: Callable[[ClientJob, Sequence[int]], Iterator[Result]],
     flat_module: FlatModule,
-    method: str,
     job: ClientJob,
     clients: Sequence[int],
 ) -> Iterator[Result]:
@@ -61,14 +66,13 @@ def train_on_own_classes(
     Args:
         train: trains clients on a job.
         flat_module: holds the module.
-        method: name of the method.
         job: job of the clients.
         clients: indices of the clients.
     """
     if job.data is None:  # a dry round, in which nobody trains
         yield from train(job, clients)
         return
-    layer = output_layer(flat_module.module, job.data, method)
+    layer = last_linear(flat_module.module)
     labels: Any = job.data.train.labels
     groups: dict[tuple[int, ...], list[int]] = {}
     for client in clients:

@@ -114,7 +114,7 @@ class Engine:
     def _around(self, train: Train) -> Roles:
         method = self.algorithm
         if method.exchange.masks_classes:
-            train = partial(train_on_own_classes, train, self.flat_module, method.name)
+            train = partial(train_on_own_classes, train, self.flat_module)
         train = partial(train_by_network, train, self.flat_module)
         roles = Roles(
             self.population, self._broadcast, train, method.exchange.collect, lambda context: method.aggregator

@@ -108,13 +108,17 @@ class NetworksOfClients:
     def share(self, context: RoundContext, macs: int | None, client: int) -> float:
         """Return the multiply-accumulates of a client's network as a share of those of the whole one, which has `macs`.
 
-        If its steps draw narrower networks, this is the mean over these.
+        If its steps draw narrower networks, this is the mean over these, besides the widest if it teaches them.
         """
         width = self._width(client, context)
         if width is None or not macs:
             return 1.0
         widths = [Width(share) for share in width.in_steps] or [width]
-        return sum((self.macs(each) or macs) / macs for each in widths) / len(widths)
+        shares = [(self.macs(each) or macs) / macs for each in widths]
+        if width.distils:
+            *narrower, widest = shares
+            return widest + sum(narrower) / len(shares)
+        return sum(shares) / len(shares)
 
     def macs(self, width: Width) -> int | None:
         """Return the multiply-accumulates of a sample's forward pass; None if they cannot be counted."""

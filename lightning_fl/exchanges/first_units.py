@@ -33,6 +33,8 @@ class FirstUnits(PartialTraining):
         deadline: simulated seconds above 0: every client has the widest of the levels with which a clock of clients expects its
             round, messages and training, to take no longer, and the smallest if there is none. None: `levels` has the shares.
         masked: True to set outputs of the last linear layer to 0 in training where the client has no sample of their class.
+        distilled: True for FjORD's self-distillation, with ordered dropout: a step trains the client's whole network on its
+            loss, and the one that it draws to give the same outputs for the classes.
     """
 
     levels: Mapping[float, float] | Sequence[float] = field(default_factory=lambda: {1.0: 0.5, 0.5: 0.3, 0.25: 0.2})
@@ -41,6 +43,7 @@ class FirstUnits(PartialTraining):
     ordered: bool = False
     deadline: Annotated[float, Gt(0)] | None = None
     masked: bool = False
+    distilled: bool = False
 
     def __post_init__(self) -> None:
         if self.deadline is not None and isinstance(self.levels, (list, tuple)) and all(map(_is_number, self.levels)):
@@ -63,6 +66,10 @@ class FirstUnits(PartialTraining):
             "FirstUnits divides outputs by a fixed level, but ordered dropout draws one in every step: set scaled to False.",
         )
         require(
+            self.ordered or not self.distilled,
+            "distilled lets a client's network teach narrower ones, which only ordered dropout draws: set ordered to True.",
+        )
+        require(
             self.fixed or self.deadline is None,
             "fixed is False, so that clients draw their levels, and with a deadline their clock decides: leave one of them out.",
         )
@@ -79,7 +86,9 @@ class FirstUnits(PartialTraining):
         in_steps = tuple(sorted(each for each in self._shares if each <= level)) if self.ordered else ()
         if level == 1 and len(in_steps) < 2:
             return None
-        return Width(level, divisor=level if self.scaled else 1.0, in_steps=in_steps if len(in_steps) > 1 else ())
+        if len(in_steps) > 1:
+            return Width(level, in_steps=in_steps, distils=self.distilled)
+        return Width(level, divisor=level if self.scaled else 1.0)
 
     def _drawn(self, client: int, context: RoundContext) -> float:
         """Return the level of a client by the shares of the levels."""
@@ -105,6 +114,11 @@ class FirstUnits(PartialTraining):
     def masks_classes(self) -> bool:  # type: ignore[override]
         """True with `masked`."""
         return self.masked
+
+    @property
+    def distils(self) -> bool:  # type: ignore[override]
+        """True with `distilled`."""
+        return self.distilled
 
     @property
     def differs_in_steps(self) -> bool:  # type: ignore[override]

@@ -66,6 +66,7 @@ class FlatModule:
         chains: context in which the module computes its convolutions, within a step.
         generators: torch's global generators that the module may draw from.
         smaller: smaller networks that clients train; None until they are asked for.
+        dropout: draws the units of every step; None unless clients train with ordered dropout.
         compiled: computes losses and gradients by compiled graphs; None if the run asks for none.
     """
 
@@ -88,6 +89,7 @@ class FlatModule:
         self._personal_names = frozenset(personal)
         self._is_released = False
         self.smaller: SmallerNetworks | None = None
+        self.dropout: OrderedDropout | None = None
         self.compiled: CompiledStep | None = None
         self._forms: dict[Layout, Form] = {}
         self._whole: Form | None = None
@@ -253,7 +255,8 @@ class FlatModule:
         layers = network.layers if trains else ()
         hooks = [self.module.get_submodule(name).register_forward_hook(network.scale) for name in layers]
         if trains and network.in_steps:
-            hooks += OrderedDropout(network.in_steps).hook(self.module, self)
+            self.dropout = OrderedDropout(network.in_steps, network.width.distils)
+            hooks += self.dropout.hook(self.module, self)
         whole, layout = Form.of(self), network.submodel.layout
         self._whole = whole
         try:
@@ -265,6 +268,7 @@ class FlatModule:
             yield
             self._forms[layout] = Form.of(self)
         finally:
+            self.dropout = None
             for hook in hooks:
                 hook.remove()
             if self._whole is whole:

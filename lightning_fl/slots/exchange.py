@@ -217,6 +217,8 @@ class Exchange(Part, ABC):
     """True if single clients draw another width in every step, so that no stack of clients has one."""
     masks_classes: bool = False
     """True if outputs of classes of which a client has no sample are 0 in its training."""
+    distils: bool = False
+    """True if each client's network teaches the narrower ones that its steps draw."""
     needs_shapes = False
     """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
 

@@ -25,12 +25,14 @@ class Width:
         divisor: number by which the outputs of hidden layers are divided in training; 1 leaves them as they are.
         in_steps: shares, at most `share`, of which every step of a client draws one, and trains these first units alone; () for
             all units in every step.
+        distils: True if the whole network teaches the one that a step draws: both compute every batch.
     """
 
     share: float
     seed: int | None = None
     divisor: float = 1.0
     in_steps: tuple[float, ...] = ()
+    distils: bool = False
 
     def units(self, blocks_of_layers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the units that stay, bools (c_l,) by the name of each hidden layer.

@@ -1,0 +1,78 @@
+"""Self-distillation within a client: Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451), with the paper's T = α = 1.
+
+    loss of a batch = F(y) + KL(softmax(z) ‖ softmax(z_p))
+
+z and z_p are the outputs for the batch of the client's whole network and of its first units, of which the step has drawn the
+share p. F is the module's own loss of the whole network; z takes no gradient from the second term, which is 0 if p is the
+largest share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div
+
+from lightning_fl.checks.evaluation_mode import keeping_attributes
+from lightning_fl.clients.client_job import Batch
+from lightning_fl.clients.own_classes import last_linear
+from lightning_fl.errors import require
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.ordered_dropout import OrderedDropout
+
+
+class SelfDistillation:
+    """Computes the losses of a client whose whole network teaches its first units."""
+
+    def __init__(self, flat_module: FlatModule, dropout: OrderedDropout) -> None:
+        self._flat_module, self._dropout = flat_module, dropout
+        self._layer = last_linear(flat_module.module)
+
+    @torch.compiler.set_stance("force_eager")  # a compiled module calls no hook that comes later
+    def training_step(self, batch: Batch) -> tuple[Any, Any, Tensor | None]:
+        """Return the result of the module's `training_step` by the whole network, and the second term (); None if it is 0.
+
+        The second forward pass leaves no trace but in buffers: it logs nothing, and attributes stay those of the first.
+        """
+        flat_module, narrows = self._flat_module, self._dropout.draw()
+        again = batch.copied() if narrows else batch
+        with self._dropout.suspended(), self._watching() as taught_by:
+            loss, output = flat_module.training_step(batch.content, batch.batch_index)
+        if loss is None or not narrows:
+            return loss, output, None
+        with keeping_attributes(flat_module.own_parts), flat_module.lending({}, _drop), self._watching() as taught:
+            flat_module.training_step(again.content, again.batch_index)
+        teacher, student = self._scores(taught_by).detach(), self._scores(taught)
+        return loss, output, kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+    @contextmanager
+    def _watching(self) -> Iterator[list[Tensor]]:
+        """Yield a list to which every output of the last linear layer is added."""
+        outputs: list[Tensor] = []
+
+        def watch(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            outputs.append(output)
+
+        handle = self._layer.register_forward_hook(watch)
+        try:
+            yield outputs
+        finally:
+            handle.remove()
+
+    def _scores(self, outputs: list[Tensor]) -> Tensor:
+        """Return the logarithms of the classes' probabilities (n, c) by all calls of the layer, at least in float32."""
+        require(
+            bool(outputs),
+            f"training_step of {type(self._flat_module.module).__name__} does not call its last linear layer, whose outputs "
+            "self-distillation compares: leave out distilled.",
+        )
+        joined = torch.cat([output.flatten(0, -2) for output in outputs])
+        return joined.to(torch.promote_types(joined.dtype, torch.float32)).log_softmax(-1)
+
+
+def _drop(*arguments: Any, **options: Any) -> None:
+    """Replace the module's `log`, and drop the values."""
