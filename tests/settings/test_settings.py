@@ -78,6 +78,7 @@ WITH: dict[str, dict[str, Any]] = {
     "exchange": {"aggregator": MaskedMean()},
     "groups": {"partition": ByGroup()},
     "deadline": {"rates": (0.0, 0.5)},
+    "distilled": {"ordered": True, "scaled": False},
     "finetune_lr": {"finetune_epochs": 1},
     "levels": {"bits": 4},
     "max_sources": {"rate_source": "all"},
