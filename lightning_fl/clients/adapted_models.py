@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -43,7 +42,7 @@ class ClientSamples:
             keeping_attributes(list(module.modules())),
             evaluating(module),
             torch.enable_grad(),
-            flat_module.lending({}, _drop),
+            flat_module.dropping_logs(),
         ):
             flat_module.seed(self._client)  # so that it does not matter which process measures the client
             module.train()
@@ -89,7 +88,3 @@ def gradient_of(flat_module: FlatModule, loss: Tensor | None) -> Tensor:
         found |= dict(zip(trained, gradients, strict=True))
     views = {name: torch.zeros_like(parameters[name]) if x is None else x for name, x in found.items()}
     return flat_module.layout.flatten(views)
-
-
-def _drop(*arguments: Any, **options: Any) -> None:
-    """Replace the module's `log`, and drop the values."""

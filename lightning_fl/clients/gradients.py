@@ -108,7 +108,7 @@ def full_loss(
         for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
             mine = size if group is None else group.num_rows(size)
             if mine:
-                with flat_module.lending({}, _drop), flat_module.fabric.autocast():
+                with flat_module.dropping_logs(), flat_module.fabric.autocast():
                     loss, _ = flat_module.training_step(flat_module.transfer(batch, resident), index)
                 if loss is not None:
                     total += loss.double() * (mine / sum(sizes))
@@ -176,7 +176,7 @@ def gradient_here(
 
 def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:
     """Add a factor times the gradient of a batch's loss to the gradient of the flat module."""
-    with flat_module.lending({}, _drop), flat_module.fabric.autocast():
+    with flat_module.dropping_logs(), flat_module.fabric.autocast():
         loss, _ = flat_module.loss_of(batch, index)
     if loss is not None:
         flat_module.require_gradient(loss)
@@ -190,7 +190,3 @@ def _take_gradient(flat_module: FlatModule, decays: bool = True) -> Tensor:
         flat_module.add_decay(gradient, flat_module.params, flat_module.missing)
     flat_module.zero_gradient()
     return gradient
-
-
-def _drop(*arguments: Any, **options: Any) -> None:
-    """Replace the module's `log`, and drop the values."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.checks.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.clients.client_job import Batch, ClientJob
@@ -51,7 +51,8 @@ class Representations:
     def training_step(self, batch: Batch) -> tuple[Any, Any, Tensor | None]:
         """Return the result of the module's `training_step`, and the penalty (); None if the module skips the batch."""
         others = self._of_others(batch)
-        with self._watching() as own:
+        own: list[Tensor] = []
+        with self._added_to(own):
             loss, output = self._flat_module.training_step(batch.content, batch.batch_index)
         if loss is None:
             return loss, output, None
@@ -71,29 +72,24 @@ class Representations:
             evaluating(flat_module.module),
             keeping_attributes(flat_module.own_parts),
             flat_module.other_model(params, buffers, counters),
-            flat_module.lending({}, _drop),
+            flat_module.dropping_logs(),
         ):
             for params, buffers in self._models:
                 flat_module.load(params, buffers, counters)
-                with self._watching() as inputs:
+                inputs: list[Tensor] = []
+                with self._added_to(inputs):
                     flat_module.training_step(batch.copied().content, batch.batch_index)
                 representations.append(self._joined(inputs))
                 repeat_draws()
         return representations
 
-    @contextmanager
-    def _watching(self) -> Iterator[list[Tensor]]:
-        """Yield a list to which every input of the layer is added."""
-        inputs: list[Tensor] = []
+    def _added_to(self, inputs: list[Tensor]) -> RemovableHandle:
+        """Add every input of the layer to a list, inside the context."""
 
         def watch(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             inputs.append(given[0] if given else next(iter(named.values())))
 
-        handle = self._layer.register_forward_pre_hook(watch, with_kwargs=True)
-        try:
-            yield inputs
-        finally:
-            handle.remove()
+        return self._layer.register_forward_pre_hook(watch, with_kwargs=True)
 
     def _joined(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the inputs of all calls of the layer as rows (n, f), at least in float32."""
@@ -104,7 +100,3 @@ class Representations:
         )
         joined = torch.cat([rows.flatten(1) for rows in inputs])
         return joined.to(torch.promote_types(joined.dtype, torch.float32))
-
-
-def _drop(*arguments: Any, **options: Any) -> None:
-    """Replace the module's `log`, and drop the values."""

@@ -101,7 +101,7 @@ def summed_training_loss(
     It is that of each `num_ranks`-th batch alone, beginning with the one at `rank`; see `mean_training_loss`.
     """
     module, total, num_samples = flat_module.module, 0.0, 0.0
-    with evaluating(module), measuring(module), torch.no_grad(), flat_module.lending({}, _nothing):
+    with evaluating(module), measuring(module), torch.no_grad(), flat_module.dropping_logs():
         for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
             if index % num_ranks == rank:
                 batch = flat_module.transfer(batch, resident)
@@ -110,7 +110,3 @@ def summed_training_loss(
                 if loss is not None:
                     total, num_samples = total + float(loss) * size, num_samples + size
     return total, num_samples
-
-
-def _nothing(*arguments: Any, **options: Any) -> None:
-    pass

@@ -513,6 +513,10 @@ class FlatModule:
             for (home, leaf, _), tensor in zip(holders, originals, strict=True):
                 home[leaf] = tensor
 
+    def dropping_logs(self) -> AbstractContextManager[None]:
+        """Let the module log nothing inside the context."""
+        return self.lending({}, _drop)
+
     def training_step(self, batch: Any, index: int) -> tuple[Any, Any]:
         """Call the module's `training_step`.
 
@@ -721,3 +725,7 @@ def trainable_names(module: nn.Module) -> frozenset[str]:
 
 def _stay() -> None:
     """Leave the weights of a recurrent layer where they are, in place of its `flatten_parameters`."""
+
+
+def _drop(*arguments: Any, **options: Any) -> None:
+    """Replace the module's `log`, and drop the values."""
