@@ -3,7 +3,7 @@
 
 client k of width p_k:  every step draws p uniformly from the widths up to p_k, and trains the first ⌈p c_l⌉ of the c_l units of
                         every hidden layer l (ordered dropout); with `distilled` it trains all of p_k in every step, and those
-                        of p < p_k on KL(softmax(z) ‖ softmax(z_p)) alone, z and z_p the outputs of both for the classes
+                        of p < p_k on KL(softmax(z) ‖ softmax(z_p)) alone, z and z_p the outputs of both for the classes;
                         it receives and sends the network of p_k
                                                                                       exchange: FirstUnits, ordered
 server:                 every number is the mean of the clients that have it, and stays where none has it

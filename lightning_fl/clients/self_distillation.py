@@ -9,13 +9,12 @@ largest share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import kl_div
+from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.checks.evaluation_mode import keeping_attributes
 from lightning_fl.clients.client_job import Batch
@@ -36,34 +35,28 @@ class SelfDistillation:
     def training_step(self, batch: Batch) -> tuple[Any, Any, Tensor | None]:
         """Return the result of the module's `training_step` by the whole network, and the second term (); None if it is 0.
 
-        The second forward pass leaves no trace but in buffers: it logs nothing, and attributes stay those of the first.
+        The module repeats its random draws for the first units, so that both networks see the same samples. This second forward
+        pass leaves no trace but in buffers: it logs nothing, and attributes stay those of the first.
         """
         flat_module, narrows = self._flat_module, self._dropout.draw()
-        again = batch.copied() if narrows else batch
-        with self._dropout.suspended(), self._watching() as taught_by:
+        again, repeat_draws = (batch.copied(), flat_module.keep_random()) if narrows else (batch, None)
+        taught_by: list[Tensor] = []
+        with self._dropout.suspended(), self._added_to(taught_by):
             loss, output = flat_module.training_step(batch.content, batch.batch_index)
-        if loss is None or not narrows:
+        if loss is None or repeat_draws is None:
             return loss, output, None
-        with keeping_attributes(flat_module.own_parts), flat_module.lending({}, _drop), self._watching() as taught:
+        repeat_draws()
+        taught: list[Tensor] = []
+        with keeping_attributes(flat_module.own_parts), flat_module.dropping_logs(), self._added_to(taught):
             flat_module.training_step(again.content, again.batch_index)
-        teacher, student = self._scores(taught_by).detach(), self._scores(taught)
+        teacher, student = self._log_probabilities(taught_by).detach(), self._log_probabilities(taught)
         return loss, output, kl_div(student, teacher, reduction="batchmean", log_target=True)
 
-    @contextmanager
-    def _watching(self) -> Iterator[list[Tensor]]:
-        """Yield a list to which every output of the last linear layer is added."""
-        outputs: list[Tensor] = []
+    def _added_to(self, outputs: list[Tensor]) -> RemovableHandle:
+        """Add every output of the last linear layer to a list, inside the context."""
+        return self._layer.register_forward_hook(lambda layer, inputs, output: outputs.append(output))
 
-        def watch(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            outputs.append(output)
-
-        handle = self._layer.register_forward_hook(watch)
-        try:
-            yield outputs
-        finally:
-            handle.remove()
-
-    def _scores(self, outputs: list[Tensor]) -> Tensor:
+    def _log_probabilities(self, outputs: list[Tensor]) -> Tensor:
         """Return the logarithms of the classes' probabilities (n, c) by all calls of the layer, at least in float32."""
         require(
             bool(outputs),
@@ -72,7 +65,3 @@ class SelfDistillation:
         )
         joined = torch.cat([output.flatten(0, -2) for output in outputs])
         return joined.to(torch.promote_types(joined.dtype, torch.float32)).log_softmax(-1)
-
-
-def _drop(*arguments: Any, **options: Any) -> None:
-    """Replace the module's `log`, and drop the values."""

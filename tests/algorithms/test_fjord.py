@@ -1,13 +1,15 @@
 """Test FjORD: every step of a client trains the network of a width that it draws."""
 
 import copy
+import itertools
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compared_runs import RUNNERS, MakeTrainer, ends_as_fedavg
+from compared_runs import RUNNERS, MakeTrainer, ends_as_fedavg, resumed_like_whole
 from oracle import levels_of
 from roster import problem
 from test_heterofl import Images, X, Y, images, numbers_at, split
@@ -17,7 +19,7 @@ from toys import SIZES, Perceptron, federation, vector
 from lightning_fl import UserError
 from lightning_fl.algorithms import FjORD
 from lightning_fl.clients.choose_runner import describe_runner
-from lightning_fl.slots import Width
+from lightning_fl.slots import Gradients, Rule, Width
 
 WIDTHS = [0.25, 0.5, 1.0]
 
@@ -125,6 +127,48 @@ class Counted(Images):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.num_batches += 1
         return super().training_step(batch, batch_idx)
+
+
+class Noisy(Images):
+    """Adds noise to its inputs in training, and keeps what the network then sees."""
+
+    def __init__(self, seen: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.see = seen.append
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        noisy = x + torch.randn_like(x)
+        self.see(noisy)
+        return super().training_step((noisy, y), batch_idx)
+
+
+def test_teacher_and_taught_see_the_same_samples(make_trainer: MakeTrainer) -> None:
+    seen: list[torch.Tensor] = []
+    trainer = make_trainer(max_rounds=1, clients_per_round=6, local_epochs=4)
+    trainer.fit(Noisy(seen), images(dtype=torch.float32), FjORD(WIDTHS, distilled=True))
+    passes = [x.flatten().tolist() for x in seen]
+    taught = sum(first == second for first, second in itertools.pairwise(passes))
+    assert taught > 0
+    assert len(passes) - taught == trainer.run.num_steps
+
+
+def test_distillation_goes_on_as_if_it_had_not_stopped(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    method = partial(FjORD, WIDTHS, distilled=True)
+    resumed_like_whole(make_trainer, tmp_path, partial(Noisy, []), partial(images, dtype=torch.float32), method)
+
+
+def test_a_rule_that_compares_models_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="each step of FirstUnits trains another network, and Comparing compares models in"
+    ):
+        FjORD(rule=Comparing())
+
+
+class Comparing(Rule):
+    """Reads the received model's representations."""
+
+    reads = Gradients.REPRESENTATIONS
 
 
 def test_distillation_costs_the_widest_network_and_the_mean_narrower_one(make_trainer: MakeTrainer) -> None:
