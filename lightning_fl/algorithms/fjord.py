@@ -11,7 +11,8 @@ server:                 every number is the mean of the clients that have it, an
 
 Each width is the largest of equally many clients; with a deadline p_k is the widest with which client k is expected to meet it.
 Units that a step leaves out have a gradient of 0; momentum and weight decay of the module's optimiser still change them. In the
-self-distillation T = α = 1, as in the paper's experiments, and p_k learns nothing from p; a step computes both networks.
+self-distillation temperature and weight are 1 (T = α = 1), as in Flower's baseline FjORD, and p_k learns nothing from p. A step
+computes both networks on the same samples, with the same random draws of the module.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Self-distillation within a client: Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451), with the paper's T = α = 1.
+"""Self-distillation within a client: Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451).
 
     loss of a batch = F(y) + KL(softmax(z) ‖ softmax(z_p))
 
 z and z_p are the outputs for the batch of the client's whole network and of its first units, of which the step has drawn the
 share p. F is the module's own loss of the whole network; z takes no gradient from the second term, which is 0 if p is the
-largest share.
+largest share. The paper has a temperature T and a weight α of the second term; both are 1 here.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ class Width:
         share: share r of the units of each hidden layer, in (0, 1]: of c units ⌈r c⌉ stay.
         seed: seed of 64 bits that draws these units; None for the first ones.
         divisor: number by which the outputs of hidden layers are divided in training; 1 leaves them as they are.
-        in_steps: shares, at most `share`, of which every step of a client draws one, and trains these first units alone; () for
-            all units in every step.
-        distils: True if the whole network teaches the one that a step draws: both compute every batch.
+        in_steps: shares in ascending order, the last of them `share`, of which every step of a client draws one, and trains these
+            first units alone; () for all units in every step.
+        distils: True if the network of `share` teaches the one that a step draws: both compute every batch.
     """
 
     share: float
