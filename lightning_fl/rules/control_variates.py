@@ -46,6 +46,8 @@ class ControlVariates(Rule):
     def start(self, local: LocalTraining) -> None:
         """Compute c − c_k, which is the same in all steps."""
         local.memory["correction"] = difference(local.received[CONTROL], local.state["control"])
+        if not self.masked_correction:  # Σ_s η_s m_s; dry rounds finish without a step
+            local.memory["corrected"] = torch.zeros_like(local.memory["correction"])
 
     def observe(self, local: LocalTraining) -> None:
         """Note where the gradient is not 0, before weight decay is added to it."""
@@ -59,7 +61,7 @@ class ControlVariates(Rule):
             return
         trained = local.memory["trained"]
         local.gradient.add_(local.memory["correction"] * trained)
-        local.memory["corrected"] = local.memory.get("corrected", 0.0) + trained * local.learning_rate
+        local.memory["corrected"] = local.memory["corrected"] + trained * local.learning_rate
 
     def step(self, local: LocalTraining) -> None:
         """Take a step of SGD: y ← y − ηg."""

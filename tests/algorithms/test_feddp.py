@@ -21,6 +21,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDP, FedNova, FedProx
 from lightning_fl.codecs import Dense
 from lightning_fl.data import Arrays
+from lightning_fl.features.clock import ClientClock
 from lightning_fl.gates import add_gates, gates_of
 from lightning_fl.rules import Thresholded
 from lightning_fl.slots import Message, Payload, RoundContext, Rule, State, Traits
@@ -107,6 +108,14 @@ def test_masked_correction_decides_whether_closed_channels_are_corrected(
             np.testing.assert_allclose(control, expected, rtol=0, atol=1e-10)
         results[corrected] = w
     assert np.abs(results[True] - results[False]).max() > 1e-4
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_a_deadline_knows_the_bits_before_the_training(corrected: bool, make_trainer: MakeTrainer) -> None:
+    clock = ClientClock(macs_per_second=1e30, uplink_sigma=1.0)
+    trainer = make_trainer(clock=clock, deadline=1e9, max_rounds=1)
+    trainer.fit(Convolutions(), federation(), FedDP(keep=0.5, masked_correction=corrected))
+    assert trainer.fit_loop.rows[0]["clients/late"] == 0
 
 
 @each_base
