@@ -17,12 +17,12 @@ from lightning_fl.slots.round_context import RoundContext
 
 @dataclass
 class Merging:
-    """What an aggregator may know of the round whose uploads it merges, and what it says of it.
+    """Round whose uploads an aggregator merges: facts for it to read, and values that it reports.
 
     Attributes:
         context: facts about the run, with the source of random draws.
         metrics: values that it reports, by the name under which they are logged with the round.
-        is_skipped: set to True if too few uploads have come: the server's model then stays as it is.
+        is_skipped: set to True if too few uploads have arrived; the server's model then stays unchanged.
         uploaders: clients of the uploads that it keeps for the steps, in their order.
     """
 
@@ -33,15 +33,15 @@ class Merging:
 
 
 def kept_columns(weights: Tensor, uploaders: Sequence[Uploader]) -> dict[str, float]:
-    """Return what a robust part reports of the weights that it gave to the uploads.
+    """Return the columns that a robust part reports about the weights of the uploads.
 
     Args:
         weights: weights a of the uploads (K,), at least 0, in any scale.
         uploaders: their clients.
 
     Returns:
-        `robust/kept`, the number of equally weighted uploads with as much weight each, (Σa)² / Σa², and with an adversary
-        `robust/attackers_kept`, the share of the attackers' weights. A mean of n uploads gives each of them a/n.
+        `robust/kept`, the effective number of uploads, (Σa)² / Σa², which is n for n equal weights. With an adversary, also
+        `robust/attackers_kept`, the attackers' share of the weights. A mean of n uploads counts as n uploads of weight a/n.
 
     >>> import torch
     >>> kept_columns(torch.tensor([1.0, 1.0, 0.0, 2.0]), [Uploader(k, float(k == 3)) for k in range(4)])
@@ -64,7 +64,7 @@ class Aggregator(Part, ABC):
     a coordinate that was not sent counts as no change, or the weights of the clients that sent it (`Upload.sent`).
 
     Every upload must contain the entries that it `needs`. It `provides` entries of the merged message that no upload has.
-    It `uses` `SENT` unless it says otherwise; one that averages zeros where nothing was sent must not.
+    By default it `uses` `SENT`. An aggregator that averages zeros where nothing was sent must not use it.
     """
 
     _promises, _kept_by = frozenset({"is_mean", "sums_suffice"}), frozenset({"add", "finish", "combine"})
@@ -73,18 +73,18 @@ class Aggregator(Part, ABC):
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 
     merges_none = False
-    """True if it merges also a round without an accepted upload, which leaves the model as it is otherwise."""
+    """True if it also merges a round without an accepted upload; otherwise such a round leaves the model unchanged."""
 
     sums_suffice = False
-    """True if it reads only sums: of the clients' vectors, each times a number that its client knows, and of such numbers.
+    """True if it reads only sums over clients: of vectors, each times a number that its client knows, and of these numbers.
 
-    With secure sums the server has no more.
+    With secure aggregation the server sees nothing else.
     """
 
     is_mean = False
     """True if it merges each entry into its mean over the clients, weighted by their samples, or equally (`weighs_equally`).
 
-    A private run computes this mean itself, of clipped uploads with noise.
+    A private run computes this mean itself, from clipped uploads, with noise.
     """
 
     is_median = False

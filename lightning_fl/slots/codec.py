@@ -44,16 +44,16 @@ Payload = dict[str, Packed]
 class Traits(Flag):
     """Promises and needs of a codec.
 
-    A wrapper takes those of the codec inside and adds its own: `self.codec.traits | Traits.ERROR_FEEDBACK`.
+    A wrapper takes the traits of the codec inside and adds its own: `self.codec.traits | Traits.ERROR_FEEDBACK`.
     """
 
     NONE = 0
     UNBIASED = auto()
-    """E C(x) = x over its random draws, for each x up to the `largest` number, whatever x is."""
+    """E C(x) = x over its random draws, for every x without numbers beyond the `largest`."""
     NEARLY_UNBIASED = auto()
-    """E C(x) is about x for most x, which need no error feedback then, though it may be far from other x."""
+    """E C(x) is about x for most x, so that no error feedback is needed; for other x it may be far from x."""
     CONTRACTS = auto()
-    """E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded.
+    """E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that the memory of error feedback stays bounded.
 
     It need not hold beyond the `largest` number, nor for numbers too small for the codec, which arrive as 0.
     """
@@ -64,28 +64,28 @@ class Traits(Flag):
     SUMS_SUFFICE = auto()
     """Uploads can be added up as they are sent, without positions or scales of each client."""
     DELTAS_ONLY = auto()
-    """It is too coarse for a whole model, so that it fits deltas only."""
+    """It is too coarse for a whole model and fits only deltas."""
     SENDS_FEW = auto()
-    """Each client sends less than half of its numbers, by its own choice or draw, and the others arrive as 0."""
+    """Each client sends less than half of its numbers, which it chooses or draws by itself; the others arrive as 0."""
     NEEDS_SHAPES = auto()
-    """It reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
+    """It reads the shapes of tensors. A pruning mask destroys them: under it each tensor is one row."""
     ERROR_FEEDBACK = auto()
-    """It adds what it lost to the next message, so that another error feedback would add it twice."""
+    """It adds the error of each message to the next one, so that a second error feedback would add it twice."""
     NEEDS_ERROR_FEEDBACK = auto()
-    """The loss of one message must be added to the next, as most of it would be lost for good."""
+    """It needs error feedback around it; without, most of each message would be lost for good."""
     ERROR_MAY_GROW = auto()
     """Error feedback would add up errors that may be larger than the messages.
 
-    So it is with every codec that is unbiased, or nearly, and does not contract; it need not declare this.
+    This holds for every unbiased or nearly unbiased codec that does not contract; such a codec need not declare it.
     """
     NEEDS_EVERY_CLIENT = auto()
     """A broadcast must reach every client of the federation, because the next one builds on it."""
     CATCHES_UP = auto()
-    """A client that missed broadcasts loads them when it is there again, so that those that are not pay nothing."""
+    """A client that missed broadcasts downloads them when it takes part again, so that absent clients download nothing."""
     INCREMENTS = auto()
     """A message is an increment on the sender's earlier ones, so that a step must add up the clients' means."""
     EXACT = UNBIASED | CONTRACTS | IDEMPOTENT | LOSSLESS
-    """Those of a codec that sends the numbers as they are."""
+    """Traits of a codec that sends numbers unchanged."""
 
     def only_if(self, holds: bool) -> Traits:
         """Return these traits, or none.
@@ -97,7 +97,7 @@ class Traits(Flag):
 
     @property
     def keep_means(self) -> bool:
-        """True if the mean of what arrives is about the message, so that nothing needs to be added to the next one."""
+        """True if decoded messages are on average about the message, so that no error feedback is needed."""
         return bool(self & (Traits.UNBIASED | Traits.NEARLY_UNBIASED))
 
     @property
@@ -112,7 +112,7 @@ FORMER = re.compile(
     "sums_suffice|needs_every_client|catches_up|(has|needs)_error_feedback|error_may_grow|is_(nearly_)?unbiased|contracts|"
     "is_idempotent|deltas_only|sends_few|needs_shapes"
 )
-"""Attributes that had the traits in version 0.3."""
+"""Attributes that declared the traits in version 0.3."""
 
 
 class Codec(Part, ABC):
@@ -120,26 +120,26 @@ class Codec(Part, ABC):
 
     An algorithm has one codec for the uplink and one for the downlink. The link calls them. If only a submodel
     is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `context` are those of the submodel.
-    A message must contain the entries that a codec `needs`, `model` too.
+    A message must contain the entries that a codec `needs`, which may include `model`.
     """
 
     _promises, _kept_by = frozenset({"traits"}), frozenset({"encode", "decode", "encode_vector", "decode_vector"})
 
     @property
     def traits(self) -> Traits:
-        """Promises and needs of the codec; a class states them, as in `traits = Traits.UNBIASED | Traits.DELTAS_ONLY`.
+        """Promises and needs of the codec. A class declares them, as in `traits = Traits.UNBIASED | Traits.DELTAS_ONLY`.
 
-        Of a codec that states nothing the worst is assumed: that it promises nothing, and `UNDECLARED`.
+        A codec that declares none promises nothing and has the traits `UNDECLARED`, the worst case.
         """
         return UNDECLARED
 
     @property
     def largest(self) -> float | None:
-        """Largest magnitude that it sends, to which finite numbers beyond it are cut off; None for no limit."""
+        """Largest magnitude that the codec sends. Larger finite numbers are clipped to it. None for no limit."""
         return None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Raise `UserError` if a codec states a trait as version 0.3 did, as nothing reads that any more."""
+        """Raise `UserError` if a codec declares a trait by an attribute of version 0.3, which nothing reads any more."""
         super().__init_subclass__(**arguments)
         former = sorted(filter(FORMER.fullmatch, vars(cls)))
         traits = [f"Traits.{re.sub('^(is|has)_', '', name).upper()}" for name in former]
@@ -172,13 +172,13 @@ class Codec(Part, ABC):
         return compressible(name) and Traits.LOSSLESS not in self.traits
 
     def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
-        """Return the ascending positions (k,) of the numbers of a vector that a payload contains; None: it contains all."""
+        """Return the ascending positions (k,) of the numbers of a vector that a payload contains; None if it contains all."""
         return None
 
     def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
-        """Return d and k if an entry says which k of d positions a payload contains, and nothing else; None for other entries.
+        """Return d and k for an entry that only tells which k of d positions a payload contains; None for other entries.
 
-        By default the entries `mask` and `mask/VECTOR` do, for a vector that has `positions`.
+        By default these are the entries `mask` and `mask/VECTOR` of a vector that has `positions`.
         """
         if kind_of(name) != "mask":
             return None
@@ -187,15 +187,15 @@ class Codec(Part, ABC):
         return None if positions is None else (context.layout.numel, len(positions))
 
     def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
-        """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
+        """Return an entry's whole numbers in [0, A), and A, if it contains nothing else; None for other entries."""
         return None
 
     def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
-        """Return the content of an entry with these whole numbers (n,), the inverse of `symbols`: by default, packed numbers."""
+        """Return the content of an entry with these whole numbers (n,): the inverse of `symbols`. By default they are packed."""
         return pack(symbols, bit_width(num_values))
 
     def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
-        """Return the bits of an entry that belong to each tensor, {} for none; None: to its numbers, as many to each."""
+        """Return the bits of an entry for each tensor; {} if they belong to none, None if every number costs the same."""
         return None
 
     @abstractmethod
@@ -209,8 +209,8 @@ class Codec(Part, ABC):
             context: facts about the run.
 
         Returns:
-            The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload, which it
-            does not if a number of either is not finite.
+            The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload. The
+            server rejects an upload if it or the memory contains a number that is not finite.
         """
 
     @abstractmethod
@@ -231,13 +231,13 @@ class Codec(Part, ABC):
 
 
 def undeclared(codec: Codec, remedy: Traits = Traits.CONTRACTS) -> str:
-    """Return what to declare, in brackets, if the worst is assumed of a codec or of one inside it; else nothing."""
+    """Return a hint, in brackets, at the traits to declare if a codec, or one inside it, declares none; '' otherwise."""
     silent = [type(part) for part in parts_in(codec) if getattr(type(part), "traits", None) is Codec.traits]
     if not silent:
         return ""
     return (
-        f" ({silent[0].__name__} declares no traits, so the worst is assumed: declare in its class those that hold, such as "
-        f"traits = Traits.{remedy.name})"
+        f" ({silent[0].__name__} declares no traits, so the worst is assumed: declare the traits that hold in its class, such "
+        f"as traits = Traits.{remedy.name})"
     )
 
 
@@ -268,33 +268,34 @@ VALUES = "/values/"
 
 
 def check_values(outer: Codec, values: Codec | None) -> None:
-    """Raise `UserError` if a codec cannot encode values that are others each time, and a row of numbers."""
+    """Raise `UserError` if a codec cannot encode the chosen values of a vector: a row of numbers, whose positions change."""
     if values is not None:
         check_inner(outer, "values", Codec, "EDEN()")
     name, inner = type(outer).__name__, type(values).__name__
     traits = Traits.NONE if values is None else values.traits
     require(
         not traits & (Traits.ERROR_FEEDBACK | Traits.NEEDS_EVERY_CLIENT),
-        f"{name}'s values are other numbers each time, but {inner} builds on the message before: give it the codec inside, or "
-        f"ErrorFeedback({name}(values=…)) if that codec contracts.",
+        f"{name}'s values have other positions in every message, but {inner} builds on the previous message: use the codec "
+        f"inside {inner}, or ErrorFeedback({name}(values=…)) if that codec contracts.",
     )
     require(
         values is None or Traits.NEEDS_SHAPES not in traits,
-        f"{name}'s values are a row of numbers, which {inner} would send as they are: leave it out"
+        f"{name}'s values are a row of numbers, which {inner} would send unchanged: leave it out"
         f"{undeclared(values) if values is not None else ''}.",
     )
     leaders = ", ".join(sorted(values.needs)) if values is not None else ""
     require(
         not leaders,
-        f"{name}'s values are those of one vector, but {inner} chooses by {leaders}: give it a codec that reads each vector "
+        f"{name}'s values come from one vector, but {inner} chooses positions by {leaders}: use a codec that reads each vector "
         "alone, such as TopK.",
     )
 
 
 def pack_values(codec: Codec | None, name: str, values: Tensor, positions: Tensor, context: RoundContext) -> Payload:
-    """Encode the values (k,) at some positions (k,) of a vector as a model of k parameters, as they are without a codec.
+    """Encode the values (k,) at some positions (k,) of a vector like a model of k parameters.
 
-    The names of the entries are `kind/values/VECTOR:NAME`, or the vector's as they are.
+    The names of the entries are `kind/values/VECTOR:NAME`. Without a codec the values are sent unchanged, under the name of the
+    vector.
     """
     if codec is None or not len(values):
         return {name: Packed.whole(values)}
@@ -303,14 +304,14 @@ def pack_values(codec: Codec | None, name: str, values: Tensor, positions: Tenso
 
 
 def unpack_values(codec: Codec | None, name: str, payload: Payload, positions: Tensor, context: RoundContext) -> Tensor:
-    """Return the values (k,) of a vector."""
+    """Return the values (k,) of a vector that `pack_values` encoded."""
     if codec is None or not len(positions):
         return payload[name].content
     return codec.decode(_nested(name, payload), context.at(positions))[name]
 
 
 def inside_values(name: str, payload: Payload) -> tuple[str, Payload]:
-    """Return the name of an entry, and the payload around it, as the codec of the values made them."""
+    """Return the name that the codec of the values gave to an entry, and the payload that this codec made."""
     vector, _, key = name.partition(VALUES)[2].partition(":")
     return key, _nested(vector, payload)
 

@@ -24,13 +24,13 @@ J = TypeVar("J", bound="Job")
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Model with which a client has ended its training.
+    """A client's model at the end of its training.
 
     Attributes:
         params: parameters (d,).
         buffers: float buffers (d_b,).
         counters: integer buffers by name.
-        owned: what the client trained and never sends, as entries of its state.
+        owned: personal parameters and buffers, which the client never sends, as entries of its state.
     """
 
     params: Tensor
@@ -51,15 +51,14 @@ class Result:
         counters: integer buffers of its module by name; the server takes the maximum over clients.
         logs: values that the module logged: name to (sum over samples, number of samples).
         num_steps: optimiser steps that it made.
-        owned: part of `state` that it trained and never sends, its personal parameters.
+        owned: part of `state` that holds its personal parameters, which it trained and never sends.
         last_loss: mean training loss of its last pass over its samples; None if there is none or nobody reads it.
         attacking: 1 if the client attacks, 0 if not, and a share for a mean of several uploads; None without an adversary. Only
-            what is reported may depend on it.
-        num_uploads: number of uploads of which it is the mean.
-        trained: model with which it has ended its training; None if no hook reads it.
-        staleness: updates of the server since the client received the model from which it has trained; 0 in rounds that wait for
-            their clients.
-        submodel: numbers of the model that the client has trained, outside which its upload is 0; None for all.
+            reports may depend on it.
+        num_uploads: number of uploads whose mean it is.
+        trained: its model at the end of its training; None if no hook reads it.
+        staleness: updates of the server since the client received the model from which it has trained; 0 in synchronous rounds.
+        submodel: numbers of the model that the client has trained; its upload is 0 elsewhere. None for all.
     """
 
     client: int
@@ -100,11 +99,11 @@ class Upload:
 
 
 class Capacities(NamedTuple):
-    """Levels of which every client trains the widest that a clock of clients expects to meet a deadline.
+    """Levels of width, and a deadline. Every client trains the widest level that its clock expects to meet the deadline.
 
     Attributes:
         levels: shares of the units of every hidden layer, the widest first.
-        deadline: simulated seconds of a client's round, its messages and its training.
+        deadline: limit of a client's round, its messages and its training, in simulated seconds.
     """
 
     levels: tuple[float, ...]
@@ -173,7 +172,7 @@ class Channel(Protocol):
         """Send a message to one client, through the downlink codec; returns what the client receives."""
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
-        """Send the same message to each of some clients, uncompressed."""
+        """Send the same message to each of these clients, uncompressed."""
 
     def gather(self, mine: dict[int, T], /) -> dict[int, T]:
         """Merge small values by client over all processes, in the order of the cohort; every process must call it."""
@@ -188,9 +187,9 @@ class Channel(Protocol):
 class Exchange(Part, ABC):
     """Decides in how many turns clients and server exchange messages, and which parts clients upload.
 
-    Every upload must contain the entries, `model` too, that it `needs`. It `provides` the entries that `before_training` adds to
-    the clients' `received`; the server's steps find them in `ServerTurn.merged`. One that sends parts of a model also `provides`
-    `SENT`, so that the aggregator must divide by them.
+    Every upload must contain the entries that the exchange `needs`, which may include `model`. It `provides` the entries that
+    `before_training` adds to the clients' `received`; the server's steps find them in `ServerTurn.merged`. An exchange that sends
+    parts of a model also `provides` `SENT`, and the aggregator must divide by these masks.
     """
 
     _promises = frozenset({"one_message", "sends_whole", "sums_suffice"})
@@ -199,32 +198,32 @@ class Exchange(Part, ABC):
     sums_suffice = False
     """True if the server may see sums over a round's clients in place of their messages."""
     one_message = False
-    """True if a client sends nothing but the message of its rule, once, whatever other clients send.
+    """True if a client sends only the message of its rule, once, whatever other clients send.
 
-    With `sends_whole`, a private run, and rounds that wait for nobody, rely on it.
+    Private runs and asynchronous rounds rely on this and on `sends_whole`.
     """
     sends_whole = False
     """True if every accepted client has sent its whole message."""
     compresses = False
-    """True if it compresses the uploads itself, by means of their mean, so that the uplink's codec must lose nothing."""
+    """True if it compresses the uploads itself, with the help of their mean, so that the uplink codec must be lossless."""
     keeps_changes = False
     """True if every change stays with its client, so that the server's model never learns."""
     uses_link = True
-    """False if nothing crosses the link: neither its own messages, nor those about prunings and queries of callbacks."""
+    """False if nothing crosses the link: neither its own messages, nor messages about prunings, nor queries of callbacks."""
     cuts = False
-    """True if clients receive, train and send smaller networks, whose widths `width` tells."""
+    """True if clients receive, train and send smaller networks, with the widths that `width` returns."""
     differs_in_steps = False
-    """True if single clients draw another width in every step, so that no stack of clients has one."""
+    """True if every client draws a width in every step, so that the clients of a stack have no common width."""
     masks_classes: bool = False
-    """True if outputs of classes of which a client has no sample are 0 in its training."""
+    """True if a client's training sets the outputs of classes of which it has no sample to 0."""
     distils: bool = False
     """True if each client's network teaches the narrower ones that its steps draw."""
     needs_shapes = False
-    """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
+    """True if it reads the shapes of tensors. A pruning mask destroys them: under it each tensor is one row."""
 
     @property
     def sender(self) -> Exchange:
-        """The exchange that collects the uploads: the one inside, of a turn around it."""
+        """The exchange that collects the uploads: itself, or the exchange inside if it only adds a turn."""
         return self
 
     def check(self, context: RoundContext, cohort_size: int) -> None:
@@ -236,7 +235,7 @@ class Exchange(Part, ABC):
         """
 
     def num_senders(self, cohort_size: int) -> int:
-        """Return the clients that send the same number in a round of `cohort_size` clients, at least."""
+        """Return the least number of clients that send the same coordinate in a round of `cohort_size` clients."""
         return cohort_size
 
     def width(self, client: int, context: RoundContext) -> Width | None:
@@ -250,7 +249,7 @@ class Exchange(Part, ABC):
 
     @property
     def capacities(self) -> Capacities | None:
-        """Levels among which a clock of clients decides, as `RoundContext.level` tells; None if nothing follows from time."""
+        """Levels among which the clients' clock decides (`RoundContext.level`); None if widths do not depend on time."""
         return None
 
     @property

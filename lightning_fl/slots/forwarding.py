@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OWN = frozenset({"changeable", "partners", "size_depends_on_values"})
-"""Names by which an object says what it is itself. A wrapper answers to them for itself."""
+"""Names that describe a part itself. A wrapper has its own values for them."""
 
 
 def forwards(field: str, names: str) -> Callable[[type[T]], type[T]]:
@@ -21,7 +21,7 @@ def forwards(field: str, names: str) -> Callable[[type[T]], type[T]]:
         names: attributes and methods, separated by spaces: all public ones of the base classes that the class does not define.
 
     Raises:
-        TypeError: a public name of the base classes is neither defined nor listed, or a listed one is none of them.
+        TypeError: a public name of the base classes is neither defined nor listed, or a name is listed that is not one of them.
 
     >>> class Codec:
     ...     lossy = True
@@ -46,7 +46,7 @@ def forwards(field: str, names: str) -> Callable[[type[T]], type[T]]:
                 f"not to be forwarded {sorted(listed - wanted)}"
             )
         for name in listed:
-            setattr(cls, name, property(partial(_of_inner, field, name), doc=f"That of `{field}`."))
+            setattr(cls, name, property(partial(_of_inner, field, name), doc=f"Forwarded from `{field}`."))
         return update_abstractmethods(cls)
 
     return decorate

@@ -21,7 +21,7 @@ UPLOAD_WEIGHTS = "uploads/weight"
 SENT = "mask/sent"
 """Name of the masks of what each client sent (`Upload.sent`), which an exchange of parts provides for the aggregator."""
 CHOSEN = "mask/chosen"
-"""Name of the mask (C,), bools, that tells which of C models an upload has trained, by a single True."""
+"""Name of the one-hot mask (C,), bools, of the model, out of C, that an upload has trained."""
 PROPOSAL = "model/proposal"
 """Name of the proposal of the earlier steps (`ServerTurn.proposal`)."""
 Message = dict[str, Tensor]
@@ -42,7 +42,7 @@ def several_models(count: int) -> tuple[str, ...]:
 def is_finite(*messages: Message) -> bool:
     """True if no number in these messages is NaN or infinite."""
     vectors = list({id(x): x for message in messages for x in message.values()}.values())
-    # A finite sum proves it without a copy; an infinite one may be an overflow. For an accelerator the host waits only once.
+    # A finite sum proves it without a copy; an infinite sum may be an overflow. The host waits for an accelerator only once.
     away = [x for x in vectors if x.device.type != "cpu"]
     if len(away) > 1 and torch.stack([x.sum().double() for x in away]).isfinite().all():
         vectors = [x for x in vectors if x.device.type == "cpu"]

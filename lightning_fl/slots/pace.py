@@ -1,4 +1,4 @@
-"""When the server makes its next model: after a round's clients, or after any few uploads."""
+"""Pace of the server in asynchronous runs: updates after a number of uploads, not after all clients of a round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from lightning_fl.checks import Checked
 
 @dataclass(frozen=True)
 class Pace(Checked):
-    """Update the server's model after `buffer_size` uploads, of whichever clients, while others go on training.
+    """Update the server's model after `buffer_size` uploads from any clients, while other clients go on training.
 
-    `clients_per_round` clients train at any time. A client whose upload has come is idle; another one, or the same, takes its
-    place with the model of that moment. An upload's staleness is the number of updates since its client received the model. A
-    round is an update.
+    `clients_per_round` clients train at any time. When a client's upload arrives, another client, or the same one, takes its
+    place and starts from the model of that moment. An upload's staleness is the number of updates since its client received the
+    model. A round is one update.
 
     Attributes:
         buffer_size: uploads of an update, K.
-        max_staleness: uploads that are staler are rejected: they count as uploads of the update, not in its mean; None for none.
-        counts_from: an upload's change is that from the model that the client has `received`, or from the server's `present` one.
+        max_staleness: largest staleness of an accepted upload; None for no limit. A rejected upload counts towards
+            `buffer_size`, but not in the mean.
+        counts_from: model from which an upload's change is measured: the one that the client `received`, or the server's
+            `present` one.
     """
 
     buffer_size: Annotated[int, Ge(1)]

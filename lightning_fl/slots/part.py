@@ -17,12 +17,12 @@ class Part(Checked):
     """
 
     _promises = frozenset[str]()
-    """Names of the promises of a slot's parts."""
+    """Names of the attributes by which the parts of a slot make promises."""
     _kept_by = frozenset[str]()
-    """Names of the methods that keep them: a part that defines one anew has to promise anew."""
+    """Names of the methods on which the promises rest. A part that overrides one must make the promises again."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Forget the promises of a base class whose methods the part replaces."""
+        """Withdraw the inherited promises of a part that overrides a method on which they rest."""
         super().__init_subclass__(**arguments)
         slot: Any = next(base for base in cls.__mro__[1:] if "_promises" in vars(base))
         for name in slot._promises - vars(cls).keys() if slot._kept_by & vars(cls).keys() else ():
@@ -30,16 +30,16 @@ class Part(Checked):
                 setattr(cls, name, vars(slot)[name])
 
     changeable = frozenset[str]()
-    """Names of the hyper-parameters that a resumed run may change; the others give the states in a checkpoint their meaning."""
+    """Names of the hyper-parameters that a resumed run may change; the states in a checkpoint depend on the others."""
 
     partners = frozenset[str]()
-    """Names of the classes of parts that must stand in the same algorithm, as two halves of one formula do."""
+    """Class names of the parts that the same algorithm must also have, such as the other half of one formula."""
 
     @property
     def size_depends_on_values(self) -> bool:
-        """True if the bits of its messages depend on the numbers in them, so that no rehearsal can tell those of a run.
+        """True if the bits of its messages depend on the numbers in them, so that a rehearsal cannot predict the bits of a run.
 
-        Parts inside this one answer for themselves.
+        A part inside this one has its own value.
         """
         return False
 
@@ -50,7 +50,7 @@ class Part(Checked):
 
     @property
     def uses(self) -> frozenset[str]:
-        """Names of the entries that the part reads if they are there: those that it needs, and perhaps more."""
+        """Names of the entries that the part reads if a message has them: all that it `needs`, and any optional ones."""
         return self.needs
 
     @property
@@ -60,27 +60,29 @@ class Part(Checked):
 
     @property
     def provides(self) -> frozenset[str]:
-        """Names of the entries that the part adds for other parts; one of them must use each."""
+        """Names of the entries that the part adds for other parts; each must be used by one of them."""
         return frozenset()
 
 
 def to_declare(part: Part, promise: str) -> str:
-    """Return what the author of a part may declare, in brackets; nothing for parts of this package, which say all.
+    """Return a hint, in brackets, at a promise that the author of a part may declare.
+
+    The hint is empty for parts of this package, which declare all their promises.
 
     >>> class Own(Part): __module__ = "own_parts"
     >>> to_declare(Own(), "sums_suffice = True")
-    ' (or declare sums_suffice = True in Own, if it is so)'
+    ' (or declare sums_suffice = True in Own, if that is true)'
     """
     kind = type(part)
     return (
         ""
         if kind.__module__.startswith("lightning_fl.")
-        else f" (or declare {promise} in {kind.__name__}, if it is so)"
+        else f" (or declare {promise} in {kind.__name__}, if that is true)"
     )
 
 
 def parts_in(value: Any) -> Iterator[Part]:
-    """Yield a part and all parts in its fields, also in tuples and lists, and in those of these parts."""
+    """Yield a part and, recursively, all parts in its fields, also those inside tuples and lists."""
     if isinstance(value, (tuple, list)):
         for one in value:
             yield from parts_in(one)
@@ -91,13 +93,13 @@ def parts_in(value: Any) -> Iterator[Part]:
 
 
 def check_inner(outer: Part, name: str, kind: type, example: str) -> None:
-    """Raise `UserError` unless the part inside another is an object: only the slots take classes and their names, too.
+    """Raise `UserError` unless the part inside another part is an object. Only slots also take a class or its name.
 
     Args:
-        outer: part with the other one inside.
-        name: name of the field that has it.
-        kind: base class of the slot's parts.
-        example: an object that would do.
+        outer: the outer part.
+        name: name of its field with the inner part.
+        kind: base class that the inner part must have.
+        example: a suitable inner part, for the error.
     """
     part = getattr(outer, name)
     require(

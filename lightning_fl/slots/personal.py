@@ -1,4 +1,4 @@
-"""The personal slot: what each client keeps for itself, trains besides, and predicts with."""
+"""The personal slot: layers and models that each client keeps for itself, and its predictions with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_fl.slots.validation import Validation
 
 @dataclass(frozen=True)
 class Owned:
-    """Names of what clients own of the module: it trains with the rest of the module, is kept between rounds and never sent.
+    """Names of the personal tensors of the module: clients train them with the rest, keep them between rounds, never send them.
 
     Attributes:
         parameters: names of trainable parameters.
@@ -42,14 +42,14 @@ class Phase(Enum):
 
 @dataclass
 class OwnModel:
-    """A whole model of a client's own, with the shapes of the server's.
+    """A client's own whole model, with the shapes of the server's model.
 
     Attributes:
         params: parameters (d,).
         buffers: float buffers (d_b,).
         counters: integer buffers by name.
-        state: what the part keeps with the model, by any name. A pruning mask leaves an entry unchanged if a part of its name
-            between slashes is `scalars`, and treats others as parameters.
+        state: tensors that the part keeps with the model, by any name. A pruning mask treats an entry as parameters, unless one
+            of the words between slashes in its name is `scalars`: then it leaves the entry unchanged.
     """
 
     params: Tensor
@@ -63,8 +63,8 @@ class OwnTraining(Protocol):
 
     Attributes:
         local: local training of the model that the client uploads.
-        own: the client's own model, a copy of what the client left, or of the received model when it first takes part. A part may
-            change it in place or replace it.
+        own: copy of the client's own model of its last round, or of the received model when the client first takes part. A part
+            may change it in place or replace it.
     """
 
     local: LocalTraining
@@ -77,14 +77,15 @@ class OwnTraining(Protocol):
         """Train `own` by another rule on the minibatches of the client's training, and return the result."""
 
     def gradient(self, params: Tensor) -> Tensor:
-        """Return the gradient (d,) of the coming step's minibatches at a model (d,), whose buffers are those of `own`.
+        """Return the gradient (d,) of the next step's minibatches at parameters (d,) with the buffers of `own`.
 
-        It is masked and clipped as the client's, with any weight decay added. The buffers of `own` change as in training.
+        It is masked and clipped like the client's gradient, and includes any weight decay. The buffers of `own` change as in
+        training.
         """
 
 
 class OwnSamples(Protocol):
-    """A client's training samples, by which a part adapts the server's model.
+    """A client's training samples, on which a part adapts the server's model.
 
     Attributes:
         shared: entries that the server's steps send down with the model; {} outside a run.
@@ -93,37 +94,37 @@ class OwnSamples(Protocol):
     shared: Message
 
     def gradient(self, params: Tensor) -> Tensor:
-        """Return the gradient (d,) of one minibatch at parameters (d,), in training mode, whose buffers the client then has."""
+        """Return the gradient (d,) of one minibatch at parameters (d,), in training mode; the client keeps the new buffers."""
 
     def loss(self, params: Tensor) -> Tensor:
         """Return the mean loss () on all samples at parameters (d,), in evaluation mode."""
 
 
 class Personal(Part):
-    """Says what each client keeps for itself. The base class keeps nothing.
+    """Defines the personal layers or models of clients. The base class defines none.
 
-    Clients own layers of the model that they train (`owned`), and a part may let them train in passes of their own (`phase`). Or
-    a client keeps a whole model besides (`keeps_model`), of which the server knows nothing, and predicts with it.
+    Clients may own layers of the model that they train (`owned`); a part may train these layers in separate passes (`phase`). Or
+    each client keeps a second, whole model, which the server never sees, and predicts with it (`keeps_model`).
     """
 
     keeps_model = False
-    """True if each client keeps a whole model of its own; then `finish` makes it."""
+    """True if each client keeps a whole model of its own, which `finish` makes."""
     adapts = False
-    """True if each client predicts with what `adapt` makes of the server's model on the client's own samples."""
+    """True if each client adapts the server's model to its own samples by `adapt`, and predicts with the result."""
     continues = False
-    """True if the training of the model that the client uploads begins at the client's own, not at the received one."""
+    """True if a client trains the model that it uploads from its own model on, not from the received one."""
     num_models = 1
-    """Models that a client trains in a round, for the clock, the energy and the number of samples."""
+    """Number of models that a client trains in a round; the clock, the energy and the number of samples depend on it."""
     reads = Gradients.NONE
-    """Gradients that the part reads, as those of a rule."""
+    """Gradients that the part reads, as for a rule."""
     own_step = False
-    """True if the part makes plain SGD steps itself, so that the module's optimiser must be that."""
+    """True if the part makes plain SGD steps itself, so that the module's optimiser must be plain SGD."""
     plain_sgd_reason = "so that momentum or adaptive step sizes of the optimiser would be lost"
     """Reason for plain SGD; see `Rule.plain_sgd_reason`."""
     steps_beside = False
     """True if `beside` is called before every step of the client's model."""
     has_phases = False
-    """True if some steps train the parameters that clients own alone, or the others alone; `phase` says which."""
+    """True if some steps train only the personal parameters, or only the others; `phase` decides."""
 
     def rules(self) -> Sequence[Rule]:
         """Return the rules by which `finish` trains further models."""
@@ -135,22 +136,22 @@ class Personal(Part):
             rule.check(context)
 
     def owned(self, module: nn.Module) -> Owned:
-        """Return the names of what each client owns of the module."""
+        """Return the names of the module's tensors that each client owns."""
         return Owned()
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the callbacks that are part of it."""
+        """Return the callbacks that belong to the part."""
         return []
 
     def start(self, local: LocalTraining) -> None:
-        """Prepare a local training in phases, after the rule has; clients of a stack have equally many steps in a pass."""
+        """Prepare a local training in phases; called after `Rule.start`. Clients of a stack have equally many steps in a pass."""
 
     def phase(self, local: LocalTraining) -> Phase:
-        """Return what the next step trains; called in every step if the part has phases."""
+        """Return the parameters that the next step trains; called in every step if the part has phases."""
         return Phase.ALL
 
     def init(self, received: Tensor) -> State:
-        """Return what a client keeps with its own model, when it first takes part and has received a model (d,)."""
+        """Return the first state that a client keeps with its own model, given the model that it received (d,)."""
         return {}
 
     def beside(self, training: OwnTraining) -> None:
@@ -164,7 +165,7 @@ class Personal(Part):
         return own.params
 
     def adapt(self, params: Tensor, own: OwnSamples) -> Tensor:
-        """Return the parameters (d,) with which a client predicts that keeps no model of its own.
+        """Return the parameters (d,) with which a client predicts if it keeps no model of its own.
 
         Args:
             params: the server's parameters (d,), not to be changed.
@@ -177,13 +178,13 @@ class Personal(Part):
 
         Args:
             validation: the validation.
-            means: means over the clients of what the module logs.
+            means: means over the clients of the values that the module logs, by name.
         """
         return {}
 
 
 def owned_by(parts: Sequence[Personal], module: nn.Module) -> Owned:
-    """Return the names of what each client owns of the module by these parts."""
+    """Return the names of the module's tensors that each client owns by one of these parts."""
     owned = [part.owned(module) for part in parts]
     return Owned(frozenset().union(*(o.parameters for o in owned)), frozenset().union(*(o.buffers for o in owned)))
 
@@ -199,7 +200,7 @@ def adapter(parts: Sequence[Personal]) -> Personal | None:
 
 
 def has_client_models(parts: Sequence[Personal]) -> bool:
-    """True if each client predicts with a whole model of its own, which it keeps or makes of the server's."""
+    """True if each client predicts with a whole model of its own, which it keeps or adapts from the server's model."""
     return model_keeper(parts) is not None or adapter(parts) is not None
 
 

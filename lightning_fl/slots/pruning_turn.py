@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class PruningTurn:
-    """A structured pruning that callbacks have made. The next round is charged for what the algorithm sends because of it.
+    """A structured pruning that callbacks have made. Messages that the algorithm sends because of it count in the next round.
 
     Attributes:
         plan: filters that remain, by layer.

@@ -24,9 +24,9 @@ class Draw:
 
     Attributes:
         purpose: numbers that all messages of a round share: seed of the run, round, purpose.
-        party: client that sends or receives the message; if the server sends it to all, one more than the last of them.
-        direction: `up`, `down`, or `step` for what a step of the server encodes.
-        turn: earlier messages of the party in this direction and round.
+        party: index of the client that sends or receives the message; for a message to all, one more than the last index.
+        direction: `up`, `down`, or `step` for a message that a step of the server encodes.
+        turn: number of earlier messages of the party in this direction and round.
     """
 
     purpose: tuple[int, ...] = (0, 0, 0)
@@ -46,7 +46,7 @@ class Draw:
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def inside(self) -> Draw:
-        """Return the source for a codec inside one that draws, too, so that their numbers are independent."""
+        """Return the source for a codec inside another one that also draws, so that their draws are independent."""
         return replace(self, purpose=(*self.purpose, 1))
 
     def generator(self, name: str) -> torch.Generator:
@@ -99,7 +99,7 @@ class RoundContext:
         return range(self.num_clients) if self.clients is None else self.clients
 
     def drawing(self, draw: Draw) -> RoundContext:
-        """Return the context of a message with another source of draws: every message has one, and `replace` is slow."""
+        """Return the context with another source of draws. Every message has its own, and `dataclasses.replace` is slow."""
         context = object.__new__(RoundContext)
         vars(context).update(vars(self), draw=draw)
         return context

@@ -91,7 +91,7 @@ class LocalTraining:
         return learns.to(self.params.dtype) * number if isinstance(learns, Tensor) else number * learns
 
     def drop_vectors(self) -> None:
-        """Drop the vectors that nobody reads after `Rule.finish`, as a module's progress may still be read."""
+        """Drop the vectors that nobody reads after `Rule.finish`. The object stays, for readers of the client's progress."""
         self.state, self.memory = {}, {}
         self.buffers = torch.zeros(0)
         self.full_gradient = self.gradient_at_received = self.gradient_at_point = torch.zeros(0)
@@ -110,8 +110,8 @@ class Rule(Part):
     reads = Gradients.MINIBATCH
     """Gradients that the rule reads; the others are not computed."""
     num_losses = 0
-    """Models whose `LocalTraining.full_loss` `start` reads: forward passes over a client's samples, which clocks count. With any,
-    clients train one after the other."""
+    """Number of models whose `LocalTraining.full_loss` `start` reads. Clocks count one forward pass over a client's samples for
+    each. If above 0, clients train one after the other."""
     own_step = False
     """True if `step` replaces the module's optimiser, which must then be plain SGD."""
     plain_sgd_reason = "so that momentum or adaptive step sizes of the optimiser would be lost"
@@ -123,7 +123,7 @@ class Rule(Part):
 
     @property
     def omits(self) -> frozenset[str]:
-        """Names of the entries, `model` too, that the uploads of some rounds lack."""
+        """Names of the entries, which may include `model`, that uploads lack in some rounds."""
         return frozenset()
 
     @property
@@ -139,7 +139,7 @@ class Rule(Part):
         return False
 
     def steps_in_round(self, context: RoundContext) -> int | None:
-        """Return the optimiser steps, times `repeats`, of every client in this round; None for those of the trainer's flags."""
+        """Return the optimiser steps, times `repeats`, of every client in this round; None if the trainer's flags decide."""
         return None
 
     def note_on_resume(self, context: RoundContext, planned: int) -> str:
@@ -204,8 +204,9 @@ class Rule(Part):
         return {"model": difference(local.params, local.received["model"])}
 
     def arrived(self, state: State, message: Message) -> State:
-        """Return a client's new state, given that after `finish` and the upload as the server has received it.
+        """Return a client's new state, given its state after `finish` and the upload as the server received it.
 
-        A client knows what a codec loses of its upload, since it encodes it. Of an upload that is not accepted no state is kept.
+        A client encodes its own upload, so it knows the error of the codec. The new state is kept only if the server accepts the
+        upload.
         """
         return state

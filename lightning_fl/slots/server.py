@@ -75,7 +75,7 @@ class ServerModel(Protocol):
     """Training and evaluation of models on the server's own samples.
 
     Attributes:
-        counters: integer buffers of the module by name, which its trainings raise.
+        counters: integer buffers of the module by name, which count up in its trainings.
         num_steps: optimiser steps of its trainings in this turn.
     """
 

@@ -25,7 +25,7 @@ class Step(Part, ABC):
     _promises, _kept_by = frozenset({"sums_suffice"}), frozenset({"__call__"})
 
     sums_suffice = False
-    """True if it reads merged entries alone, no client's own data or message."""
+    """True if it reads only merged entries, and no data or message of single clients."""
 
     adds_increments = False
     """True if it adds up the means of uploads that are increments (`Traits.INCREMENTS`), in place of applying them."""
@@ -35,7 +35,7 @@ class Step(Part, ABC):
 
     @property
     def asks_clients(self) -> bool:
-        """True if clients send something for it before the first round; assumed of a `prepare` of which the step says nothing."""
+        """True if clients send something for it before the first round; by default True for every step with a `prepare`."""
         return type(self).prepare is not Step.prepare
 
     @property
@@ -45,7 +45,7 @@ class Step(Part, ABC):
 
     @property
     def changes(self) -> frozenset[str]:
-        """Names of the merged entries that it changes for later steps, one of which must use each."""
+        """Names of the merged entries that it changes for later steps; a later step must use each."""
         return frozenset()
 
     @property
@@ -65,7 +65,7 @@ class Step(Part, ABC):
 
     @property
     def moves_coordinates(self) -> bool:
-        """True if a coordinate of the next model may mean something else than before, so that no moment of it may be kept."""
+        """True if coordinates of the next model may have a new meaning, so that their moments must not be kept."""
         return False
 
     @property
@@ -104,7 +104,7 @@ class Step(Part, ABC):
         return {}
 
     def evaluated(self, params: Tensor, state: State) -> Tensor:
-        """Return the model (d,) to validate and test in place of the server's, given that (d,) and the step's state."""
+        """Return the model (d,) to validate and test, given the server's parameters (d,) and the step's state."""
         return params
 
     @abstractmethod
@@ -115,5 +115,5 @@ class Step(Part, ABC):
 
         Args:
             turn: the round, with the proposal of the steps before.
-            state: state that the step returned last, at first that of `init`; not to be changed.
+            state: state that the step returned last, at first from `init`; not to be changed.
         """

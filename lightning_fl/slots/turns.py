@@ -1,4 +1,4 @@
-"""The data that the server's steps read and change: in a round, and before the first round."""
+"""Data that the server's steps read and change in a round, and before the first round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServerTurn:
         server: the server's own samples, and training on them.
         round: index of the round, from 0.
         clients: indices of the clients whose uploads were accepted.
-        num_samples: number of their samples together, n'; of a client with two uploads, where the server does not wait, twice.
+        num_samples: number of their samples together, n'. In an asynchronous round, a client with two uploads counts twice.
         shared: entries that the steps sent down with the model in this round.
         params: model at the start of the round (d,), not to be changed.
         buffers: its float buffers (d_b,), not to be changed.

@@ -30,13 +30,17 @@ class Validation(Protocol):
         """True if clients own parts of the model, or models of their own."""
 
     def averages(self) -> dict[str, float]:
-        """Return the logged averages of the server's model on the validation data, by name, with what clients own at first."""
+        """Return the logged averages of the server's model on the validation data, by name.
+
+        Personal parameters have the values with which every client begins.
+        """
 
     def client_means(self) -> dict[str, float]:
-        """Return the means over clients of their logged averages, each measured with what the client predicts with.
+        """Return the means over clients of their logged averages, each measured with the model with which the client predicts.
 
-        Under `…_local` are the means on the clients' own validation samples. Each mean is unweighted, over the clients that
-        logged the name: one may lack some classes, for example. The user may limit the clients (`trainer.validation_clients`).
+        Names that end in `_local` have the means on the clients' own validation samples. Each mean is unweighted, over the
+        clients that logged the name: a client without samples of some class may not log it, for example. The user may limit the
+        clients (`trainer.validation_clients`).
         """
 
     def averages_at(self, width: Width) -> dict[str, float]:

@@ -12,17 +12,17 @@ from lightning_fl.slots.round_context import RoundContext
 
 
 class VectorCodec(Codec):
-    """Encodes each vector that it `is_lossy_for` alone, and without memory; other entries cross unchanged.
+    """Encodes each vector for which it is lossy (`is_lossy_for`) alone and without memory. Other entries cross unchanged.
 
     Attributes:
-        beside: how the names of the other entries of a vector begin, such as `("scalars/scale/",)` for `scalars/scale/model`.
+        beside: prefixes of the names of a vector's other entries, such as `("scalars/scale/",)` for `scalars/scale/model`.
     """
 
     beside: tuple[str, ...] = ()
 
     @abstractmethod
     def encode_vector(self, name: str, vector: Tensor, context: RoundContext) -> Payload:
-        """Return the entries of a vector (d,): one of its name, and others `beside` it."""
+        """Return the entries of a vector (d,): one under its name, and others `beside` it."""
 
     @abstractmethod
     def decode_vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:

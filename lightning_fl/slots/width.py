@@ -20,12 +20,12 @@ class Width:
     """Part of every hidden layer that a smaller network has.
 
     Attributes:
-        share: share r of the units of each hidden layer, in (0, 1]: of c units ⌈r c⌉ stay.
+        share: share r of the units of each hidden layer, in (0, 1]: ⌈r c⌉ of c units stay.
         seed: seed of 64 bits that draws these units; None for the first ones.
         divisor: number by which the outputs of hidden layers are divided in training; 1 leaves them as they are.
-        in_steps: shares in ascending order, the last of them `share`, of which every step of a client draws one, and trains these
-            first units alone; () for all units in every step.
-        distils: True if the network of `share` teaches the one that a step draws: both compute every batch.
+        in_steps: shares in ascending order, up to `share`. Every step of a client draws one of them and trains only this share of
+            the units, from the first on. () trains all units in every step.
+        distils: True if the network of width `share` teaches the narrower one that a step draws; both then compute every batch.
     """
 
     share: float
@@ -38,7 +38,7 @@ class Width:
         """Return the units that stay, bools (c_l,) by the name of each hidden layer.
 
         Args:
-            blocks_of_layers: number of the block of each unit, (c_l,), by the name of its layer; of b blocks ⌈r b⌉ stay.
+            blocks_of_layers: number of the block of each unit, (c_l,), by the name of its layer; ⌈r b⌉ of b blocks stay.
 
         >>> Width(0.5).units({"conv": torch.arange(3), "before_norm": torch.tensor([0, 0, 2, 2])})
         {'conv': tensor([ True,  True, False]), 'before_norm': tensor([ True,  True, False, False])}

@@ -215,7 +215,7 @@ def test_a_rank_that_factors_nothing_is_refused_before_training(slots: Any, make
 
 
 def test_the_values_of_a_sparse_codec_have_no_matrices() -> None:
-    with pytest.raises(UserError, match="TopK's values are a row of numbers, which LowRank would send as they are"):
+    with pytest.raises(UserError, match="TopK's values are a row of numbers, which LowRank would send unchanged"):
         TopK(0.1, values=LowRank(1))
 
 

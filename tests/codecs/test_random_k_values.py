@@ -206,9 +206,9 @@ def test_layers_and_ideal_sizes_are_those_of_the_values() -> None:
         (
             "unbiased",
             ErrorFeedback(TopK()),
-            "RandomK's values are other numbers each time, but ErrorFeedback builds on the m",
+            "RandomK's values have other positions in every message, but ErrorFeedback builds on the p",
         ),
-        ("unbiased", Changes(), "but Changes builds on the message before"),
+        ("unbiased", Changes(), "but Changes builds on the previous message"),
     ],
     ids=str,
 )

@@ -162,7 +162,7 @@ def test_traits_are_those_of_both(codec: TopK, traits: Traits, is_lossy: bool) -
 )
 def test_codecs_that_build_on_earlier_messages_are_refused(inner: Any) -> None:
     with pytest.raises(
-        UserError, match=f"TopK's values are other numbers each time, but {type(inner).__name__} builds on"
+        UserError, match=f"TopK's values have other positions in every message, but {type(inner).__name__} builds on"
     ):
         TopK(values=inner)
 
@@ -196,7 +196,7 @@ def test_a_federation_trains_and_the_ledger_is_exact(make_trainer: MakeTrainer) 
 
 @pytest.mark.parametrize("outer", [TopK, RandomK])
 def test_values_by_the_mask_of_another_vector_are_refused(outer: Any) -> None:
-    with pytest.raises(UserError, match="chooses by model: give it a codec that reads each vector alone"):
+    with pytest.raises(UserError, match="chooses positions by model: use a codec that reads each vector alone"):
         outer(0.5, values=SharedTopK(0.5))
 
 

@@ -123,14 +123,20 @@ PARTS = {
 }
 """Parts by the slot: without a declaration, and with it."""
 REFUSED = {
-    ("private", "aggregator"): "needs more than a sum of uploads.*or declare is_mean = True in SilentMean, if it is so",
+    (
+        "private",
+        "aggregator",
+    ): "needs more than a sum of uploads.*or declare is_mean = True in SilentMean, if that is true",
     (
         "private",
         "exchange",
     ): "chooses what single clients send.*or declare one_message = sends_whole = True in SilentTurn",
-    ("secure", "aggregator"): r"aggregator \(SilentMean\).*or declare sums_suffice = True in SilentMean, if it is so",
-    ("secure", "exchange"): r"exchange \(SilentTurn\).*or declare sums_suffice = True in SilentTurn, if it is so",
-    ("secure", "uplink"): r"uplink \(SilentCodec\).*or declare Traits.SUMS_SUFFICE in SilentCodec, if it is so",
+    (
+        "secure",
+        "aggregator",
+    ): r"aggregator \(SilentMean\).*or declare sums_suffice = True in SilentMean, if that is true",
+    ("secure", "exchange"): r"exchange \(SilentTurn\).*or declare sums_suffice = True in SilentTurn, if that is true",
+    ("secure", "uplink"): r"uplink \(SilentCodec\).*or declare Traits.SUMS_SUFFICE in SilentCodec, if that is true",
     (
         "asynchronous",
         "exchange",
@@ -262,7 +268,7 @@ def test_what_clients_may_send_besides_their_upload_is_refused_with_local_privac
         trainer.fit(Perceptron(), federation(), Algorithm(**slots))
 
     with pytest.raises(
-        UserError, match=r"Asking asks clients .*or declare asks_clients = False in Asking, if it is so"
+        UserError, match=r"Asking asks clients .*or declare asks_clients = False in Asking, if that is true"
     ):
         fit(steps=[Apply(), Asking()])
     with pytest.raises(UserError, match=r"clients of Early may answer before .*or declare one_message = True in Early"):
