@@ -20,7 +20,7 @@ from lightning_fl.pruning import Plan, Schedule, feature_map_ranks, plans_of, sh
 from lightning_fl.pruning.graph import Network
 
 FIRST_BATCH = "on_train_batch_start"
-"""Hook by which a pruning begins an epoch that Lightning begins without `on_train_epoch_start`."""
+"""Hook that starts an epoch for the callback if Lightning begins it without `on_train_epoch_start`."""
 
 
 class PruningCallback(Callback):
@@ -45,12 +45,12 @@ class PruningCallback(Callback):
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
-        vars(self).pop(FIRST_BATCH, None)  # of a fit that raised
+        vars(self).pop(FIRST_BATCH, None)  # left by a fit that raised
         if stage == "fit":
             self._last_epoch = -1
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Warn if the next pruning is due only after the end of the run; prune also before an epoch that has no start.
+        """Warn if the next pruning is due only after the end of the run; also prune before an epoch without a start hook.
 
         After a checkpoint of an epoch's last step, Lightning begins the next epoch without `on_train_epoch_start`.
         """
@@ -88,7 +88,7 @@ class PruningCallback(Callback):
 
         Args:
             trainer: trainer that trains.
-            averages: true of such callbacks.
+            averages: function that returns True for such callbacks.
             action: what cannot be done with the averaged weights.
             remedy: what to do instead, besides leaving out one of the two.
         """
@@ -99,7 +99,7 @@ class PruningCallback(Callback):
             )
 
     def asks_clients(self, has_server_samples: bool) -> bool:
-        """True if clients of a federation send something for the pruning, whose server may have samples of its own."""
+        """True if clients of a federation send something for the pruning, given whether the server has samples."""
         return False
 
     def is_due(self, trainer: Any) -> bool:
@@ -131,7 +131,7 @@ class StructuredPruning(PruningCallback):
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Let a dense module load the checkpoint of a pruned one."""
         super().setup(trainer, pl_module, stage)
-        if self._loading is not None:  # of a fit that raised, after which Lightning calls no teardown
+        if self._loading is not None:  # left by a fit that raised, after which Lightning calls no teardown
             self._loading.remove()
         self._loading = shrink_when_loading(pl_module)
 
@@ -175,8 +175,8 @@ class StructuredPruning(PruningCallback):
         for optimizer in trainer.optimizers:
             require(
                 not needs_closure(optimizer),
-                f"{callback} cuts an optimiser's state of each weight, but {type(optimizer).__name__} keeps it in vectors of "
-                "the whole network: use another optimiser, such as Adam.",
+                f"{callback} cuts the optimiser's state of single weights, but {type(optimizer).__name__} keeps it in vectors "
+                "for the whole network: use another optimiser, such as Adam.",
             )
         network = Network(module, example_input(trainer))
         for name in named:

@@ -19,9 +19,9 @@ class Source(Protocol):
     """Source of training data.
 
     Attributes:
-        client: index of the client in a federation; None is the server, or a training without clients.
+        client: index of the client in a federation; None for the server, or in a training without clients.
         num_samples: number of samples n_k.
-        degree: non-IID degree D(P_k) of its labels against those of all, in [0, 1].
+        degree: non-IID degree D(P_k) of its labels relative to the labels of all sources, in [0, 1].
     """
 
     degree: float
@@ -36,7 +36,10 @@ class Source(Protocol):
         """Draw a random batch of at most `size` samples."""
 
     def answer(self, count: int) -> None:
-        """Record that it reports `count` numbers on the current model, which a federation books; called on every process."""
+        """Record that the source reports `count` numbers about the current model; called on every process.
+
+        A federation counts their bits.
+        """
 
 
 class _TrainingData:
@@ -54,7 +57,7 @@ class _TrainingData:
         return tree_map(lambda loader: _draw(loader, size, rng), self._loaders)
 
     def answer(self, count: int) -> None:
-        """Do nothing, as nothing is sent."""
+        """Do nothing, because nothing is sent."""
 
 
 def sources_of(trainer: Any) -> Sequence[Source]:
@@ -151,7 +154,7 @@ def _batches(
     loader = _train_loader(trainer)
     if loader is None:
         raise UserError(
-            "the importance of feature maps is computed on the server's samples, and it has none: give the data a "
+            "the importance of feature maps is computed on the server's samples, but the server has none: give the data a "
             "server_fraction above 0, or use importance 'magnitude'."
         )
     return iter(_reread(loader, batch_size))

@@ -55,13 +55,13 @@ class AdaptivePruning(StructuredPruning):
         every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once, as in FedAP.
         rate_mode: method of finding a source's rate: `slq_plateau`, the share of the spectrum clearly above 0 (the authors'
             code); `gap`, the share below the first gap that the displacement from the initial model cannot close (the paper);
-            `gap_of_all`, the same with the eigenvalues that are 0; or `fixed`.
+            `gap_of_all`, the same over all eigenvalues, including zeros; or `fixed`.
         rate: p* in [0, 1) for `fixed`.
         max_sources: largest number of a federation's sources to ask, drawn at random; all if not given.
         curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier.
         epsilon: ε > 0 in the sources' weights.
         batch_size: samples of a source's batch, at least 1.
-        lanczos_steps: matrix-vector products per spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
+        lanczos_steps: matrix-vector products per spectrum, at least 2; they need memory for as many vectors of the model's size.
         probes: random vectors per spectrum, at least 1.
         max_rate: upper bound of a source's rate, in [0, 1).
         rank_samples: images whose feature maps are ranked, at least 1: the server's, or a random client's if the server has
@@ -115,7 +115,7 @@ class AdaptivePruning(StructuredPruning):
         return self.rate is None or not has_server_samples
 
     def size_follows_training(self, num_epochs: int) -> bool:
-        """True if, within so many epochs, it gives the model a size that depends on the training."""
+        """True if, within this number of epochs, it gives the model a size that depends on the training."""
         return self.rate is None and self.prune_epoch < num_epochs
 
     # -- schedule ---------------------------------------------------------------------------------------------------------

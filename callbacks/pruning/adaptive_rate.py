@@ -35,12 +35,12 @@ class AdaptiveRate:
     Args:
         mode: method of finding a source's rate: `slq_plateau`, the share of the spectrum clearly above 0 (FedAP's authors'
             code); `gap`, the share below the first gap that the displacement from the initial model cannot close (the paper);
-            or `gap_of_all`, the same with the eigenvalues that are 0.
+            or `gap_of_all`, the same over all eigenvalues, including zeros.
         max_sources: largest number of a federation's sources to ask, drawn at random; all if not given.
         curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier.
         epsilon: ε > 0 in the sources' weights.
         batch_size: samples of a source's batch, at least 1.
-        lanczos_steps: matrix-vector products per spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
+        lanczos_steps: matrix-vector products per spectrum, at least 2; they need memory for as many vectors of the model's size.
         probes: random vectors per spectrum, at least 1.
         max_rate: upper bound of a source's rate, in [0, 1).
         server_only: in a federation, ask only the server.
@@ -76,7 +76,7 @@ class AdaptiveRate:
         self.asked: list[int] = []
         self.metrics: dict[str, float] = {}
         self._initial: dict[str, Tensor] = {}
-        self._num_plans = 0  # prunings of the module that the initial model has followed
+        self._num_plans = 0  # number of the module's prunings that were applied to the initial model
 
     def reset(self, module: LightningModule) -> None:
         """Reset for a new training."""
@@ -84,7 +84,7 @@ class AdaptiveRate:
         self._initial, self._num_plans = {}, len(plans_of(module))
 
     def remember(self, module: LightningModule) -> None:
-        """Keep the initial model for `gap`, unless a checkpoint contains it; also if only a longer run would use it."""
+        """Keep the initial model for `gap`, even if only a longer run would use it, unless a checkpoint contains it."""
         if self.source_rate.mode != "slq_plateau" and not self._initial:
             self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
         # A module that has only the shapes of its checkpoint has no plans of its prunings.
@@ -103,14 +103,14 @@ class AdaptiveRate:
             product(torch.zeros(sum(tensor.numel() for tensor in loss.point), device=module.device))
 
     def follow(self, module: LightningModule) -> None:
-        """Prune the initial model as the module has been pruned since, also before a checkpoint keeps it."""
+        """Apply the module's later prunings to the initial model, also before a checkpoint is saved."""
         plans = plans_of(module)
         for plan in plans[self._num_plans :]:
             self._initial = {name: plan.cut(name, tensor) for name, tensor in self._initial.items()}
         self._num_plans = len(plans)
 
     def forget(self) -> None:
-        """Drop the initial model once no pruning follows."""
+        """Drop the initial model, because no further pruning follows."""
         self._initial = {}
 
     def __call__(self, trainer: Any, module: LightningModule) -> float:
@@ -134,7 +134,7 @@ class AdaptiveRate:
         server = [source for source in sources if source.client is None]
         require(
             bool(server),
-            "the pruning rate is found from the server's samples, and there are none: set --data.server_fraction, for example "
+            "the pruning rate is found from the server's samples, but there are none: set --data.server_fraction, for example "
             "0.05, or give a rate.",
         )
         return server
@@ -177,7 +177,7 @@ class AdaptiveRate:
         return rates.cpu().numpy()
 
     def _initial_model(self, module: LightningModule) -> list[Tensor] | None:
-        """Return w_0, pruned as the module has been since; None if it is not kept."""
+        """Return w_0 with the module's later prunings applied; None if it is not kept."""
         if not self._initial:
             return None
         self.follow(module)

@@ -26,10 +26,10 @@ from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, l
 class MagnitudePruning(PruningCallback):
     """Set the smallest weights to 0 at the start of an epoch, and keep them at 0 for the rest of the training.
 
-    All trained weights and biases can be pruned, except in normalisation and excluded layers. Of R such numbers, those stay
-    whose magnitude is above the ⌈rate · R⌉-th smallest, counted from 0; each layer keeps at least its largest. Masked weights
-    get no gradient, so they do not affect clipping and moments, and their optimiser state is 0. After each optimiser step they
-    are reset to 0, whatever momentum and weight decay did.
+    All trained weights and biases can be pruned, except in normalisation and excluded layers. Of these R numbers, the callback
+    keeps those with a magnitude above the ⌈rate · R⌉-th smallest, counted from 0; each layer keeps at least its largest. Masked
+    weights get no gradient, so they do not affect clipping and moments, and their optimiser state is 0. After each optimiser
+    step they are reset to 0, because momentum and weight decay may have changed them.
 
     Unlike `torch.nn.utils.prune` it adds no `weight_orig`, `weight_mask` or forward hook to the module. A checkpoint has the
     names and shapes of the dense network, and the masks in the callback's state. Under DDP all processes find the same masks.
@@ -75,7 +75,7 @@ class MagnitudePruning(PruningCallback):
 
     @property
     def state_key(self) -> str:
-        """Key that differs between the prunings of a training."""
+        """Key that distinguishes several prunings of one training."""
         return self._generate_state_key(
             rate="adaptive" if isinstance(self.rate, AdaptiveRate) else self.rate,
             prune_epoch=self.schedule.first,
@@ -109,7 +109,7 @@ class MagnitudePruning(PruningCallback):
             self.rate.remember(pl_module)
             if self.will_prune(trainer):
                 self.rate.start(trainer, pl_module)
-        self._hold(trainer, pl_module)  # a training that goes on in the middle of an epoch does not start that epoch
+        self._hold(trainer, pl_module)  # a training that resumes within an epoch does not start that epoch
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is due, and keep pruned weights at 0."""
@@ -179,7 +179,7 @@ class MagnitudePruning(PruningCallback):
             self.refuse_averages(trainer, averages, "prune", "let it average only after the pruning")
 
     def _follow(self, module: LightningModule) -> None:
-        """Take over masks that another callback has cut together with the module's layers, and cut the initial model alike."""
+        """Take over masks that another callback has cut with the module's layers, and cut the initial model in the same way."""
         present_masks = masks_of(module)
         self._masks = {name: present_masks.get(name, mask) for name, mask in self._masks.items()}
         if isinstance(self.rate, AdaptiveRate):
@@ -189,7 +189,7 @@ class MagnitudePruning(PruningCallback):
         parameters, layers = dict(module.named_parameters()), prunable(module, self.exclude)
         everything = [name for names in layers.values() for name in names]
         pools = [everything] if self.scope == "global" else list(layers.values())
-        masks = dict(self._masks)  # those of frozen layers stay
+        masks = dict(self._masks)  # the masks of frozen layers stay
         for names in filter(None, pools):
             masks |= largest({name: parameters[name] for name in names}, rate, self._masks)
         return masks

@@ -1,4 +1,4 @@
-"""Parts of the pruning callbacks: rates, scores of filters, plans of a cut, the cut itself, and masks.
+"""Parts of the pruning callbacks: rates, scores of filters, plans, cuts and masks.
 
 They are independent of federated learning.
 """

@@ -60,10 +60,10 @@ def replace_data(parameter: nn.Parameter, tensor: Tensor) -> None:
 
 
 def reads_along(module: nn.Module, name: str, axis: int) -> bool:
-    """True if an axis of the tensor `name` of a module stands for what its layer reads.
+    """True if an axis of the tensor `name` of a module stands for the inputs of its layer.
 
-    Weights are (outputs, inputs, …), but those of a transposed convolution (inputs, outputs, …); the channels of a depthwise one
-    are both.
+    Weights have the axes (outputs, inputs, …); in a transposed convolution (inputs, outputs, …). The channels of a depthwise
+    convolution are both inputs and outputs.
     """
     owner, _, leaf = name.rpartition(".")
     layer = module.get_submodule(owner)

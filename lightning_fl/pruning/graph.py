@@ -1,13 +1,13 @@
 """Find the filters that a network can lose, and plan the cuts in all other tensors.
 
-The graph of a network is that of torch-pruning (Fang et al., DepGraph, CVPR 2023), which traces one forward pass.
+The graph of a network comes from torch-pruning (Fang et al., DepGraph, CVPR 2023), which traces one forward pass.
 torch-pruning itself creates new parameters when it cuts, and optimisers would keep the old ones. So it cuts a twin in
 which every number is its own flat index; the numbers that remain in the twin are the indices to keep in the network.
 
 torch-pruning assumes that an operation unknown to it leaves channels as they are. So every plan is tested before it is
 returned: a twin of the network with random weights, cut to the plan, must compute the same as the whole twin with zero
-weights for the lost channels in the layers that read them. If training uses layers that evaluation does not, as the
-auxiliary heads of GoogLeNet, the graph is that of training, and both modes must compute the same.
+weights for the lost channels in the layers that read them. If training uses layers that evaluation does not, such as
+GoogLeNet's auxiliary heads, the graph is traced in training mode, and plans are tested in both modes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from lightning_fl.pruning.traced_twin import TracedTwin, graphs
 from lightning_fl.pruning.trial import restored, tensors_of
 
 SAID = 3
-"""Layers that cannot lose filters of which a sentence gives the reasons."""
+"""Number of layers for which an error gives the reason why they cannot lose filters."""
 
 
 def prunable_layers(module: nn.Module, example_input: Any = None, required: Iterable[str] = ()) -> tuple[str, ...]:
     """Return names of the convolutions that can lose filters while only the layers that read them change shape as well.
 
-    A convolution stays whole if its outputs are tied to those of another layer (by a sum, as for all but the first of a
-    residual block), are outputs of the network, or are read by an operation that cannot be cut with it; or if it has
-    groups. Filters whose outputs are a group of a GroupNorm go together.
+    A convolution stays whole if it has groups, or if its outputs are tied to the outputs of another layer (by a sum, as for
+    all convolutions of a residual block but the first), are outputs of the network, or are read by an operation that cannot
+    be cut with it. Filters whose outputs form a group of a GroupNorm are removed together.
 
     Args:
         module: any network whose forward takes `example_input`; it does not change.
         example_input: a batch (a tensor, a tuple or dictionary of arguments) for its forward; None:
             `example_input_array`.
-        required: layers that must be among them.
+        required: layers that must be able to lose filters.
 
     Raises:
         UserError: there is no example, forward does not take it, or a required layer cannot lose filters.
@@ -58,8 +58,8 @@ def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], e
 
     Args:
         module: any network whose forward takes `example_input`; it does not change.
-        filters: kept indices by name of a convolution, such as {"network.conv1": [0, 2, 3]}, of a group of a GroupNorm all or
-            none; other layers stay whole.
+        filters: kept indices by name of a convolution, such as {"network.conv1": [0, 2, 3]}, with all or none of the filters in
+            a group of a GroupNorm. Other layers stay whole.
         example_input: as in `prunable_layers`.
 
     Raises:
@@ -78,7 +78,7 @@ class Network:
     Attributes:
         layers: names of the convolutions that can lose filters, in the order of the module.
         widths: number of filters of each, c_l.
-        blocks: number of the block of each of their filters, (c_l,): filters of a block stay or go together.
+        blocks: number of the block of each of their filters, (c_l,); filters of a block stay or are removed together.
     """
 
     @graphs()
@@ -110,17 +110,17 @@ class Network:
         if name in self._obstacles:
             raise UserError(f"pruning: {name!r} cannot lose filters: {self._reason(name)}.")
         hint = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
-        require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {hint}.")
+        require(name in self.layers, f"pruning: {name!r} is not a convolution of this network; {hint}.")
 
     @property
     def first_obstacles(self) -> str:
-        """Why the first convolutions have to stay whole."""
+        """Reasons why the first convolutions must stay whole."""
         said = [f"{name!r} cannot because {self._reason(name)}" for name in [*self._obstacles][:SAID]]
         more = len(self._obstacles) - len(said)
         return "; ".join(said) + (f"; and so on for {more:,} more" if more else "") if said else "it has no convolution"
 
     def _reason(self, name: str) -> str:
-        """Return why a layer has to stay whole; that it is an output is tried only when it is said, because it takes time."""
+        """Return the reason why a layer must stay whole. Whether it is an output is checked only here: the check is slow."""
         reason, blocks = self._obstacles[name], self._examined[name].blocks
         is_output = reason.startswith(BEHIND) and self._shortens_outputs({name: _without_first_block(blocks)})
         return "its filters are channels of the network's output" if is_output else reason
@@ -149,7 +149,8 @@ class Network:
     def _culprits(self, filters: Mapping[str, Tensor]) -> list[str]:
         """Return the layers that cannot be cut to these filters, found by bisection.
 
-        If the first and the last layer of each kind cannot, none can: bisection would take minutes to come to that.
+        If neither the first nor the last layer of any kind can be cut, all layers are returned without bisection, which would
+        take minutes for the same result.
         """
         if self._tried(filters) is not None:
             return []

@@ -1,10 +1,10 @@
 """Units of a network's hidden layers, and plans that keep some of the units of every hidden layer.
 
-A unit is a filter of a convolution or a neuron of a linear layer. Layers whose outputs are added, as in a residual block, have
-their units in common. The layers whose units are the outputs of the network stay whole, and so do its inputs.
+A unit is a filter of a convolution or a neuron of a linear layer. Layers whose outputs are added, as in a residual block, share
+their units. The inputs of the network, and the layers whose units are its outputs, stay whole.
 
 `lightning_fl.pruning.graph` cuts single convolutions, and follows each cut through the network anew. Here every unit is followed
-once, so that a plan for any units of all layers takes no more than indexing.
+once, so that a plan for any choice of units only needs indexing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class HiddenUnits:
             `example_input_array`.
 
     Attributes:
-        blocks: number of the block of each unit of a layer, (c_l,), by the name of the layer: units of a block stay or go
-            together, as the channels of a GroupNorm's group do. Of layers whose outputs are added, only the first has an entry.
+        blocks: number of the block of each unit of a layer, (c_l,), by the name of the layer. Units of a block stay or are
+            removed together, like the channels of a GroupNorm's group. Among layers whose outputs are added, only the first has
+            an entry.
         layers: names of all hidden layers.
 
     Raises:
@@ -76,9 +77,11 @@ class HiddenUnits:
         return Plan(filters, axes, self.widths)
 
     def read_by(self, kept: Mapping[str, Tensor], fewer: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what layers of a cut network read of fewer units, bools (inputs,), by the names of those that read less.
+        """Return the inputs of a cut network's layers that stay with fewer units: bools (inputs,) by name of each layer that
+        loses some.
 
-        Where each of these layers reads 0 in place of the rest, the cut network computes as one that is cut to the fewer units.
+        If each of these layers reads 0 in place of its other inputs, the cut network computes the same as a network that is cut
+        to the fewer units.
 
         Args:
             kept: units of the cut network, as in `plan`.
@@ -135,7 +138,7 @@ class HiddenUnits:
         return any(not graph.module2node[other].outputs for other in [layer, *writing] if other in graph.module2node)
 
     def _cut_axes(self, part: Any, writes: bool) -> list[tuple[str, int, int]]:
-        """Return name, axis and its length for each tensor of a part of the network that loses units with it."""
+        """Return the name, the axis and its length for each tensor that a cut of this part of the network shortens."""
         if not isinstance(part, nn.Module):
             return []
         reads_first = isinstance(part, _ConvTransposeNd) and part.groups == 1

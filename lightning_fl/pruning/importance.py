@@ -23,7 +23,7 @@ NORMS = (_BatchNorm, nn.GroupNorm)
 """Normalisations whose outputs are the feature maps of the convolution before them."""
 
 Scores = Mapping[str, Tensor]
-"""Scores (c_l,) of the filters of each layer, by the name of its module; filters with low scores go first."""
+"""Scores (c_l,) of the filters of each layer, by the name of its module; filters with low scores are removed first."""
 
 
 @full_float32()
@@ -77,14 +77,16 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 def filters_to_keep(
     scores: Scores, rates: float | Mapping[str, float], blocks: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Return the filters (ascending indices) of each layer that stay when the ⌊rate · c_l⌋ lowest scores go.
+    """Return the filters (ascending indices) of each layer that stay when the ⌊rate · c_l⌋ with the lowest scores are removed.
 
-    Of a layer with blocks, those of the lowest mean score go, as many as have at most ⌊rate · c_l⌋ filters; one always remains.
+    A layer with blocks loses whole blocks, the lowest mean scores first, of at most ⌊rate · c_l⌋ filters together; one block
+    always remains.
 
     Args:
         scores: scores of each layer's filters (c_l,).
         rates: share of filters that a layer loses, in [0, 1): one for all, or one per layer (other layers lose none).
-        blocks: number of each filter's block (c_l,), by layer: filters of a block stay or go together; None: each alone.
+        blocks: number of each filter's block (c_l,), by layer; filters of a block stay or are removed together. None: every
+            filter is a block of its own.
 
     >>> filters_to_keep({"conv1": torch.tensor([3.0, 1.0, 2.0, 4.0])}, 0.5)
     {'conv1': tensor([0, 3])}

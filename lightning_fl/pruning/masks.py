@@ -37,7 +37,8 @@ def prunable(module: nn.Module, exclude: Sequence[str] = ()) -> dict[str, list[s
         exclude: name parts, such as `fc1`, of layers to leave out.
 
     Returns:
-        Names of parameters by the name of their layer, in the network's order; one that layers share belongs to the first.
+        Names of parameters by the name of their layer, in the network's order. A parameter that several layers share belongs to
+        the first of them.
     """
     layers: dict[str, list[str]] = {}
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -106,7 +107,7 @@ def cut_masks(module: nn.Module, plan: Plan) -> None:
 
 
 def forget_masks(module: nn.Module) -> None:
-    """Remove a module's masks, so that later training ignores them; its zeros do not change now."""
+    """Remove a module's masks, so that later training may change its zeros."""
     vars(module).pop(MASKS, None)
 
 

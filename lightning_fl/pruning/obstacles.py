@@ -1,4 +1,4 @@
-"""Obstacles to pruning in torch-pruning's graph of a network: why a convolution keeps all of its filters, or some together."""
+"""Obstacles to pruning in torch-pruning's graph: convolutions that must stay whole, and filters that must stay together."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BEHIND = (
 
 
 class Examined(NamedTuple):
-    """Facts that the graph tells about a convolution.
+    """Facts about a convolution, read from the graph.
 
     Attributes:
-        reason: why it has to stay whole; "" if the graph has no reason.
-        blocks: number of the block of each filter, (c_l,): filters of a block stay or go together.
-        kind: types of the layer and of what is cut with it; layers of one kind mostly have one fate.
-        own_forwards: layers that read its outputs in another way than the layer of torch that they are derived from.
+        reason: reason why it must stay whole; "" if the graph shows none.
+        blocks: number of the block of each filter, (c_l,); filters of a block stay or are removed together.
+        kind: types of the layer and of the modules that are cut with it. Mostly all layers of a kind can be cut, or none.
+        own_forwards: layers that read its outputs, and whose `forward` is not the one of the torch layer that they derive from.
     """
 
     reason: str
@@ -33,7 +33,7 @@ class Examined(NamedTuple):
 
 
 def examine(graph: Any, layer: Any, names: Mapping[nn.Module, str], with_tied: bool = False) -> Examined:
-    """Return why a layer has to stay whole, or which of its filters have to go together.
+    """Return the reason why a layer must stay whole, or the blocks of filters that must stay together.
 
     A `GroupNorm` normalises each group of channels by the mean and variance of the whole group, so that the channels of a group
     stay or go together.
@@ -72,7 +72,7 @@ def examine(graph: Any, layer: Any, names: Mapping[nn.Module, str], with_tied: b
                 continue
             if len(channels_of_group) < size:
                 reason = (
-                    f"its outputs share a group of {names[norm]!r} ({type(norm).__name__}) with those of another layer"
+                    f"its outputs share a group of {names[norm]!r} ({type(norm).__name__}) with another layer's outputs"
                 )
                 return Examined(reason, single)
             together = {blocks[index] for filters in channels_of_group for index in filters}
@@ -89,7 +89,7 @@ def num_filters(layer: Any) -> int:
 
 
 def _layer_obstacle(graph: Any, layer: Any) -> str:
-    """Return the reason in a layer itself why it has to stay whole; "" if it has none."""
+    """Return the reason in a layer itself why it must stay whole; "" if there is none."""
     if isinstance(layer, _ConvTransposeNd):
         return "it is a transposed convolution"
     if getattr(layer, "groups", 1) > 1:
@@ -105,14 +105,14 @@ def _base_of(layer: nn.Module) -> Any:
 
 
 def _tie(graph: Any, layer: Any, other: Any, cut: Any, names: Mapping[nn.Module, str], with_tied: bool) -> str:
-    """Return the reason why a module or parameter that would be cut with the layer holds it whole; "" if it does not."""
+    """Return the reason why a module or parameter that would be cut with the layer prevents the cut; "" if there is none."""
     depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
     if isinstance(other, _ConvNd) and other.groups > 1 and not depthwise:
         return f"{names[other]!r}, which reads its outputs, has {other.groups} groups"
     if isinstance(other, (nn.LayerNorm, nn.RMSNorm)) or (isinstance(other, nn.GroupNorm) and other.num_groups == 1):
         return f"{names[other]!r} ({type(other).__name__}) normalises its outputs over all channels"
     if isinstance(other, nn.GroupNorm) and not other.affine:
-        return f"{names[other]!r} ({type(other).__name__}) normalises its outputs without weights, which would tell its size"
+        return f"{names[other]!r} ({type(other).__name__}) normalises its outputs but has no weights that tell its size"
     if isinstance(other, nn.RNNBase):
         return f"{names[other]!r} ({type(other).__name__}), a recurrent layer, reads its outputs"
     if other is layer or not graph.is_out_channel_pruning_fn(cut):
@@ -122,7 +122,7 @@ def _tie(graph: Any, layer: Any, other: Any, cut: Any, names: Mapping[nn.Module,
     if with_tied and isinstance(other, (_ConvNd, nn.Linear)):
         return ""
     if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
-        return f"its outputs are tied to those of {names[other]!r}"
+        return f"its outputs are tied to the outputs of {names[other]!r}"
     return ""
 
 
@@ -145,11 +145,11 @@ class Channel(NamedTuple):
 def cuts(graph: Any, layer: Any) -> Iterator[tuple[Any, Any, list[Channel]]]:
     """Yield each module or parameter that a cut of the layer's filters cuts, the function that cuts it, and its channels.
 
-    This is the walk of `DependencyGraph.get_pruning_group`, which does not end where torch-pruning takes an attention for a
-    reshape: it goes round in a circle, with more channels each time.
+    The walk follows `DependencyGraph.get_pruning_group`, which never ends if torch-pruning mistakes an attention for a reshape:
+    it runs in a circle, with more channels each time.
 
     Raises:
-        OverflowError: the walk leads to more channels than a concatenation of several layers would have.
+        OverflowError: the walk reaches more channels than a concatenation of several layers would have.
     """
     cut = graph.get_pruner_of_module(layer).prune_out_channels
     limit = 4 * max(max(p.shape, default=0) for p in graph.model.parameters())

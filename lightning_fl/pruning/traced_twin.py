@@ -31,9 +31,9 @@ from lightning_fl.pruning.trial import (
 
 @contextmanager
 def graphs() -> Iterator[None]:
-    """Enable autograd, whose graph is traced, even if the caller is evaluating, and keep the caller's random state.
+    """Enable autograd, whose graph is traced, even while the caller evaluates, and restore the caller's random state.
 
-    Compiled parts compute as torch does without `torch.compile`, so that each of their layers is seen.
+    Parts that were compiled run without `torch.compile`, so that each of their layers is traced.
     """
     with (
         torch.inference_mode(False),
@@ -69,7 +69,9 @@ class TracedTwin:
             for part in self.module.modules():
                 randomise(part)
             self.inputs = random_like(self._example)
-            with suppress(Exception):  # of a forward that refuses random numbers, as every trial will
+            with suppress(
+                Exception
+            ):  # a forward that refuses random numbers also fails in every trial, which reports it
                 fit_norms(self.module, lambda: call(self.module, self.inputs))
 
     def _find_calls(self) -> tuple[Callable[[nn.Module, Any], Any], ...]:

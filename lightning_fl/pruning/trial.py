@@ -22,12 +22,12 @@ TOLERANCE = 1e-8
 
 
 def twin_of(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU in float64, without the trainer, in which all parameters require gradients that can."""
+    """Return a copy on the CPU in float64, without the trainer. All parameters that can require gradients do."""
     try:
         twin = eager_copy(module)
     except Exception as error:
         raise UserError(
-            f"pruning: {type(module).__name__} cannot be copied, but its filters are found on a copy: {error}"
+            f"pruning finds the filters on a copy of the module, but {type(module).__name__} cannot be copied: {error}"
         ) from None
     vars(twin).pop(PLANS, None)
     twin = twin.cpu().double().eval()
@@ -43,14 +43,14 @@ def eager_copy(module: nn.Module) -> nn.Module:
     for part in twin.modules():  # a copied LightningModule would call what was compiled for the original
         part._compiled_call_impl = None
         if isinstance(part, LightningModule):
-            with suppress(ValueError):  # of one that is not compiled
+            with suppress(ValueError):  # the part is not compiled
                 to_uncompiled(part)
     return twin
 
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Undo at the end what happened to the module's tensors and attributes; faster than a copy of the module."""
+    """Restore the module's tensors and attributes at the end; faster than a copy of the module."""
     plain_parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
     parts = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers)) for part in plain_parts]
     values: list[tuple[Any, Tensor]] = [(parameter, parameter.data) for parameter in module.parameters()]
@@ -72,7 +72,11 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 
 def arguments_of(module: nn.Module, batch: Any) -> Any:
-    """Return the arguments of `forward` for one sample, on the CPU in float64: from `given` or the module's own example.
+    """Return the arguments of `forward` for one sample, on the CPU in float64.
+
+    Args:
+        module: module whose forward takes them.
+        batch: batch to take the sample from; None for the module's `example_input_array`.
 
     Raises:
         UserError: there is no example.
@@ -106,7 +110,7 @@ def call(module: nn.Module, arguments: Any) -> Any:
 def call_as_in_training(module: nn.Module, arguments: Any) -> Any:
     """Call the module in training mode, but its layers (modules without children) in evaluation mode.
 
-    So layers that only training uses take part, and the result depends neither on chance nor on the size of the batch.
+    Layers that only training uses then take part, but the result depends neither on chance nor on the size of the batch.
     """
     for part in module.modules():
         part.training = next(part.children(), None) is not None

@@ -395,7 +395,7 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], sentence: str) -> 
 
 
 def test_what_cannot_be_pruned_is_said_before_training() -> None:
-    with pytest.raises(UserError, match=r"'net\.5' is no convolution of this network; did you mean 'net\.[04]'"):
+    with pytest.raises(UserError, match=r"'net\.5' is not a convolution of this network; did you mean 'net\.[04]'"):
         fit(Classifier(), FilterPruning({"net.5": 0.3}, prune_epoch=1))
     linear = Classifier()
     linear.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
@@ -539,5 +539,5 @@ class Closure(Classifier):
 @pytest.mark.parametrize("pruning", [FilterPruning, AdaptivePruning])
 def test_an_optimiser_with_vectors_of_the_whole_network_is_refused(pruning: Any) -> None:
     trainer = L.Trainer(max_epochs=2, callbacks=pruning(prune_epoch=1), **QUIET)
-    with pytest.raises(UserError, match="LBFGS keeps it in vectors of the whole network: use another"):
+    with pytest.raises(UserError, match="LBFGS keeps it in vectors for the whole network: use another"):
         trainer.fit(Closure(), loader())

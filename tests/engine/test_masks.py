@@ -222,7 +222,7 @@ def test_imc_asks_the_server_alone_how_much_to_leave_out(make_trainer: MakeTrain
     assert (vector(first) == vector(second)).all()
     assert adaptive.run.ledger.state_dict() == given.run.ledger.state_dict()
     assert int(given.run.mask.sum()) < 26
-    with pytest.raises(UserError, match="found from the server's samples, and there are none"):
+    with pytest.raises(UserError, match="found from the server's samples, but there are none"):
         make_trainer(max_rounds=4).fit(Perceptron(), federation(), IMC(prune_round=2))
 
 

@@ -243,8 +243,8 @@ def test_a_networks_own_outputs_stay() -> None:
 @pytest.mark.parametrize(
     ("filters", "sentence"),
     [
-        ({"conv9": [0]}, "'conv9' is no convolution of this network; did you mean 'conv"),
-        ({"fc1": [0]}, "'fc1' is no convolution of this network"),
+        ({"conv9": [0]}, "'conv9' is not a convolution of this network; did you mean 'conv"),
+        ({"fc1": [0]}, "'fc1' is not a convolution of this network"),
         ({"conv1": []}, r"'conv1' must keep one or more of its filters 0 to 9, ascending, got \[\]"),
         ({"conv1": [3, 1]}, r"ascending, got \[3, 1\]"),
         ({"conv1": [1, 1]}, r"ascending, got \[1, 1\]"),
@@ -259,7 +259,9 @@ def test_filters_that_are_not_there_are_refused(filters: dict[str, list[int]], s
 
 def test_a_reason_is_given_for_every_layer_that_stays_whole() -> None:
     net = network("resnet32", 10, image_size=8)
-    with pytest.raises(UserError, match=r"'stage1\.0\.conv2' cannot lose filters: its outputs are tied to those of "):
+    with pytest.raises(
+        UserError, match=r"'stage1\.0\.conv2' cannot lose filters: its outputs are tied to the outputs of "
+    ):
         prunable_layers(net, torch.zeros(1, 3, 8, 8), required=["stage1.0.conv2"])
 
 

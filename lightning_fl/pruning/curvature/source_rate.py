@@ -26,8 +26,8 @@ class SourceRate(Checked):
     """Compute p*_k from the spectrum of the Hessian.
 
     Attributes:
-        mode: `slq_plateau`, the rule of the authors' code, `gap`, the paper's rule, or `gap_of_all`, the same among all
-            eigenvalues, those that are 0 too.
+        mode: `slq_plateau`, the rule of the authors' code; `gap`, the paper's rule; or `gap_of_all`, the paper's rule over all
+            eigenvalues, including zeros.
         steps: number of Lanczos steps, at least 2.
         probes: number of random vectors, at least 1.
         max_rate: upper limit of the rate, in [0, 1).
@@ -51,7 +51,7 @@ class SourceRate(Checked):
         Args:
             curvature: product with the Hessian of its loss at any point.
             point: the parameters w_T.
-            initial: w_0, which the gaps alone use; None is w_T.
+            initial: w_0, which only `gap` and `gap_of_all` use; None for w_T.
             generator: a CPU generator.
 
         Returns:
@@ -76,6 +76,6 @@ class SourceRate(Checked):
 
 
 def _vector_like(point: Sequence[Tensor]) -> Tensor:
-    """Return a vector as long as all parameters together, of at least 32 bits: half precision loses orthogonality."""
+    """Return a vector with a number for each parameter, in at least 32 bits, because half precision loses orthogonality."""
     dtype = torch.promote_types(point[0].dtype, torch.float32)
     return torch.empty(sum(part.numel() for part in point), dtype=dtype, device=point[0].device)
