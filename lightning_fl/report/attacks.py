@@ -1,4 +1,4 @@
-"""Attacks in a report: what attackers reached, and the final metric against their share of the clients."""
+"""Attacks in a report: the attackers' success, and the final metric against their share of the clients."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ ADVERSARY, SHARE = "trainer.adversary", "trainer.adversary.attackers"
 ATTACKERS, SUCCESS, KEPT = "attack/attackers", "attack/success", "robust/attackers_kept"
 """Columns of metrics.csv."""
 ABOUT = (
-    "`attackers` is their share of the answers and `weight` that of the weight in the aggregate, both means over the rounds. "
-    "`success` is the last share of other classes' validation samples that became the attackers' target."
+    "`attackers` is the attackers' share of the answers, and `weight` their share of the weight in the aggregate; both are means "
+    "over the rounds. `success` is the share of other classes' validation samples that the last model classifies as the "
+    "attackers' target."
 )
 
 
 def attack_parts(groups: Sequence[Group], metric: Metric, look: Look) -> list[Part]:
-    """Return table and picture of what attackers have reached; [] if no client attacked in any run."""
+    """Return the table and the picture of attacks; [] if no client attacked in any run."""
     attacked = [group for group in groups if any(_mean(curve, ATTACKERS) is not None for curve in group.curves)]
     if not attacked:
         return []
@@ -61,9 +62,9 @@ def attacks_table(groups: Sequence[Group], metric: Metric) -> Table:
 
 
 def draw_shares(groups: Sequence[Group], metric: Metric, look: Look) -> Figure | None:
-    """Draw the final metric of runs that differ only in the share of attackers; None if there are not two shares of any.
+    """Draw the final metric of runs that differ only in the share of attackers; None if no attack has two shares.
 
-    Runs without an adversary count as those of the share 0 of every attack.
+    Runs without an adversary count as share 0 of every attack.
     """
     lines: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
@@ -106,7 +107,7 @@ def _share(group: Group) -> float | None:
 
 
 def _but(settings: Mapping[str, Any], left_out: str) -> tuple[Any, ...]:
-    """Return what is equal for runs whose other settings are equal."""
+    """Return a key that is equal for runs that differ only in the setting left out."""
     chosen = experiment_settings(settings).items()
     return tuple(sorted((key, str(value)) for key, value in chosen if not f"{key}.".startswith(f"{left_out}.")))
 

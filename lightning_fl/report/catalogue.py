@@ -1,4 +1,4 @@
-"""The catalogue of classes for reports: it is kept as a file, so that nothing that trains has to be imported."""
+"""The catalogue of classes for reports, read from a file so that a report need not import the classes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def parameters() -> dict[str, dict[str, dict[str, Any]]]:
 
 @cache
 def incidental_flags() -> tuple[str, ...]:
-    """Return the flags of the trainer that decide where and how a run executes, but none of its results."""
+    """Return the flags of the trainer that decide where and how a run executes, but not its results."""
     flags = parameters()[TRAINER]
     return tuple(f"trainer.{name}" for name, facts in flags.items() if facts.get("decides") == "execution")

@@ -24,7 +24,7 @@ from lightning_fl.report.tables import Column, Row, table
 
 NUM_BINS = 20
 KINDS = {"": "", "_tuned": ", fine-tuned"}
-"""Ends of the columns of clients.csv, and how a line with their values is called."""
+"""Suffixes of the columns of clients.csv, and the suffixes of the names of their lines."""
 SHOWN = {
     "weighted": "mean over samples",
     "mean": "mean over clients",
@@ -85,7 +85,7 @@ def _read_rows(record: Record) -> list[dict[str, str]]:
     """Return the rows of a run's clients.csv; [] if there is none.
 
     Raises:
-        ValueError: it is no table of clients.
+        ValueError: it is not a table of clients.
     """
     path = record.folder / CLIENTS
     if not os.path.lexists(path):
@@ -100,7 +100,7 @@ def _read_rows(record: Record) -> list[dict[str, str]]:
         rows = [row for row in rows if row.get("samples") != "" and "samples" in row]  # others were not evaluated
         is_table &= all(float(row["round"]) >= 0 and float(row["samples"]) > 0 for row in rows)
     except (OSError, KeyError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} is no table of clients") from error
+        raise ValueError(f"{path} is not a table of clients") from error
     if not is_table:
         raise ValueError(f"{path} has no rounds and samples, or a client without any")
     return rows
@@ -136,7 +136,7 @@ def clients_table(groups: Sequence[Group], metric: Metric) -> Table:
 
 
 def _rounded(statistics: Mapping[str, float]) -> dict[str, float]:
-    """Return statistics with five digits: clients log in float32, so that equal ones would seem to have a tiny spread."""
+    """Return statistics rounded to five digits. Clients log in float32, so equal values would otherwise show a tiny spread."""
     return {name: float(f"{value:.5g}") for name, value in statistics.items()}
 
 

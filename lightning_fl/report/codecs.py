@@ -1,4 +1,4 @@
-"""Codecs in a report: what `CodecError` has logged of the uplink's, and the bytes of each layer by `CommunicationMeter`."""
+"""Codecs in a report: errors of the uplink codec, by `CodecError`, and bytes of each layer, by `CommunicationMeter`."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ SHOWN = {
     RATIO: "ratio",
 }
 ERRORS, BITS = f"{ERROR}/", "comm/uplink_bits/layer/"
-"""Beginnings of the columns of layers."""
+"""Prefixes of the columns of layers."""
 SHARED = "shared"
 WIDE = 50
 """Ratio of the largest error to the smallest from which their axis is logarithmic."""
 ABOUT = (
-    "`error` is the relative square error of a client's upload, ‖x̂ − x‖² / ‖x‖², and `error of the mean` that of the mean over "
-    "clients; `scale` is ⟨x̂, x⟩ / ‖x‖²; `residual` is what error feedback keeps, ‖e‖ / ‖x‖; `ratio` is 32 bits a number over "
-    "what was sent. They are means over the rounds measured; `drift`, of the sum of all rounds, is the last value."
+    "`error` is the relative square error of a client's upload, ‖x̂ − x‖² / ‖x‖². `error of the mean` is the same error of the "
+    "mean over clients. `scale` is ⟨x̂, x⟩ / ‖x‖². `residual` is the memory of error feedback, ‖e‖ / ‖x‖. `ratio` is the "
+    "compression: 32 bits per number divided by the bits sent. These are means over the measured rounds. `drift` adds up over "
+    "the rounds, so the table shows its last value."
 )
 
 
 def codec_parts(groups: Sequence[Group], look: Look) -> list[Part]:
-    """Return table and pictures of what the runs have logged of their codecs; [] if nothing."""
+    """Return the table and the pictures of the codecs' columns; [] if no run has logged any."""
     parts: list[Part] = []
     if shown := codec_table(groups):
         parts += [ABOUT, shown]
     if figure := draw_errors(groups, look):
-        parts.append(Picture("codec_error_by_rounds", "Error of the uplink's codec against rounds", figure, look))
+        parts.append(Picture("codec_error_by_rounds", "Error of the uplink codec against rounds", figure, look))
     if figure := draw_layers(groups, look):
-        caption = "Error of the uplink's codec and bytes of a round's uploads by layer, means over the rounds"
+        caption = "Error of the uplink codec and bytes of a round's uploads by layer, means over the rounds"
         parts.append(Picture("codecs_by_layer", caption, figure, look))
     return parts
 
@@ -141,7 +142,7 @@ def _by_layer(group: Group, start: str, unit: float) -> dict[str, float]:
 
 
 def _number(record: Record, name: str) -> float | None:
-    """Return the mean of a column over the rounds, of the drift the last value; None without a value."""
+    """Return the mean of a column over the rounds, or the last value of the drift; None without a value."""
     values = record.column(name)
     values = values[~np.isnan(values)]
     return None if not len(values) else float(values[-1] if name == LAST else values.mean())

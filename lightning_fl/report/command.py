@@ -1,4 +1,4 @@
-"""`lightning-fl report RUN…`: compare runs in tables and pictures; what it adds to those of a study comes from the study."""
+"""`lightning-fl report RUN…`: compare runs in tables and pictures. For a study, `OfStudy` adds the study's own content."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _how(groups: Sequence[Group], metric: Metric) -> str:
         curve, best = "smoothed curve", VALUES["best"]
     return (
         f"`final` is {FINAL}, not smoothed; `last` is the last value. `{best}` is the best value of the {curve} (`best` in "
-        "`runs.csv`): it is chosen on the values that it reports, so on test samples it promises too much. "
-        f"`{AT_BEST_VALIDATION}` is the test value of the round with the best value in validation, of rounds that have both. "
+        "`runs.csv`): it is chosen on the values that it reports, so on test samples it is too optimistic. "
+        f"`{AT_BEST_VALIDATION}` is the test value of the round with the best validation value, among rounds that have both. "
         f"{smoothing} A target is reached in the first round in which the {curve} meets it; `TargetReached` reads values that "
         "are not smoothed. Bytes are the sum over all clients, including the set-up; `total traffic` is uplink + downlink; "
         "1 MB is 10^6 bytes. `simulated time` is read from the run's simulated clock, `wall time` from the machine that ran it. "
@@ -72,14 +72,14 @@ def _how(groups: Sequence[Group], metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class OfStudy:
-    """Content that the report of a study's runs has besides that of any runs.
+    """Content that a study adds to the report of its runs.
 
     Attributes:
         lines: folders of the runs of each line by its name.
         name: name of the study, for the title; None for the methods' names.
-        commands: commands that made the runs; None for those that their folders tell.
-        sections: function from the look of the pictures to the content that stands before the results.
-        content: the same for programs.
+        commands: commands that made the runs; None to read them from the runs' folders.
+        sections: function that takes the look of the pictures and returns the sections before the results.
+        content: the same content for `--json`.
     """
 
     lines: Mapping[str, Sequence[str]]
@@ -132,7 +132,7 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
             **(study.sections(look) if study else {}),
             **_sections(groups, metric, published, look, flags.panels, notes),
         }
-    except UserError:  # of a picture that has no room
+    except UserError:  # a picture has no room
         remove_empty(made)
         raise
     name = study.name if study and study.name else ", ".join(dict.fromkeys(group.algorithm for group in groups))
@@ -165,7 +165,7 @@ def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
         "table": str(folder / "results.tex") if "results.tex" in pages else "",
         "pictures": ", ".join(f"{folder / '*'}.{kind}" for kind in look.formats if pictures),
         "report": str(folder / list(pages)[-1]),
-        "kept": f"{aside}, with files that stood in the way and that no report had written as they were"
+        "kept": f"{aside}, with earlier files of the same names that no report had written, or that were changed since"
         if aside
         else "",
     }
@@ -195,7 +195,7 @@ def _groups(lines: Mapping[str, Sequence[str]], curves: Mapping[Path, Curve]) ->
 
 
 def _origin(groups: Sequence[Group], commands: Sequence[str]) -> Sections:
-    """Return what stands at the top: the settings of the runs and the commands that made them."""
+    """Return the section at the top: the settings of the runs and the commands that made them."""
     sections: dict[str, list[Part]] = {
         "Settings in common" if len(groups) > 1 else "Settings": [in_common(groups)],
         "Settings that differ": [*tables.settings(groups)],
@@ -205,7 +205,7 @@ def _origin(groups: Sequence[Group], commands: Sequence[str]) -> Sections:
 
 
 def _without_empty(sections: Mapping[str, Sequence[Part]]) -> Sections:
-    """Return the headings that have content, with it."""
+    """Return the sections that have content."""
     return {heading: content for heading, parts in sections.items() if (content := [part for part in parts if part])}
 
 
@@ -217,7 +217,7 @@ def _sections(
     has_panels: bool,
     notes: list[str],
 ) -> Sections:
-    """Return the results, and what there is to know about them."""
+    """Return the sections with the results, and with the notes that explain them."""
     from lightning_fl.report.attacks import attack_parts
     from lightning_fl.report.clients import clients_table, draw_clients, unreadable
     from lightning_fl.report.codecs import codec_parts
@@ -245,7 +245,7 @@ def _sections(
         about = (
             "Each row of the paper is followed by your runs of the same method and network, measured at the paper's target. "
             "The paper's final accuracy is the maximum of its smoothed curve, so it is compared with `best (smoothed)`. "
-            "Their `setting` lists what differs from the paper's setting. Published times are simulated times on the paper's "
+            "Their `setting` lists the differences from the paper's setting. Published times are simulated times on the paper's "
             "clock; published `rounds` are computed from these times."
         )
         left_out = [
@@ -279,7 +279,7 @@ def _curves(groups: Sequence[Group], metric: Metric, look: Look, has_panels: boo
 
 
 def _printed(sections: Sections, width: int, written: Mapping[str, str]) -> str:
-    """Return the tables and remarks as text of a width for the terminal, and what was written."""
+    """Return the tables and remarks as text for a terminal of this width, followed by the written files."""
     chosen = {
         heading: [
             fitting

@@ -37,9 +37,9 @@ VALUES = {
     "best": "best (smoothed)",
     "at_best_validation": AT_BEST_VALIDATION,
 }
-"""Headings of tables by the names that `runs.csv` and claims use for what a run's values come to."""
+"""Headings of tables for the results of a run, by their names in `runs.csv` and in claims."""
 ENDS = ("final", "last")
-"""Those of them that a run has unless it ends in values that are not finite."""
+"""Results that every run has, unless it ends in values that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Metric:
         name: column of `metrics.csv`.
         target: value whose cost is reported, or None.
         window: length of the smoothing window in values; None: `WINDOW`, or less for a curve of fewer than twice as many values.
-        mode: `max` if higher is better, `min` if lower is; None to follow from the name.
+        mode: `max` if higher is better, `min` if lower is; None to infer it from the name.
         traffic: direction whose bytes are the cost: up, down, or total for their sum.
 
     Raises:
@@ -71,7 +71,7 @@ class Metric:
         require(
             self.window in (None, 1) or (self.window > ORDER and self.window % 2 == 1),
             f"window must be 1 (no smoothing) or an odd number from {ORDER + 2} on, got {self.window}: the filter fits a cubic "
-            f"to the window, which passes through any {ORDER + 1} values or fewer and so would smooth nothing.",
+            f"to the window, and a cubic passes through any {ORDER + 1} values or fewer, so nothing would be smoothed.",
         )
 
     @property
@@ -91,7 +91,7 @@ class Metric:
 
     @property
     def decimals(self) -> int | None:
-        """Decimals of smoothed values: of an accuracy three, or those of the target if it has more; None for no rounding."""
+        """Decimals of smoothed values: three for an accuracy, or as many as the target if it has more; None for no rounding."""
         if not is_accuracy(self.name):
             return None
         exponent = Decimal(str(self.target or 0)).normalize().as_tuple().exponent
@@ -99,7 +99,7 @@ class Metric:
 
     @property
     def over_clients(self) -> Metric:
-        """Metric of which this one is a statistic over clients; itself for others."""
+        """Metric of single clients, if this one is a statistic over clients; otherwise this metric."""
         name = without_statistic(self.name)
         return self if name == self.name else Metric(name)
 
@@ -147,7 +147,7 @@ class Curve:
 
     @cached_property
     def smoothed(self) -> Floats:
-        """Smoothed values, of which the best one is shown, and which reach targets (n,)."""
+        """Smoothed values (n,). Reports take the best value and the reaching of targets from them."""
         return smooth(self.raw, self.metric.decimals, self.window)
 
     @property
@@ -162,12 +162,12 @@ class Curve:
         return self.window > 1
 
     def axis(self, name: str) -> Floats:
-        """Return one of the costs in `Record.spent` at each value (n,); NaN if the run has none of it."""
+        """Return one of the costs in `Record.spent` at each value (n,); NaN if the run does not have this cost."""
         return self.record.spent.get(name, np.full(len(self.record.columns["round"]), np.nan))[self.positions]
 
     @property
     def num_final(self) -> int:
-        """Number of its last values of which `final` is the mean."""
+        """Number of last values that `final` averages."""
         return num_final(len(self.raw))
 
     @property
@@ -179,7 +179,7 @@ class Curve:
 
     @cached_property
     def at_best_validation(self) -> float | None:
-        """Test value of the first round that was best in validation, of those that were tested; None as for `tested`."""
+        """Test value of the tested round with the best validation value, the first if several are; None as for `tested`."""
         names = validated_and_tested(self.metric.name, self.record.columns)
         if names is None or self.tested is None:
             return None
@@ -199,7 +199,7 @@ class Curve:
     def numbers(self) -> dict[str, float | None]:
         """All numbers that the tables show of the run; None if unknown, not finite, or if the target was not reached."""
         record, is_finite = self.record, self._is_finite
-        # Values that are not finite are no gaps: a run that ends in them has diverged, and its end is not the value before.
+        # Values that are not finite are not gaps: a run that ends in them has diverged, and the value before is not its end.
         numbers = {
             "final": final(self.raw) if is_finite[-num_final(len(is_finite)) :].all() else None,
             "last": self.raw[-1] if is_finite[-1] else None,
@@ -246,13 +246,13 @@ class Group:
 
     @property
     def is_bound(self) -> bool:
-        """True if its runs upload nothing, as those of centralised training: a bound for the others."""
+        """True if its runs upload nothing, like centralised training, so that they are a bound for the others."""
         return all((curve.axis("uplink") == 0).all() for curve in self.curves)
 
     def spread(self, name: str) -> tuple[float | None, float | None, int]:
         """Return mean, sample standard deviation and count of a number over the runs that have it.
 
-        Of `final` and `last`, which only runs lack that have diverged, there is no mean over the others.
+        `final` and `last` have no mean if a run lacks them, because only diverged runs do.
         """
         values = [curve.numbers.get(name) for curve in self.curves]
         return (None, None, 0) if name in ENDS and None in values else mean_and_spread(values)
@@ -284,17 +284,17 @@ def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float
 def common_metric(
     records: Sequence[Record], chosen: str | None, target: float | None, window: int | None, traffic: str = "up"
 ) -> Metric:
-    """Return the metric to compare: the given one, or the one that the runs are about.
+    """Return the metric to compare: the given one, or the runs' own metric.
 
     Args:
-        records: runs; of one that names no metric it is found among its columns.
-        chosen: name of the metric; None: the one that the runs are about.
+        records: runs; if a run names no metric, it is found among its columns.
+        chosen: name of the metric; None for the runs' own metric.
         target: value whose cost is reported, or None.
         window: length of the smoothing window in values; None for one that suits the curves.
         traffic: direction whose bytes are the cost.
 
     Raises:
-        UserError: no metric is given, and the runs are about different ones.
+        UserError: no metric is given, and the runs have different ones.
     """
     metrics = [
         (record.metric["name"], record.metric["mode"])
@@ -306,14 +306,14 @@ def common_metric(
     run_metrics = ", ".join(f"{name} in {record.folder}" for name, record in names.items())
     require(
         chosen is not None or len(names) == 1,
-        f"the runs are about different metrics, {run_metrics}; name the folders of runs to compare, or choose one with --metric.",
+        f"the runs have different metrics, {run_metrics}; name the folders of runs to compare, or choose one with --metric.",
     )
     name = chosen or metrics[0][0]
     return Metric(name, target, window, next((mode for metric, mode in metrics if metric == name), None), traffic)
 
 
 def curves_with(records: Sequence[Record], metric: Metric) -> tuple[dict[Path, Curve], list[str]]:
-    """Return the curves of the runs that have a metric, by folder, and why the others have none.
+    """Return the curves of the runs that have a metric, by folder, and the reasons why the others have none.
 
     Raises:
         UserError: no run has the metric.

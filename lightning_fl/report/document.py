@@ -66,7 +66,7 @@ class Table:
         return [[plain(cell).replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
 
     def fitting(self, width: int) -> list[Table]:
-        """Return the table in parts that are at most so many characters wide in Markdown; each begins with the first column.
+        """Return the table in parts, at most `width` characters wide in Markdown; each begins with the first column.
 
         A part has at least one more column, however wide that is.
 
@@ -99,7 +99,7 @@ class Picture:
         look: look that it was drawn with, which has the formats of its files.
 
     Raises:
-        UserError: the user has chosen a size in which it cannot be read.
+        UserError: the size that the user has chosen is too small to read it.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Picture:
     def _draw(self, to: Path | BytesIO, kind: str) -> None:
         from matplotlib import rc_context
 
-        # without dates, and with a salt that is not drawn anew, the same runs have the same file
+        # Without dates and with a fixed salt, the same runs give the same file.
         undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         style = {**self.look.style, "svg.hashsalt": self.name}
         with rc_context(style):  # the type of text and the fonts of formulas are read here
@@ -158,7 +158,7 @@ class Commands:
 
     @property
     def text(self) -> str:
-        """Lines, none of which has a line end of its own."""
+        """Lines, without line ends inside them."""
         return "\n".join(map(on_one_line, self.lines))
 
     def markdown(self) -> str:
@@ -191,7 +191,7 @@ def _markdown(part: Part) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Return a text for Markdown on one line, with nothing but the parts between single backticks as markup.
+    r"""Return a text for Markdown on one line, in which only the parts between single backticks are markup.
 
     >>> print(plain("`<b>` <b>bold</b>\n[here](x) 1 < 2"))
     `<b>` \<b>bold\</b> [here\](x) 1 < 2
@@ -218,7 +218,7 @@ def to_html(title: str, sections: Sections) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one report at a time write to a folder, as two studies in one folder may end together; Windows has no such lock."""
+    """Let one report at a time write to a folder, because two studies in it may end together. Windows has no such lock."""
     with ExitStack() as stack:
         with suppress(OSError):  # a file system without locks, or Windows, which opens no folder
             descriptor = os.open(folder, os.O_RDONLY)
@@ -240,7 +240,7 @@ def remove_earlier(folder: Path) -> None:
 
 
 def set_others_aside(folder: Path, names: Iterable[str]) -> Path | None:
-    """Move what stands where the report writes, and is not of an earlier report, to `earlier-1` (2, 3 …) in its folder.
+    """Move other files with the names of the report's files to the folder `earlier-1` (2, 3 …) in the report's folder.
 
     Args:
         folder: folder of the report, without the files of the previous one.

@@ -27,13 +27,11 @@ def build_parser() -> ArgumentParser:
         nargs="+",
         metavar="RUN",
         help="folder of a run (its trainer.default_root_dir), or a folder with runs below it; the report keeps this order. A "
-        "study file in their place stands for its runs that are done, in the folder where the study writes them or in DIR, its "
-        "--out; what earlier versions of the file have trained there is left out",
+        "study file stands for its finished runs, in the folder where the study writes them or in DIR, its --out; runs of earlier "
+        "versions of the file are left out",
     )
     parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
-    parser.add_argument(
-        "--metric", help="column of metrics.csv to compare (default: the metric that the runs are about)"
-    )
+    parser.add_argument("--metric", help="column of metrics.csv to compare (default: the runs' own metric)")
     parser.add_argument(
         "--window",
         type=int,
@@ -91,7 +89,7 @@ def build_parser() -> ArgumentParser:
     look.add_argument(
         "--ylabel",
         metavar="TEXT",
-        help="name of the curves' vertical axis, to which (smoothed) is added if they are (default: the metric's)",
+        help="name of the curves' vertical axis; (smoothed) is added for smoothed curves (default: the metric's name)",
     )
     look.add_argument(
         "--xscale",
@@ -104,7 +102,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON document in place of tables and remarks; the files are written as without it",
+        help="print one JSON document in place of tables and remarks; the same files are written",
     )
     parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
     return parser

@@ -13,7 +13,7 @@ SEEDS = ("seed_everything", "data.seed")
 INCIDENTAL = (*SEEDS, "ckpt_path", "data.download")
 # Data sets that are the same wherever their files lie.
 WELL_KNOWN = ("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "SVHN")
-# Slots of a method whose parts are shown as a whole, and the parts that fill them if nobody chooses others.
+# Slots of a method whose parts are shown as a whole, and their default parts.
 SLOTS = ("rule", "uplink", "downlink", "exchange", "aggregator")
 USUAL = ("LocalOptimizer", "Dense", "OneShot", "WeightedMean")
 SECURE_AGGREGATION = "trainer.secure_aggregation"
@@ -44,7 +44,7 @@ def identity(record: Record) -> tuple[tuple[str, str], ...]:
 
 
 def unknown_settings(record: Record) -> list[str]:
-    """Return the settings of a run from Python whose values its objects do not keep."""
+    """Return the settings of a run from Python whose values are unknown, because its objects do not store them."""
     return [key for key, value in record.settings.items() if value == UNKNOWN]
 
 
@@ -58,8 +58,8 @@ def differing(records: Sequence[Record]) -> list[str]:
 def labels(firsts: Sequence[Record]) -> list[str]:
     """Return a short, unique label for each run: its method and the settings that distinguish the method's runs.
 
-    Parts that a run has in place of the usual ones, and that not all runs of the report have, are shown in any case. If a label
-    is too long or no settings distinguish a method's runs, their folders replace the settings.
+    A part other than the default one is always shown, unless all runs of the report have it. If a label is too long or no
+    settings distinguish a method's runs, their folders replace the settings.
     """
     chosen = {name: distinguishing_settings(name, firsts) for name in {record.algorithm for record in firsts}}
     varied = dict.fromkeys(".".join(key.split(".")[:2]) for key in differing(firsts))
@@ -78,7 +78,7 @@ def labels(firsts: Sequence[Record]) -> list[str]:
 
 
 def _method(record: Record) -> str:
-    """Return the name of a run's method: FedAvg for an `Algorithm` whose slots are FedAvg's, but for its codecs."""
+    """Return the name of a run's method: FedAvg for an `Algorithm` with FedAvg's parts in all slots except the codecs."""
     if record.algorithm != "Algorithm":
         return record.algorithm
     slots = {
@@ -91,7 +91,7 @@ def _method(record: Record) -> str:
 
 
 def distinguishing_settings(algorithm: str, records: Sequence[Record]) -> list[str]:
-    """Return the settings that distinguish a method's runs, without needless ones, its own first; [] if none do."""
+    """Return the settings that distinguish a method's runs, without redundant ones, the method's own first; [] if none do."""
     peers = [record for record in records if record.algorithm == algorithm]
 
     def distinguish(keys: Sequence[str]) -> bool:
@@ -111,7 +111,7 @@ def _weight(key: str) -> tuple[int, int]:
 
 
 def _has_unusual_part(record: Record, key: str) -> bool:
-    """True if a setting is a slot, or secure aggregation, and the run has a part there that nobody has without choosing it."""
+    """True if a setting is a slot, or secure aggregation, and the run has a part there that is not a default."""
     part = record.settings.get(key)
     return key in OF_PARTS and isinstance(part, str) and part not in (*USUAL, UNKNOWN)
 
@@ -135,7 +135,7 @@ def _part_label(record: Record, key: str, keys: Sequence[str]) -> str:
 
 
 def _part(record: Record, key: str, keys: Sequence[str]) -> str:
-    """Return a part with its first argument, if it is a number or a part, and with the arguments that are to be shown."""
+    """Return a part with its first argument, if this is a number or a part, and with the arguments to show."""
     inner = [name for name in record.settings if name.startswith(f"{key}.") and "." not in name.removeprefix(f"{key}.")]
     first = inner[0] if inner else None
     arguments = []

@@ -1,6 +1,6 @@
 """LaTeX table of a report's results, for the package booktabs: mean and deviation over seeds, the best in bold.
 
-The best mean is in bold, and so is each other one whose deviation overlaps with that of the best: they are not told apart.
+The best mean is in bold, and so is every mean whose deviation overlaps with the best one's: the runs do not distinguish them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FORMULA = re.compile(r"((?<!\\)\$.+?(?<!\\)\$)")
 
 
 def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) -> str:
-    """Return a table with a row for each group: its values, and what the run or the target cost.
+    """Return a table with a row for each group: its values, and the cost of the run or of the target.
 
     Args:
         groups: rows of the table.
-        metric: metric of the values; with a target, its costs take the place of the whole run's.
-        comments: where the numbers come from, a line each, for comments at the top.
+        metric: metric of the values. If it has a target, the table has the costs of reaching it, not those of the whole run.
+        comments: lines on the origin of the numbers, for comments at the top.
     """
     columns = _columns(groups, metric)
     spreads = [{name: group.spread(name) for name in columns} for group in groups]
@@ -85,14 +85,14 @@ def _columns(groups: Sequence[Group], metric: Metric) -> dict[str, Column]:
 
 
 def _compete(groups: Sequence[Group]) -> list[bool]:
-    """Return which groups may be the best: all that upload something, or all if none does."""
+    """Return True for each group that may be the best: every group that uploads something, or every group if none does."""
     return [all(other.is_bound for other in groups) or not group.is_bound for group in groups]
 
 
 def _best(cells: Sequence[Spread], shown: Sequence[str], compete: Sequence[bool], falls: bool) -> list[bool]:
-    """Return which of the competing cells are the best: those that read as their best mean does, or overlap with it.
+    """Return True for each competing cell that shows the same mean as the best one, or whose deviation overlaps with it.
 
-    None is if there is one cell, or if all are equally good.
+    If there is only one cell, or all are equally good, all are False.
     """
     texts = [text.partition(" ± ")[0] for text in shown]
     sign = -1 if falls else 1
@@ -112,11 +112,11 @@ def _best(cells: Sequence[Spread], shown: Sequence[str], compete: Sequence[bool]
 
 
 def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
-    """Return how to read the table."""
+    """Return lines that explain the table."""
     counts = sorted({len(group.curves) for group in groups})
     runs = " to ".join(f"{count}" for count in dict.fromkeys((counts[0], counts[-1])))
     curves = [curve for group in groups for curve in group.curves]
-    best = "in bold, unless all are equal" + ", of those that upload something" * (not all(_compete(groups)))
+    best = "in bold, unless all are equal" + "; methods without uploads are not compared" * (not all(_compete(groups)))
     values = f"{metric.short}: {averaged_values(curves)}"
     lines = [
         f"{values} of a run; mean and sample standard deviation over {runs} runs with different seeds. The best mean, and means "

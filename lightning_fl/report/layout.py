@@ -1,4 +1,4 @@
-"""Layout of pictures: a legend below the axes, and room for the curves, or one sentence if a size leaves none."""
+"""Layout of pictures: a legend below the axes, and room for the curves, or an error if a size leaves none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import Look, in_picture
 
 LEAST_LINES, LEAST_CHARACTERS = 8.0, 9.0
-"""Height in lines of text, and width in characters, that axes have at least."""
+"""Least height of axes, in lines of text, and least width, in characters."""
 MOST_COLUMNS = 4
 MARGIN = 12
 """Characters of a legend's entry beside its text: the line, and space."""
@@ -25,7 +25,7 @@ STEP = 0.1
 
 
 def add_legend(figure: Figure, look: Look, entries: Mapping[str, Any] | None = None) -> None:
-    """Name the lines of all axes below them, where no legend covers a curve; names that are too long have several lines.
+    """Name the lines of all axes below them, where no legend covers a curve; break names that are too long into lines.
 
     Args:
         figure: figure with labelled lines.
@@ -53,15 +53,15 @@ def beside_axis(label: str, look: Look) -> str:
 
 
 def lay_out(figure: Figure, look: Look, name: str) -> None:
-    """Lay a figure out for good, larger than its look where the curves have no room.
+    """Fix the layout of a figure, and enlarge the figure beyond its look if the curves have no room.
 
     Args:
         figure: figure with a layout engine.
         look: look that it was drawn with.
-        name: name of the picture, for the sentence.
+        name: name of the picture, for the error.
 
     Raises:
-        UserError: the user has chosen a size in which the picture cannot be read.
+        UserError: the size that the user has chosen is too small to read the picture.
     """
     before = figure.get_size_inches()
     for _ in range(MOST_GROWTHS):
@@ -72,7 +72,7 @@ def lay_out(figure: Figure, look: Look, name: str) -> None:
         width, height = (_rounded_up(old + new) for old, new in zip(figure.get_size_inches(), missing, strict=True))
         figure.set_size_inches(width, height)
     after = figure.get_size_inches()
-    # A picture of bars has a height of its own.
+    # The height of a picture of bars follows from its bars.
     is_short = [old == size < new for old, size, new in zip(before, look.size, after, strict=True)]
     if look.is_sized and any(is_short):
         width, height = (new if short else size for new, size, short in zip(after, look.size, is_short, strict=True))
@@ -88,7 +88,7 @@ def lay_out(figure: Figure, look: Look, name: str) -> None:
 def _missing(figure: Figure, look: Look) -> tuple[float, float]:
     """Return the inches of width and height that a figure lacks."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*layout not applied.*")  # it has no room at all, which is measured here
+        warnings.filterwarnings("ignore", ".*layout not applied.*")  # no room at all, which is measured below
         figure.draw_without_rendering()
     boxes = [axes.get_window_extent() for axes in figure.axes if axes.get_label() != "<colorbar>"]
     inch = look.font_size / 72

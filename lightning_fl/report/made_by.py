@@ -1,4 +1,4 @@
-"""Commands that made runs, as far as their folders tell."""
+"""Commands that made runs, as far as their folders record them."""
 
 from __future__ import annotations
 

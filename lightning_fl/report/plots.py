@@ -36,7 +36,7 @@ BYTES = {
     "downlink": "downlink of all clients",
     "total_traffic": "total traffic of all clients, uplink + downlink",
 }
-"""Horizontal axes in bytes; a picture has the one of the metric's direction."""
+"""Horizontal axes in bytes; a picture has the axis of the metric's direction."""
 AXES = {
     **BYTES,
     "rounds": "rounds",
@@ -45,17 +45,18 @@ AXES = {
     **{name: f"ε, the privacy loss ({neighbours})" for name, neighbours in KINDS_OF_EPSILON.items()},
 }
 PANELS = ("rounds", *BYTES, "simulated_seconds", "joules")
-"""Horizontal axes of a picture with panels, from left to right; of those in bytes one."""
+"""Horizontal axes of a picture with panels, from left to right; the picture has one of the axes in bytes."""
 TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
 FEW_DECADES, MANY_DECADES = 0.8, 2.7
-"""Powers of ten below which a logarithmic axis has ticks as a linear one, and above which it has only these powers."""
+"""Range of a logarithmic axis, in powers of ten, below which it has the ticks of a linear axis, and above which it has ticks
+only at powers of ten."""
 BOUND = {"linestyle": (0, (6, 2))}
 """Style of the lines of runs that upload nothing."""
 BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earlier
 
 
 def is_logarithmic(look: Look, axis: str) -> bool:
-    """True if the horizontal axis is logarithmic: that of bytes is, unless the user chooses."""
+    """True if the horizontal axis is logarithmic; by default only axes in bytes are."""
     return axis in BYTES if look.xscale is None else look.xscale == "log"
 
 
@@ -100,7 +101,7 @@ def panels_of(groups: Sequence[Group], metric: Metric) -> list[str]:
 
 
 def axes_of(metric: Metric, axes: Iterable[str] = AXES) -> list[str]:
-    """Return horizontal axes without those of bytes in other directions than the metric's."""
+    """Return the horizontal axes, without the axes of bytes in other directions than the metric's."""
     return [axis for axis in axes if axis not in BYTES or axis == metric.bytes]
 
 
@@ -110,7 +111,7 @@ def _has_axis(groups: Sequence[Group], axis: str) -> bool:
 
 
 def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, look: Look) -> None:
-    """Draw the curves of all groups and the target over one of the horizontal axes; gaps show the line behind an equal one."""
+    """Draw the curves of all groups and the target over one horizontal axis. Gaps in a line show an equal line behind it."""
     curves = [group for group in groups if not is_line(group, groups, axis)]
     spent = np.concatenate([curve.axis(axis) for group in curves for curve in group.curves])
     unit = scale_axis(axes, axis, spent[spent > 0], look)
@@ -130,7 +131,7 @@ def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, l
 
 
 def is_line(group: Group, groups: Sequence[Group], axis: str) -> bool:
-    """True if a group is drawn as a line across an axis of costs: it is a bound, and others are not."""
+    """True if a group is drawn as a line across an axis of costs, because it is a bound and other groups are not."""
     return axis != "rounds" and group.is_bound and not all(other.is_bound for other in groups)
 
 
@@ -187,7 +188,7 @@ def _plain_ticks(axis: Axis, few: bool = False) -> None:
 
 
 def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any], as_line: bool = False) -> None:
-    """Draw the raw values, the mean of the smoothed curves, and their deviation, or as a line the end of the curves."""
+    """Draw the raw values, and mean and deviation of the smoothed curves; with `as_line`, a line at the end of the curves."""
     pale = {"color": style["color"], "zorder": BEHIND}
     style = style | (BOUND if group.is_bound else {})
     if as_line:

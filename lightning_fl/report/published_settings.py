@@ -2,7 +2,7 @@
 
 `papers.yaml` contains the published ones of FedDUMAP (Liu et al., ACM TIST 2024) and FedAdam-SSM (Deng et al., 2024). A setting
 that neither the paper nor its authors' code states, such as the minibatches of FedAdam-SSM, is not compared. Any other setting
-differs if it does not have its default, which the shipped configurations leave it.
+counts as different unless it has its default, as in the shipped configurations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "C": ("C", float),
     "f'": ("f", lambda value: "one_minus" if value == "1-acc" else "inverse"),
 }
-# Flag of a run that has the value, if one does as it is, and text for a value that differs.
+# Flag whose value is compared unchanged, or None, and the text for a value that differs.
 PHRASES: dict[str, tuple[str | None, Callable[[Any], str]]] = {
     "data": (None, str),
     "partition": (None, str),
@@ -143,7 +143,7 @@ def settings_of(record: Record) -> Settings:
     seconds = settings.get("trainer.clock.computation_seconds")
     named["computation"] = "estimated" if seconds is None else f"{seconds:g} s"
     named |= {name: settings.get(flag) for name, (flag, _) in PHRASES.items() if flag}
-    if settings.get("optimizer") is not None:  # of the command line, in place of the module's own
+    if settings.get("optimizer") is not None:  # the command line replaces the module's own
         named["learning rate"] = settings.get("optimizer.lr")
     return {name: value for name, value in named.items() if value is not None}
 
@@ -165,7 +165,7 @@ def differences(wanted: Settings, record: Record) -> list[str]:
 
 
 def _phrase(name: str, value: Any) -> str:
-    """Return a setting's value as a phrase; a value that is no number, although the setting is one, as it is."""
+    """Return a setting's value as a phrase; unchanged if it should be a number and is not."""
     try:
         return PHRASES[name][1](value)
     except (TypeError, ValueError):
@@ -182,7 +182,7 @@ def _others(record: Record) -> list[str]:
             continue
         owner = catalogue.TRAINER if part == "trainer" else str(record.settings.get(part))
         defaults = _defaults().get(owner, {})
-        # An unknown flag of a class or of its default part is passed over; no paper has one without a class, such as --optimizer.
+        # Skip an unknown flag of a class or of its default part. No paper has a flag without a class, such as --optimizer.
         default = defaults.get(name, defaults.get(name.partition(".")[0], value) and value) if name else None
         if not _equal(default, value):
             flags.append(flag)

@@ -30,7 +30,7 @@ from lightning_fl.report.smoothing import Floats
 from lightning_fl.vectors.kinds import KINDS
 
 ASIDE = re.compile(r"\.|earlier-\d+")
-"""Names of folders in which runs do not count."""
+"""Names of folders whose runs are ignored."""
 BUDGET = re.compile(r"trainer\.callbacks\.\d+\.max_uplink_bytes")
 """Setting of the `CommunicationMeter` that ends a run."""
 MOST_NAMES = 20
@@ -60,9 +60,9 @@ class Record:
         algorithm: name of the method; the folder's name if unknown.
         bits: bits of the whole run by direction and kind; None if no file contains them.
         gaps: remarks about what is missing.
-        not_finite: where `nan` and `inf` stand in columns that have some (n,); in `columns` they are NaN.
+        not_finite: True where a column has `nan` or `inf` (n,), for columns with such values; in `columns` they are NaN.
         settings_of_fits: settings of the fit that began the run, and of each that resumed it; the last are `settings`.
-        metric: name and mode of the metric that the run is about; None if no file says it.
+        metric: name and mode of the run's own metric; None if no file has them.
     """
 
     folder: Path
@@ -157,11 +157,11 @@ def _has_spent_its_budget(settings: Mapping[str, Any], columns: Mapping[str, Flo
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
-    """Read the runs in these folders; of a folder that is no run, those below it.
+    """Read the runs in these folders; if a folder is not a run, read the runs below it.
 
     Returns:
-        The runs, each once, in the given order and below a folder in that of their names; and remarks that say which were found
-        below a folder, and why some were left out.
+        The runs, each once, in the given order; runs below a folder are in the order of their names. And remarks on the runs that
+        were found below a folder, and on the reasons why some were left out.
 
     Raises:
         UserError: a folder does not exist, or there is no run at all that can be read.
@@ -171,7 +171,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
     problems: list[str] = []
     for path in map(Path, paths):
         if not path.is_dir() and path.name != METRICS:
-            read_run(path)  # says what is wrong
+            read_run(path)  # raises the error
         is_run = not path.is_dir() or (path / METRICS).exists()
         folders = [path] if is_run else runs_below(path)
         if not folders:
@@ -189,7 +189,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
 
 
 def readable(folders: Sequence[Path]) -> tuple[dict[Path, Record], list[str]]:
-    """Return the runs in these folders that can be read, by folder, and why the others cannot.
+    """Return the runs in these folders that can be read, by folder, and the reasons why the others cannot.
 
     Raises:
         UserError: none can be read.
@@ -216,7 +216,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def _where_runs_are(folder: Path) -> str:
-    """Return why a folder has no `metrics.csv`, and the runs near it."""
+    """Return the reason why a folder has no `metrics.csv`, and the runs near it."""
     if folder.is_dir():
         return f"its {METRICS} is not a file" if os.path.lexists(folder / METRICS) else f"it has no {METRICS}"
     names = [path.parent.name for path in folder.parent.glob(f"*/{METRICS}")]
@@ -342,7 +342,7 @@ def require_same_data(settings: Mapping[str, Mapping[str, Any]], what: str = "re
 
     Args:
         settings: settings of each run by its folder or name.
-        what: report or study, of which each data set needs its own.
+        what: `report` or `study`; the error advises to make one for each data set.
 
     Raises:
         UserError: the runs use different data sets.

@@ -40,15 +40,15 @@ IN_COMMON = {
 }
 """Phrase of each setting that a report names if all runs share it, by the keys of `settings_of`."""
 TASK = ("model", "model.network", "data.num_clients", "data.partition")
-"""Settings whose runs seldom belong into one comparison."""
+"""Settings that seldom differ in one comparison; see `unrelated`."""
 VALIDATION = {"val", "valid", "validation"}
 TEST_SET = "the test set (`data.val_fraction` 0)"
 
 
 def in_common(groups: Sequence[Group]) -> list[str]:
-    """Return a line with the main settings that all runs share, and one on what their validation is measured on.
+    """Return a line with the main settings that all runs share, and a line with the samples of their validation.
 
-    Both are left out if they are unknown, and the second if it differs, as `remarks` says.
+    A line is left out if its content is unknown. The second is also left out if the runs differ, which `remarks` reports.
     """
     records = [curve.record for group in groups for curve in group.curves]
     if any("data" not in record.settings for record in records):
@@ -68,7 +68,7 @@ def in_common(groups: Sequence[Group]) -> list[str]:
 
 
 def _measured_on(val_fraction: Any, data: str) -> str | None:
-    """Return what a validation is measured on; None if that is unknown, as with a data module of the user's own."""
+    """Return the samples on which a validation is measured; None if unknown, as with a data module of the user's own."""
     if not isinstance(val_fraction, int | float):
         return None
     if val_fraction:
@@ -79,10 +79,10 @@ def _measured_on(val_fraction: Any, data: str) -> str | None:
 
 
 def require_fitting(ylabel: str | None, groups: Sequence[Group]) -> None:
-    """Raise unless the name that the user gives to the vertical axis says on what the values were measured.
+    """Raise if the user's name of the vertical axis is wrong about the samples of the values.
 
     Raises:
-        UserError: it calls values of a validation on held-out samples, or of the training, values of a test.
+        UserError: it names a test, but the values come from a validation on held-out samples or from the training.
     """
     curves = [curve for group in groups for curve in group.curves]
     name = curves[0].metric.name
@@ -94,8 +94,8 @@ def require_fitting(ylabel: str | None, groups: Sequence[Group]) -> None:
             on = "training samples"
         require(
             on in (None, TEST_SET),
-            f"--ylabel {ylabel!r} calls {name} a value of the test, but it is measured on {on}; choose another name, or --metric "
-            "for a test value.",
+            f"--ylabel {ylabel!r} calls {name} a test value, but it is measured on {on}; choose another name, or choose a test "
+            "value with --metric.",
         )
 
 
@@ -107,7 +107,7 @@ def unrelated(groups: Sequence[Group]) -> list[str]:
         return []
     return [
         f"The runs below the given folders differ in their task, by {', '.join(f'`{key}`' for key in keys)}: if they do not "
-        "belong together, name the folders of those to compare."
+        "belong together, name only the folders of the runs to compare."
     ]
 
 
@@ -136,7 +136,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 
 
 def _private(records: Sequence[Record]) -> list[str]:
-    """Return a remark on several private runs, whose losses add up for whoever sees more than one."""
+    """Return a remark on several private runs, whose privacy losses add up for an observer of more than one."""
     count = sum(not np.isnan(record.column(EPSILON)).all() for record in records)
     if count < 2:
         return []
@@ -197,13 +197,13 @@ def _lost(record: Record) -> list[str]:
 
 
 def _change(record: Record) -> str:
-    """Return words for the change of the model in a round without an upload: a trusted server adds noise also then."""
+    """Return a clause on the model's change in a round without an upload, in which a trusted server still adds noise."""
     has_noise = not np.isnan(record.column("privacy/noise")).all()
     return "only noise changed the model" if has_noise else "the model did not change"
 
 
 def _rounds(record: Record) -> str:
-    """Return the number of rounds that have a row, in words, which say so if others have none."""
+    """Return the number of rounds that have a row, in words, which also say if others have none."""
     count = len(record.columns["round"])
     return counted(count, "round" if count == record.num_rounds else "logged round")
 
@@ -233,5 +233,5 @@ def _short_curves(groups: Sequence[Group]) -> list[str]:
     return [
         f"{count} fewer than {2 * window} values: the smoothing window covers half of such a curve or more, so a steep beginning "
         "shifts its later values, and `best (smoothed)` with them. A smaller `--window` smooths less, `--window 1` does not "
-        "smooth; `final` and `last` never are."
+        "smooth; `final` and `last` are never smoothed."
     ]

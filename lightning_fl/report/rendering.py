@@ -14,11 +14,11 @@ TEX: dict[str, Any] = {
     "comment_start_string": "<#",
     "comment_end_string": "#>",
 }
-"""Marks of a template for LaTeX, in which braces and per cent signs have a meaning of their own."""
+"""Delimiters of a template for LaTeX, where braces and per cent signs already have a meaning."""
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Return a template of this folder with its values.
+    """Fill in a template of this folder.
 
     Args:
         template: name of the file; in one for HTML, values are escaped.

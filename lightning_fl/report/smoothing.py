@@ -1,7 +1,7 @@
-"""Smoothed curve for results (Liu et al., FedDUMAP, ACM TIST 2024; window and order are those of the authors' code).
+"""Smoothed curve for results (Liu et al., FedDUMAP, ACM TIST 2024; window and order come from the authors' code).
 
 A Savitzky–Golay filter of window 39 and order 3 smooths the accuracy after each round; the result is rounded to three decimals,
-or to those of a target that has more.
+or to as many as the target has, if these are more.
 The final accuracy of that paper is the maximum of the smoothed curve; reports call it `best (smoothed)`, because it is chosen on
 the values that it reports, which are test values in the paper. A cubic fitted to a short, steep curve leaves the
 range of the values (curves of 500 rounds never do), so the smoothed curve is clipped to that range before it is rounded.

@@ -30,7 +30,7 @@ NONE = "–"
 TOTAL = BYTES_OF["total"]
 MOST_NAMES = 8
 CLEARLY = 1.1
-"""Ratio from which the bytes of two methods have an order."""
+"""Least ratio at which one method clearly needs more bytes than another."""
 MOST_SETTINGS = 8  # columns of one table
 LONGEST_NUMBER = 8  # characters of a setting that is shown with all its digits
 UNITS = {"bytes": BYTES, "seconds": SECONDS, "joules": JOULES}
@@ -128,7 +128,7 @@ def _cell(cell: Spread, column: Column, unit: float) -> str:
 
 
 def _fixed(value: float, num_decimals: int) -> str:
-    """Return a value with so many decimals, unless it would read as zero or be too long."""
+    """Return a value with this number of decimals, unless it would read as zero or be too long."""
     if value == 0:
         return "0"
     reads_as_zero = round(value, num_decimals) == 0
@@ -152,13 +152,13 @@ def results(groups: Sequence[Group], metric: Metric) -> Table:
 
 
 def _costs(groups: Sequence[Group], metric: Metric, prefix: str = "") -> dict[str, Column]:
-    """Return the columns of costs; total traffic is among them if it is asked for, or if it turns the order of the groups."""
+    """Return the columns of costs, with total traffic only if it is requested or if it reverses the order of two groups."""
     shows_total = metric.bytes == TOTAL or _turned(groups, metric.bytes, TOTAL, prefix)
     return {name: column for name, column in COSTS.items() if name != TOTAL or shows_total}
 
 
 def other_orders(groups: Sequence[Group], metric: Metric) -> list[str]:
-    """Return a remark if the groups have another order by bytes of other directions than the metric's; [] if they do not."""
+    """Return a remark if the bytes of another direction than the metric's give the groups another order; [] otherwise."""
     prefix, what = ("", "of the whole run") if metric.target is None else ("target_", f"to {metric.target:g}")
     ways = ("up", "down") if metric.bytes == TOTAL else ("total",)
     said = []
@@ -185,7 +185,7 @@ def _turned(groups: Sequence[Group], cost: str, other: str, prefix: str) -> bool
 
 
 def averaged_values(curves: Sequence[Curve]) -> str:
-    """Return of how many values `final` is the mean, in words."""
+    """Return the number of values that `final` averages, in words."""
     counts = sorted({curve.num_final for curve in curves})
     if counts == [1]:
         return "the last value"
@@ -204,7 +204,7 @@ def prices(groups: Sequence[Group], metric: Metric) -> Table:
 def beside(published: PublishedTable, groups: Sequence[Group]) -> Table:
     """Return a line for each published row, followed by the groups whose method, network and settings are nearest to it.
 
-    Only networks of the groups are shown, if the table has any of them.
+    If the published table has networks of the groups, only these are shown.
     """
     networks = {str(group.settings.get("model.network")) for group in groups} & {row.network for row in published.rows}
     shown = [row for row in published.rows if not networks or row.network in networks]
@@ -232,9 +232,9 @@ def _printed(row: PublishedRow) -> dict[str, Spread | str]:
 
 
 def settings(groups: Sequence[Group]) -> list[Table]:
-    """Return the settings that differ: those besides the method, and each method's own that differ between its runs.
+    """Return the settings that differ between the runs; a method's own only if they differ between this method's runs.
 
-    The method is among them if a label, as that of a study's combination, does not name it.
+    The method is a column if some label does not name it, such as the label of a combination in a study.
     """
     with_settings = [group for group in groups if "data" in group.settings]
     keys = [key for key in _outermost(with_settings) if not is_of_method(key)]
@@ -256,7 +256,7 @@ def settings(groups: Sequence[Group]) -> list[Table]:
 
 
 def _outermost(groups: Sequence[Group]) -> list[str]:
-    """Return the settings that differ, without those of a part that itself differs; they are shown with the part."""
+    """Return the settings that differ, without the options of a part that itself differs, which are shown with the part."""
     keys = differing([group.curves[0].record for group in groups])
     return [key for key in keys if not any(key.startswith(f"{part}.") for part in keys)]
 

@@ -126,5 +126,5 @@ def test_a_name_of_the_vertical_axis_that_says_test_is_of_test_values(
     if said is None:
         report(words)
     else:
-        with pytest.raises(UserError, match=f"{ylabel}' calls val/accuracy a value of the test, but it is .*{said}"):
+        with pytest.raises(UserError, match=f"{ylabel}' calls val/accuracy a test value, but it is .*{said}"):
             report(words)
