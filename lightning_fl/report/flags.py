@@ -27,8 +27,8 @@ def build_parser() -> ArgumentParser:
         nargs="+",
         metavar="RUN",
         help="folder of a run (its trainer.default_root_dir), or a folder with runs below it; the report keeps this order. A "
-        "study file stands for its finished runs, in the folder where the study writes them or in DIR, its --out; runs of earlier "
-        "versions of the file are left out",
+        "study file stands for its finished runs, in the folder where the study writes them or in DIR, its --out; runs of "
+        "earlier versions of the file are left out",
     )
     parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
     parser.add_argument("--metric", help="column of metrics.csv to compare (default: the runs' own metric)")

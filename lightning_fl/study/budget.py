@@ -1,11 +1,12 @@
-"""Accuracy per byte: what the cells of a study reach within a budget of bytes.
+"""Accuracy per byte: the accuracy of a study's cells within a budget of bytes.
 
-    budget: [1.0e6, 1.0e8]   # bytes of all clients from which and up to which cells are compared, in the direction of `traffic`
+    budget: [1.0e6, 1.0e8]   # least and most bytes of all clients for which cells are compared, in the direction of `traffic`
     budget: {up: [1.0e6, 1.0e8], total: [2.0e6, 3.0e8]}   # or a range for each of several directions
-    chance: 0.1              # accuracy of a guess, which stands before the first evaluation; 0 if not given
+    chance: 0.1              # accuracy of a guess, which counts before the first evaluation; 0 if not given
 
-a*(B) is the best value of the smoothed curve until the last evaluation that B bytes had paid for, a step function. The area is
-∫ a*(B) d log B / log(high / low), the mean accuracy over all budgets on a logarithmic scale. After the last round a*(B) stays.
+a*(B) is the best value of the smoothed curve up to the last evaluation after which at most B bytes had been sent. It is a step
+function, constant after the last round. The area is ∫ a*(B) d log B / log(high / low), the mean accuracy over all budgets on a
+logarithmic scale.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from lightning_fl.study.statistics import student_interval
 NUM_RESAMPLES = 2000
 LEVEL = 0.05
 LEGEND = (
-    "`within budget` is the best accuracy (smoothed) that the budget had paid for, chosen on the values that it reports, and "
-    "`area` the mean of it over all budgets between both ends on a logarithmic scale; `*`: some runs end before the budget is "
-    "spent, and their best value stays. `difference` is that of the areas from the first row, paired by seed, with its 95 % "
-    "interval (Student's t); an area is larger or smaller if p < 0.05 after Holm's correction for all rows. `front`: share of "
-    "{resamples} resamples of the seeds in which no other row has more accuracy for as many bytes or fewer. Bytes of a target "
-    "that only some runs reach are a median, or more than what was sent."
+    "`within budget` is the best accuracy (smoothed) within the budget, chosen on the values that it reports. `area` is its mean "
+    "over all budgets in the range, on a logarithmic scale; `*`: some runs end before the budget is spent, and keep their best "
+    "value. `difference` is the area less the area of the first row, paired by seed, with its 95 % interval (Student's t); an "
+    "area is larger or smaller if p < 0.05 after Holm's correction for all rows. `front` is the share of {resamples} resamples "
+    "of the seeds in which no other row has more accuracy for as many bytes or fewer. If only some runs reach the target, its "
+    "bytes are a median, or a lower bound (>)."
 )
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a run reaches within a budget.
+    """Accuracy of a run within a budget.
 
     Attributes:
         best: a*(high); the accuracy of a guess if nothing was evaluated within the budget.
@@ -82,14 +83,14 @@ class Budget:
         return f"{in_bytes(self.low)} to {in_bytes(self.high)} of {in_words(self.traffic)}"
 
     def check(self, metric: Metric) -> None:
-        """Raise `UserError` if lower values of the metric are better, so that there is no area under its best values."""
+        """Raise `UserError` if lower values of the metric are better, because the area is only defined for higher ones."""
         require(
             not metric.falls,
             f"a budget compares the best accuracy, and lower is better for {metric.name}: give another metric.",
         )
 
     def measure(self, curve: Curve) -> Efficiency:
-        """Return what a run reaches.
+        """Return the accuracy of a run within the budget.
 
         Raises:
             UserError: lower values of the metric are better, or the run counts no bytes in this direction.
@@ -117,14 +118,14 @@ def read_budgets(content: Mapping[str, Any], traffic: str = "up") -> tuple[Budge
     """Return the budgets of a study file.
 
     Args:
-        content: the file's.
+        content: content of the file.
         traffic: direction of a range that names none.
 
     Raises:
-        UserError: one is no range of bytes, a direction is unknown, or `chance` is no share.
+        UserError: a budget is not a range of bytes, a direction is unknown, or `chance` is not a share.
     """
     if "budget" not in content:
-        require("chance" not in content, "chance belongs to a budget: give budget, too.")
+        require("chance" not in content, "chance belongs to a budget: also give budget.")
         return ()
     given, chance = content["budget"], as_number(content.get("chance", 0.0))
     ranges = given if isinstance(given, dict) and given else {traffic: given}
@@ -146,7 +147,7 @@ def _budget(ends_given: Any, chance: float, traffic: str) -> Budget:
 
 
 Found = Mapping[str, Mapping[int, Efficiency]]
-"""What the runs reach, by cell and seed; the first cell is the one that the others are compared with."""
+"""Accuracy of the runs within a budget, by cell and seed; the others are compared with the first cell."""
 
 
 def efficiency_table(cells: Found, budget: Budget) -> Table:
@@ -184,10 +185,11 @@ class BytesToTarget:
     """Bytes until the target of some runs.
 
     Attributes:
-        bytes: their mean if all runs reach it, else the median, or the least that was sent in vain.
-        reached: runs that reach it.
-        count: runs.
-        is_least: True if they were sent in vain.
+        bytes: mean over the runs if all reach the target, otherwise the median; a lower bound if the median run does not reach
+            it: the fewest bytes that a run sent without reaching it.
+        reached: number of runs that reach it.
+        count: number of runs.
+        is_least: True if `bytes` is a lower bound.
     """
 
     bytes: float
@@ -196,7 +198,7 @@ class BytesToTarget:
     is_least: bool = False
 
     def shown(self, unit: float) -> str:
-        """Return the bytes in a unit, and how many runs reach the target unless all do."""
+        """Return the bytes in a unit, and the number of runs that reach the target unless all do."""
         of = f" ({self.reached} of {self.count})" * (self.reached < self.count)
         return f"{'> ' * self.is_least}{significant(self.bytes / unit)}{of}"
 
@@ -213,7 +215,7 @@ def bytes_to_target(runs: Sequence[Efficiency]) -> BytesToTarget:
 
 
 def on_front(spent: Any, reached: Any) -> Any:
-    """Return for each point (n,) whether no other has as much for as little, and more of one for the same of the other.
+    """Return True for each point (n,) on the front: no other point has as much for as little, and more or for less.
 
     >>> on_front([1.0, 2.0, 2.0, 3.0], [0.5, 0.8, 0.7, 0.8]).tolist()
     [True, True, False, False]
@@ -236,7 +238,7 @@ def front_shares(cells: Found) -> dict[str, float] | None:
 
 
 def holm(values: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values that are adjusted for their number by Holm's method.
+    """Return the p-values after Holm's correction for their number.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'c': 0.06, 'b': 0.06}

@@ -1,12 +1,12 @@
-"""Claims of a paper or of your own, and whether the runs of a study bear them out; `claims_file` reads them.
+"""Claims of a paper or of your own, and the verdict of a study's runs on them; `claims_file` reads them.
 
 Runs are paired by seed. A claim is reproduced in sign if the mean difference (of logarithms, for a ratio) is on the paper's
 side of 0 and its 95 % interval by Student's t does not contain 0; it is reproduced in size if the interval also contains the
-paper's value and is no wider than it. With a margin, −margin takes the place of 0, for a metric that falls +margin; an interval
-beyond it that does not show the paper's sign is within the margin, and no more. A claim without a paper's value only says which
-one is better. A difference below the floor, that of a method from itself (`floor` of the study), shows nothing.
+paper's value and is no wider than this value. With a margin, −margin replaces 0, or +margin for a metric that falls; an interval
+beyond the margin that does not show the paper's sign only counts as within the margin. A claim without a paper's value only says
+which cell is better. A difference below the floor, which a method shows from itself (`floor` of the study), shows nothing.
 
-A paper's gain has a ceiling effect if `than` leaves less room than the gain, as an accuracy cannot exceed 1 nor a loss fall
+A paper's gain has a ceiling effect if `than` leaves less room than the gain, because an accuracy cannot exceed 1 nor a loss fall
 below 0. One seed has no interval, so it reproduces nothing: it is ahead or behind.
 """
 
@@ -28,17 +28,17 @@ from lightning_fl.study.statistics import LEVEL, adjusted, student_interval, stu
 
 LEGEND = (
     f"`final` is {FINAL}; `{VALUES['best']}` is chosen on the values that it reports. "
-    "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, for a ratio "
-    "of 1; in size: it also contains the paper's value and is no wider than it. Within the margin: the interval lies above "
+    "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, or of 1 for a "
+    "ratio; in size: it also contains the paper's value and is no wider than it. Within the margin: the interval lies above "
     "−margin, but does not show the paper's sign. A claim without a paper's value holds if the interval lies on the better side. "
     "Ceiling effect: the other method leaves less room up to 1 than the paper's gain. One seed has no interval and "
     f"reproduces nothing. After the correction of Benjamini and Hochberg for all these claims, a verdict stands if q ≤ {LEVEL}."
 )
-FLOOR = "Below the floor: a method differs from itself by as much, within the 95 % interval of its mean."
+FLOOR = "Below the floor: by the 95 % interval of the mean, a method may differ from itself by as much."
 WITHIN = (
-    "Within the same bytes: the best value of each, not smoothed, that the bytes of the first one's last round, or the named "
-    "bytes, have paid for. `over log bytes` is the mean difference of these best values on a logarithmic scale, from the "
-    "bytes for which both have been evaluated."
+    "Within the same bytes: the best value of each, not smoothed, within the bytes that the first one has sent after its last "
+    "round, or within the named bytes. `over log bytes` is the mean difference of these best values on a logarithmic scale, "
+    "from the bytes for which both have been evaluated."
 )
 BYTES = tuple(BYTES_OF.values())
 TARGET_COSTS = ("target_rounds", *(f"target_{name}" for name in BYTES), "target_simulated_seconds", "target_joules")
@@ -56,11 +56,11 @@ class Pair:
     """Values of two runs of the same seed that a claim compares.
 
     Attributes:
-        better, than: numbers of both; None are costs of a target that was not reached, or that the run does not count, the value
-            at the best validation of a run that tested nothing, the best within bytes that pay for no evaluation, the end of
-            a run that has diverged, and all numbers of a run without a finite value.
-        area: difference of the means over the logarithm of the bytes; None for other numbers than those at bytes.
-        lacks: why a number is None if this is not the usual reason; ends in a preposition.
+        better, than: numbers of both runs. A number is None if the target was not reached, the run does not count the cost, no
+            test took place at the best validation, the bytes pay for no evaluation, the run has diverged (at its end), or it has
+            no finite value.
+        area: difference of the means over the logarithm of the bytes; None unless values are compared at bytes.
+        lacks: reason why a number is None, if it is not the usual one; ends in a preposition.
     """
 
     better: float | None
@@ -77,14 +77,14 @@ class Claim:
         text: the claim in words.
         better: name of a cell.
         than: name of another cell.
-        number: what is compared, of `NUMBERS`.
+        number: number that is compared, one of `NUMBERS`.
         paper: the paper's difference or, for a cost, ratio; None for a claim that only says which is better.
         margin: how much worse `better` may be than `than`.
         rounds: round of `better` whose bytes count in a comparison at bytes; None for its last one.
-        source: where the paper has its figure, and what statistic it is.
+        source: place of the figure in the paper, and its statistic.
         between: first and last round of `mean`; None for other numbers.
-        num_bytes: bytes of a comparison at bytes; None for those that `better` has spent.
-        metrics: columns to compare in place of the study's metric, of which a run's first one counts; empty for that metric.
+        num_bytes: bytes of a comparison at bytes; None for the bytes that `better` has spent.
+        metrics: columns to compare in place of the study's metric; the first that a run has counts. Empty for that metric.
         target: value to reach; None if the number has none.
     """
 
@@ -113,13 +113,13 @@ class Claim:
 
     @property
     def compared(self) -> str:
-        """Describe in words the values that are compared, and of which cells."""
+        """Describe in words the values that are compared, and their cells."""
         cells = self.than if self.number == NEVER else f"{self.better}{' / ' if self.is_ratio else ' − '}{self.than}"
         return f"{self.what}: {cells}"
 
     @property
     def what(self) -> str:
-        """Describe in words what is compared."""
+        """Describe in words the number that is compared."""
         what = VALUES.get(self.number, self.number.removeprefix("target_").replace("_", " "))
         if self.target is not None:
             what += f" to {self.target:g}"
@@ -139,7 +139,7 @@ class Claim:
         return AT_BYTES[self.number].replace("_", " ")
 
     def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]]) -> list[Pair]:
-        """Return what is compared for each seed of which both cells have a run; the curve of one that is never finite is None."""
+        """Return the compared values for each seed of which both cells have a run; curves without a finite value are None."""
         ours, theirs = curves.get(self.better, {}), curves.get(self.than, {})
         return [
             self._pair(self._own(ours[seed]), self._own(theirs[seed])) for seed in sorted(ours.keys() & theirs.keys())
@@ -164,7 +164,7 @@ class Claim:
             return _rises(ours, theirs)
         name = "target_rounds" if self.number == NEVER else self.number
         better, than = ours.numbers.get(name), theirs.numbers.get(name)
-        # A run has all costs of its whole, and of a target that it has reached, unless it does not count them.
+        # A run has all costs of the whole run, and of a target that it has reached, except those that it does not count.
         uncounted = self.is_ratio and any(
             curve.numbers.get(name) is None and (name in RUN_COSTS or curve.numbers.get("target_rounds") is not None)
             for curve in (ours, theirs)
@@ -199,10 +199,10 @@ class Claim:
         return f"{exp(floor):.3g}" if self.is_ratio else shown(floor)
 
     def judge(self, pairs: Sequence[Pair], metric: Metric, floor: float = 0.0) -> Verdict:
-        """Return the verdict on what is compared for each seed.
+        """Return the verdict on the values of each seed.
 
         Args:
-            pairs: what is compared.
+            pairs: compared values for each seed.
             metric: metric of the study.
             floor: effect up to which a method differs from itself.
         """
@@ -256,11 +256,11 @@ class Claim:
         return Verdict(outcome, len(effects), mean, low, high, area, p)
 
     def _is_printed_alike(self, mean: float) -> bool:
-        """Return whether a ratio that nothing varies has the paper's figures."""
+        """True if a ratio that does not vary has the paper's figures."""
         return self.paper is not None and shown(exp(mean), is_ratio=True) == shown(self.paper, is_ratio=True)
 
     def _never(self, pairs: Sequence[Pair]) -> str:
-        """Return whether no run of `than` reaches the target, in words."""
+        """Return the outcome of the claim that no run of `than` reaches the target."""
         num_reached, num_runs = sum(pair.than is not None for pair in pairs), len(pairs)
         if num_runs == 1:
             return f"one seed: {self.than} {'reaches' if num_reached else 'does not reach'} the target"
@@ -270,7 +270,7 @@ class Claim:
         return f"{'reproduced' if self.is_of_paper else 'holds'}: {self.than} reaches the target in 0 of {num_runs}"
 
     def _missing(self, pairs: Sequence[Pair]) -> str:
-        """Return why there is no effect, in words."""
+        """Return the reason why there is no effect, in words."""
         missing = {
             self.better: sum(pair.better is None for pair in pairs),
             self.than: sum(pair.than is None for pair in pairs),
@@ -282,7 +282,7 @@ class Claim:
         return f"{lacks} {', '.join(f'{name} in {n} of {len(pairs)}' for name, n in missing.items() if n)}"
 
     def _lacks(self) -> str:
-        """Return what a run lacks that has no number."""
+        """Return the usual reason why a run has no number; ends in a preposition."""
         if self.is_ratio:
             return "the target was not reached by"
         if self.number in AT_BYTES:
@@ -292,7 +292,7 @@ class Claim:
         return "there is no test value at the best validation of"
 
     def _side(self, effect: float, border: float, falls: bool) -> str:
-        """Return on which side of the border the only seed is."""
+        """Return the side of the border on which the only seed is, in words."""
         if self.margin:
             return f"{'within' if (effect < border if falls else effect > border) else 'beyond'} the margin"
         if effect == 0:
@@ -309,8 +309,8 @@ class Verdict:
         num_seeds: pairs of runs.
         mean: mean difference or ratio; None if it cannot be computed.
         low, high: its 95 % interval; infinite for one seed.
-        area: mean difference over the logarithm of the bytes; None for other numbers than those at bytes.
-        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, nothing varies by construction, or the
+        area: mean difference over the logarithm of the bytes; None unless values are compared at bytes.
+        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, if nothing can vary, or if the
             difference is below the floor.
     """
 
@@ -330,16 +330,16 @@ class Verdict:
 
 
 def room_left(value: float, metric: Metric) -> float:
-    """Return how much better than a value another can be: an accuracy has 1 above it, a loss or an error 0 below it.
+    """Return the largest possible gain over a value: the distance of an accuracy from 1, or of a loss or an error from 0.
 
-    A value beyond it, such as an accuracy in per cent or the negative logarithm of a density, shows that there is no bound.
+    A value beyond its bound, such as an accuracy in per cent or the negative logarithm of a density, shows that it has none.
     """
     room = value if metric.falls else 1 - value if is_accuracy(metric.name) else inf
     return room if room >= 0 else inf
 
 
 def corrected(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return for each of several verdicts whether it stands if all are corrected together; empty if no interval decides it."""
+    """Return for each verdict, in words, whether it stands after the correction for all; empty if no interval decides it."""
     q_values = adjusted([verdict.p for verdict in verdicts])
     texts = ["" if q is None else f"q {q:.2g}" if q >= 0.001 else "q < 0.001" for q in q_values]
     stands = ["stands" if q is not None and q <= LEVEL else "undecided" for q in q_values]
@@ -347,7 +347,7 @@ def corrected(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _within(ours: Curve, theirs: Curve, cost: str, rounds: int | None, num_bytes: float | None) -> Pair:
-    """Return the best values of two runs within the bytes that the first has spent, and how they differ over log bytes."""
+    """Return the best values of two runs within the bytes that the first has spent, and their difference over log bytes."""
     record = ours.record
     if rounds is not None and record.num_rounds < rounds:
         return Pair(None, float(theirs.raw[-1]), lacks=f"there are no {rounds} rounds of")
@@ -376,7 +376,7 @@ def _means(ours: Curve, theirs: Curve, first: int, last: int) -> Pair:
 
 
 def _rises(ours: Curve, theirs: Curve) -> Pair:
-    """Return by how much the mean of two runs over the last half of the rounds exceeds that over the first half."""
+    """Return the rise of two runs: the mean over the last half of the rounds less the mean over the first half."""
     last = min(ours.record.num_rounds, theirs.record.num_rounds)
     halves = [(_mean(curve, 1, last // 2), _mean(curve, last // 2 + 1, last)) for curve in (ours, theirs)]
     rises = [None if first is None or second is None else second - first for first, second in halves]
@@ -393,7 +393,7 @@ def _mean(curve: Curve, first: int, last: int) -> float | None:
 def floors(
     claims: Sequence[Claim], runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]
 ) -> str:
-    """Return in words how far methods differ from themselves in all that the claims compare.
+    """Return in words the largest difference of methods from themselves in each number that the claims compare.
 
     Args:
         claims: claims of a study.
@@ -429,7 +429,7 @@ def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
 
 
 def legend(claims: Sequence[Claim], floor: str = "") -> list[str]:
-    """Return how to read the table of these claims, of a study with this floor in words."""
+    """Return the explanation of these claims' table, with the study's floor in words."""
     return [LEGEND, *[f"{FLOOR} {floor}"] * bool(floor), *[WITHIN] * any(claim.number in AT_BYTES for claim in claims)]
 
 

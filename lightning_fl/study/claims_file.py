@@ -2,11 +2,11 @@
 
     text: the claim in words
     better, than: two cells of the study
-    in: what is compared
+    in: number to compare
         final (the default), last, best (of the smoothed curve, for papers that print it), at_best_validation:
             as in the report's table
         mean: mean of the values over the rounds that `rounds` names
-        rise: mean over the last half of the rounds less that over the first half: is `better` catching up?
+        rise: mean over the last half of the rounds less the mean over the first half: is `better` catching up?
         target_rounds, target_uplink, target_downlink, target_total_traffic, target_simulated_seconds, target_joules: the cost of
             reaching the target; total traffic is uplink + downlink
         uplink, downlink, total_traffic, simulated_seconds, joules, mflops, parameters: the cost of the whole run, or the size of
@@ -14,16 +14,15 @@
         at_uplink, at_downlink, at_total_traffic: each one's best value (not smoothed) within the bytes that `better` has spent
             after its last round
         never_reached: whether no run of `than` reaches the target
-    rounds: of mean, the first and the last round, as [151, 300]; of at_uplink and the like, the round of `better`
+    rounds: for mean, the first and the last round, as [151, 300]; for at_uplink and the like, the round of `better`
         whose bytes count
-    bytes: of at_uplink and the like, the bytes; a run that ends before has its best value of all rounds
-    metric: column of metrics.csv to compare in place of the study's, or a list of which each run has one
-    paper: what the paper has: the difference better − than of two values, the ratio better / than of two costs
-    source: where the paper has it, and what statistic it is; a claim with neither paper nor source is nobody's but yours
+    bytes: for at_uplink and the like, the bytes; a run that ends earlier counts with its best value of all rounds
+    metric: column of metrics.csv to compare in place of the study's, or a list of columns of which each run has one
+    paper: the paper's figure: the difference better − than of two values, or the ratio better / than of two costs
+    source: place of the figure in the paper, and its statistic; a claim with neither paper nor source is your own
     margin: how much worse `better` may be than `than` in a claim that little is lost (0 if not given; not for a cost)
 
-`rounds` and `bytes` are to be chosen before anything is run: a round that is chosen where two curves differ most decides by
-chance.
+Choose `rounds` and `bytes` before the runs: a round that is chosen where two curves differ most decides by chance.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def read_claims(content: Any, cells: Sequence[str], target: float | None) -> tup
     """Return the claims of a study file.
 
     Args:
-        content: what the file has under `claims`.
+        content: content of the key `claims`.
         cells: names of the study's cells.
         target: the study's target; None if it has none.
 

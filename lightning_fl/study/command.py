@@ -39,8 +39,8 @@ def build_parser() -> ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="lightning-fl study",
-        description="Train methods, settings and seeds as a study file lists them, several at once, and report on them. The "
-        "same command again resumes what was stopped, skips what is done, and renews the report.",
+        description="Train the methods, settings and seeds of a study file, several at once, and report on them. The same "
+        "command again resumes stopped runs, skips finished runs, and renews the report.",
         epilog=f"Keys of the file: {', '.join(KEYS)}; docs/how-to/studies.md explains them.",
     )
     parser.add_argument(
@@ -57,11 +57,11 @@ def build_parser() -> ArgumentParser:
         metavar="I/N",
         help="train only the I-th of N parts of the runs, as 3/8, for several machines with one folder",
     )
-    parser.add_argument("--retry", action="store_true", help="try runs again that failed")
+    parser.add_argument("--retry", action="store_true", help="try failed runs again")
     parser.add_argument(
-        "--dry_run", action="store_true", help="check and print the commands and what they cost, and train nothing"
+        "--dry_run", action="store_true", help="check and print the commands and their costs, and train nothing"
     )
-    parser.add_argument("--json", action="store_true", help="with --dry_run, print these as one JSON document")
+    parser.add_argument("--json", action="store_true", help="with --dry_run, print them as one JSON document")
     return parser
 
 
@@ -74,13 +74,13 @@ def study(
         arguments: command line after `study`.
         resolve: function that checks the arguments of a fit and returns its configuration.
         find: function that returns the path of the study file that is named.
-        plan: function that returns what a fit with these arguments would cost; None to print no costs.
+        plan: function that returns the costs of a fit with these arguments; None to print no costs.
 
     Returns:
-        Text to print (the report's tables, the claims, and what is left to do), and True if nothing is left.
+        Text to print (the report's tables, the claims, and the runs that are left), and True if no run is left.
 
     Raises:
-        UserError: the file is not a study, or some of its runs do not fit.
+        UserError: the file is not a study, or some of its runs have invalid arguments.
     """
     parsed = build_parser().parse_args(arguments)
     path = find(parsed.file)
@@ -89,7 +89,7 @@ def study(
     cores = os.cpu_count() or 1
     jobs = cores if parsed.jobs is None else parsed.jobs
     check_whole("--jobs", jobs, 1)
-    # Also parts divide the cores by the jobs of the whole study, since threads decide the last bits.
+    # A part of the runs also divides the cores by the jobs of the whole study, because threads decide the last bits.
     most = len(file.cells) * max(len(file.seeds), 0 if file.search is None else file.search.trials)
     jobs = min(jobs, most)
     threads = max(1, cores // jobs)
@@ -97,14 +97,15 @@ def study(
         parsed.dry_run or not parsed.json,
         "--json of a study needs --dry_run; `lightning-fl report FILE --json` is its report.",
     )
-    part_of([], parsed.part)  # refuses what is no part before a search that takes hours
+    part_of([], parsed.part)  # refuses an invalid part before a search that takes hours
     searches = None
     if file.search is not None:
         resolve = _remembering(resolve)
         searches = open_searches(file, out, resolve)
         if parsed.dry_run and not searches.is_over():
             require(
-                not parsed.json, "--json lists the runs of a study, and its search has yet to find them: leave it out."
+                not parsed.json,
+                "--json lists the runs of a study, but the search has not found them yet: leave it out.",
             )
             return _search_costs(file, searches, out, resolve, jobs, threads, plan), True
     if not parsed.dry_run:
@@ -139,7 +140,7 @@ def _num_accelerators() -> int:
 
 
 def _remembering(resolve: Resolve) -> Resolve:
-    """Return a function that checks the same arguments once, as the searches and the runs of a study need the same ones."""
+    """Return a function that checks equal arguments only once; the searches and the runs of a study share many."""
     remembered = cache(resolve)
     return lambda words: remembered(tuple(words))
 
@@ -147,7 +148,7 @@ def _remembering(resolve: Resolve) -> Resolve:
 def _search_costs(
     file: StudyFile, searches: Searches, out: Path, resolve: Resolve, jobs: int, threads: int, plan: PlanFit | None
 ) -> str:
-    """Return the commands of the trials with the combinations' own values, and what all trials and the winners' runs cost."""
+    """Return the commands of the trials with the combinations' own values, and the costs of all trials and winners' runs."""
     assert file.search is not None
     firsts = [search.run(0, search.defaults) for search in searches.by_cell.values()]
     lines = [
@@ -163,7 +164,7 @@ def _search_costs(
 
 
 def _planned(run: PlannedRun, threads: int) -> dict[str, Any]:
-    """Return what a program may know of a run before it is trained."""
+    """Return the facts about a run that `--json` prints before it is trained."""
     return {
         "cell": run.cell,
         "seed": run.seed,
@@ -174,7 +175,7 @@ def _planned(run: PlannedRun, threads: int) -> dict[str, Any]:
 
 
 def part_of(runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
-    """Return the runs of one machine: every n-th, from the i-th on, for the part `i/n`; all of them for None.
+    """Return the runs of one machine: for the part `i/n`, every n-th run from the i-th on; for None, all runs.
 
     Raises:
         UserError: the part is not i/n with 1 ≤ i ≤ n.
@@ -193,11 +194,11 @@ def folder_of(path: Path) -> Path:
 
 
 def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path] = Path) -> str:
-    """Write a report of the present runs of a study file that are done, and train nothing.
+    """Write a report of the finished runs of a study file, and train nothing.
 
     Args:
-        arguments: command line after `report`: a study file, the folder of its runs if it has another than `folder_of`, and
-            flags; target, metric and window are by default the file's.
+        arguments: command line after `report`: a study file, the folder of its runs if this is not `folder_of`, and flags;
+            target, metric and window are by default the file's.
         resolve: function that returns the configuration of a fit from its arguments; files that it names may be elsewhere.
         find: function that returns the path of the study file that is named.
 
@@ -205,19 +206,19 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
         Text to print: tables, remarks, and the path of the report.
 
     Raises:
-        UserError: the file is not a study, none of its runs is done, or a flag's value is not allowed.
+        UserError: the file is not a study, none of its runs is finished, or a flag's value is not allowed.
     """
     parser = flags.build_parser()
     name, *folders = parser.parse_args(arguments).runs
     require(
         len(folders) < 2,
-        f"after a study file comes at most one folder, that of its runs, got {', '.join(folders)}.",
+        f"after a study file give at most one folder, the folder of its runs, got {', '.join(folders)}.",
     )
     path = find(name)
     file = read_study(path)
     parser.set_defaults(metric=file.metric, target=file.target, window=file.window, traffic=file.traffic)
     parsed = parser.parse_args(arguments)
-    flags.look_of(parsed)  # refuses what is impossible before the configurations are made, which takes seconds
+    flags.look_of(parsed)  # refuses impossible values before the configurations are made, which takes seconds
     out = Path(*folders) if folders else folder_of(path)
     searches = None
     tuned = {cell.name for cell in file.cells}
@@ -229,7 +230,7 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
     done = [run for run in file.runs(out, resolve) if run.cell in tuned and is_done(run)]
     require(
         bool(done),
-        f"no run that {path} now describes is done in {out}: `lightning-fl study {name}` trains them; if it was given --out, "
+        f"{out} has no finished run of {path} as the file is now: `lightning-fl study {name}` trains them; if you gave it --out, "
         "name that folder after the file.",
     )
     return _reported(file, name, out, done, parsed, searches)
@@ -243,15 +244,15 @@ def _reported(
     parsed: Namespace,
     searches: Searches | None = None,
 ) -> str:
-    """Write the report of the runs that are done, with the claims, and return it as text.
+    """Write the report of the finished runs, with the claims, and return it as text.
 
     Args:
         file: content of the study file.
         name: path of the study file, or its name.
         out: folder of the study.
-        done: runs that are done.
-        parsed: flags of the report; claims and budget are left out if these ask for another comparison than the file's.
-        searches: searches whose winners the runs are; None for a study without.
+        done: finished runs.
+        parsed: flags of the report; claims and budget are left out if the flags choose another comparison than the file.
+        searches: searches whose winners the runs are; None for a study without a search.
     """
     place = {cell.name: position for position, cell in enumerate(file.cells)}
     done = sorted(done, key=lambda run: (place[run.cell], run.seed))
@@ -284,7 +285,7 @@ def _reported(
 
 
 def _commands(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun]) -> list[str]:
-    """Return the command that trains the whole study, and that of the first run of each of its lines."""
+    """Return the command that trains the whole study, and the command of the first run of each line."""
     elsewhere = [] if out == folder_of(Path(name)) else ["--out", str(out)]
     firsts = {run.cell: run for run in reversed(done)}
     seeds = ", ".join(map(str, file.seeds))
@@ -296,20 +297,20 @@ def _commands(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun])
 
 
 Curves = dict[str, dict[int, Curve]]
-"""Curves of the runs that are done, by cell and seed."""
+"""Curves of the finished runs, by cell and seed."""
 NeverFinite = Mapping[str, Collection[int]]
-"""Seeds of the runs that are done, but without a finite value of the metric, by cell."""
+"""Seeds of the finished runs without a finite value of the metric, by cell."""
 
 
 def verdicts_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = MappingProxyType({})) -> list[Verdict]:
-    """Return the verdict on each claim, from the runs that are done."""
+    """Return the verdict on each claim, from the finished runs."""
     metric = next((curve.metric for runs in curves.values() for curve in runs.values()), Metric())
     every_run = _every_run(curves, never_finite)
     return [claim.judge(claim.pairs(every_run), metric, claim.floor(file.floor, every_run)) for claim in file.claims]
 
 
 def _every_run(curves: Curves, never_finite: NeverFinite) -> dict[str, dict[int, Curve | None]]:
-    """Return the curves of the runs that are done, None for those without a finite value."""
+    """Return the curves of the finished runs; None for a run without a finite value."""
     every_run: dict[str, dict[int, Curve | None]] = {cell: dict(runs) for cell, runs in curves.items()}
     for cell, seeds in never_finite.items():
         every_run.setdefault(cell, {}).update(dict.fromkeys(seeds))
@@ -317,7 +318,7 @@ def _every_run(curves: Curves, never_finite: NeverFinite) -> dict[str, dict[int,
 
 
 def _claims(file: StudyFile, curves: Curves, never_finite: NeverFinite) -> list[Part]:
-    """Return the table of the claims, and how to read it."""
+    """Return the table of the claims, and its explanation."""
     regimes = [f"In the paper: {file.regime.paper}. Here: {file.regime.here}."] if file.regime else []
     floor = floors(file.claims, file.floor, _every_run(curves, never_finite)) if file.floor else ""
     return [
@@ -328,7 +329,7 @@ def _claims(file: StudyFile, curves: Curves, never_finite: NeverFinite) -> list[
 
 
 def within_budgets(file: StudyFile, curves: Curves, look: Look) -> Sections:
-    """Return a section for each of the study's budgets, which compares the cells within it."""
+    """Return a section for each of the study's budgets, with a comparison of the cells within it."""
     return {
         f"Accuracy per byte, {budget.range}": _within(
             file, budget, curves, look, f"_{COSTS[budget.traffic]}" * bool(at)
@@ -338,7 +339,7 @@ def within_budgets(file: StudyFile, curves: Curves, look: Look) -> Sections:
 
 
 def _within(file: StudyFile, budget: Budget, curves: Curves, look: Look, end: str) -> list[Part]:
-    """Return the comparison of the cells within a budget; the names of its pictures have an end."""
+    """Return the comparison of the cells within a budget; the names of its pictures end in `end`."""
     from lightning_fl.study.pictures import draw_areas, draw_front
 
     spending = spending_of(budget, curves)
@@ -355,7 +356,7 @@ def _within(file: StudyFile, budget: Budget, curves: Curves, look: Look, end: st
 
 
 def _content(budget: Budget, curves: Curves) -> dict[str, Any]:
-    """Return a budget, and what each run reaches within it."""
+    """Return a budget, and the accuracy of each run within it, for `--json`."""
     runs = [
         {"cell": cell, "seed": seed, **asdict(run)}
         for cell, of_cell in spending_of(budget, curves).items()
@@ -365,12 +366,12 @@ def _content(budget: Budget, curves: Curves) -> dict[str, Any]:
 
 
 def spending_of(budget: Budget, curves: Curves) -> Found:
-    """Return what the runs reach within a budget, by cell and seed."""
+    """Return the accuracy of the runs within a budget, by cell and seed."""
     return {cell: {seed: budget.measure(curve) for seed, curve in runs.items()} for cell, runs in curves.items()}
 
 
 def curves_of(file: StudyFile, done: Sequence[PlannedRun]) -> Curves:
-    """Read the runs that are done.
+    """Read the finished runs.
 
     Raises:
         UserError: one of them cannot be read, or has no value of the metric.
@@ -381,7 +382,7 @@ def curves_of(file: StudyFile, done: Sequence[PlannedRun]) -> Curves:
 
 
 def _read(file: StudyFile, done: Sequence[PlannedRun]) -> tuple[Curves, NeverFinite, list[str]]:
-    """Return the curves of the runs that are done, those that have none because no value is finite, and why any has none."""
+    """Return the curves of the finished runs, the seeds of runs without a finite value, and reasons for missing curves."""
     records, problems = readable([run.folder for run in done])
     metric = common_metric(list(records.values()), file.metric, file.target, file.window)
     curves, without = curves_with(list(records.values()), metric)
@@ -396,7 +397,7 @@ def _read(file: StudyFile, done: Sequence[PlannedRun]) -> tuple[Curves, NeverFin
 
 
 def _left(outcome: Outcome) -> list[str]:
-    """Return what is not done, a line each."""
+    """Return a line for each run that is not finished."""
     lines = [f"{run.cell}, seed {run.seed} failed: {said} ({run.folder})" for run, said in outcome.failed.items()]
     if outcome.failed:
         lines.append("`--retry` tries failed runs again.")

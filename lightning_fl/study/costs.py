@@ -1,4 +1,4 @@
-"""What the runs of a study will cost: a plan of the first seed of each cell, as comments below the commands."""
+"""Expected costs of a study's runs: a plan of the first seed of each cell, as comments below the commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_fl.study.runner import is_done
 from lightning_fl.study.study_file import PlannedRun
 
 PlanFit = Callable[[Sequence[str]], Plan]
-"""Function that returns what a fit with some arguments would cost."""
+"""Function that returns the costs of a fit with these arguments."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Costs:
 
     @classmethod
     def of(cls, plan: Plan, count: int) -> _Costs:
-        """Return the costs of so many runs of a plan."""
+        """Return the costs of `count` runs of a plan."""
         return cls(*(count * cost for cost in (plan.uplink_bytes, plan.downlink_bytes, plan.seconds, plan.disk_bytes)))
 
     def cells(self, traffic: str, disk: str) -> list[str]:
@@ -39,19 +39,19 @@ class _Costs:
 
 
 def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
-    """Return a table of what the runs that are not done will cost, a comment of the shell in each line.
+    """Return a table of the costs of the unfinished runs, as lines of shell comments.
 
     Args:
         runs: runs of the study.
         jobs: runs at once.
-        plan: returns what a fit would cost.
+        plan: function that returns the costs of a fit.
     """
     left: dict[str, list[PlannedRun]] = {}
     for run in runs:
         if not is_done(run):
             left.setdefault(run.cell, []).append(run)
     if not left:
-        return ["# All runs are done."]
+        return ["# All runs are finished."]
     planned_costs, unknown, said = dict[str, tuple[int, _Costs]](), list[str](), list[str]()
     for cell, cell_runs in tqdm(left.items(), desc="Planning", unit="cell", leave=False, disable=None):
         try:
@@ -76,7 +76,7 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
         for row in rows
     ]
     done = len(runs) - sum(map(len, left.values()))
-    notes = [f"{done} of {len(runs)} runs are done, and not in the table."] if done else []
+    notes = [f"{done} of {len(runs)} runs are finished, and not in the table."] if done else []
     if jobs > 1:
         notes.append(
             f"Times are for one run after the other; {jobs} at once take about {duration(total.seconds / jobs)}."
@@ -86,11 +86,11 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
 
 
 def plans_of(runs: Sequence[PlannedRun], plan: PlanFit) -> dict[str, dict[str, Any]]:
-    """Return the plan of a run of each cell, or under `error` why there is none, for programs.
+    """Return the plan of a run of each cell, or the reason why there is none under `error`, for `--json`.
 
     Args:
         runs: runs of the study.
-        plan: returns what a fit would cost.
+        plan: function that returns the costs of a fit.
     """
     firsts = {run.cell: run for run in reversed(runs)}
     return {cell: _plan_of(run, plan) for cell, run in firsts.items()}

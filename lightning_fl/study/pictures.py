@@ -21,15 +21,15 @@ from lightning_fl.study.budget import Budget, Found, on_front
 MARKERS = "osD^vP*X<>h"
 """Markers of combinations; their number, 11, has no common divisor with that of the colours, 7."""
 MOST_PANELS = 3
-"""Panels side by side."""
+"""Largest number of panels side by side."""
 Choices = Mapping[str, Sequence[str]]
 """Names of the choices of each cell, one for each axis of the grid."""
 
 
 def draw_front(cells: Found, choices: Choices, short: str, budget: Budget, look: Look = Look()) -> Figure:  # noqa: B008
-    """Draw the best accuracy within the budget over the bytes sent for it, with deviations over seeds, and the means' front.
+    """Draw the best accuracy within the budget over the bytes sent for it, with deviations over seeds and the front of the means.
 
-    A grid of several axes has a panel for each choice of its first axis, in which all others have colours and markers.
+    A grid of several axes has a panel for each choice of its first axis; colours and markers show the other choices.
     """
     means = {
         name: (fmean(run.spent for run in runs.values()), fmean(run.best for run in runs.values()))
@@ -76,7 +76,7 @@ def draw_front(cells: Found, choices: Choices, short: str, budget: Budget, look:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> Any:
-    """Return the points that no other one beats, in the order of their bytes (n, 2)."""
+    """Return the points on the front, in the order of their bytes (n, 2)."""
     means = np.array(points)
     front = means[on_front(means[:, 0], means[:, 1])]
     return front[front[:, 0].argsort()]
@@ -117,7 +117,7 @@ def draw_trials(
     short: str,
     look: Look = Look(),  # noqa: B008
 ) -> Figure | None:
-    """Draw the best value so far of each search, and those of the single trials; None if no trial has a value.
+    """Draw the best value so far of each search, and the values of single trials; None if no trial has a value.
 
     Args:
         best: best value by cell and number of trials.

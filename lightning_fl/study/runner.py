@@ -39,10 +39,11 @@ def _end():
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=_end, daemon=True).start()
 """
-"""Start of a fit's process: it watches the pipe from its study, which the system closes however the study ends, and ends too."""
+"""First lines of a fit's program. They watch the pipe from the study, which the system closes however the study ends, and then
+end the fit."""
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 KILLED = -9
-"""Exit code of a process that SIGKILL has ended, which cannot say so itself."""
+"""Exit code of a process that SIGKILL ended, which cannot report it itself."""
 OUT_OF_MEMORY = "SIGKILL ended it, which the system sends when memory runs out"
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0
@@ -50,7 +51,7 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Outcome:
-    """Runs of a study by how they ended.
+    """Runs of a study by their outcome.
 
     Attributes:
         done: runs that are complete, in the study's order.
@@ -75,14 +76,14 @@ class _Fit:
     is_stopped: bool = False
 
     def close(self) -> None:
-        """Let go of the lock and of the pipe that the fit watches."""
+        """Release the lock and the pipe that the fit watches."""
         self.lock.close()
         if self.process.stdin is not None:
             self.process.stdin.close()
 
 
 class Supply(Protocol):
-    """Runs to train, of which the next may depend on how earlier ones have ended."""
+    """Runs to train; the next one may depend on the outcome of earlier ones."""
 
     def take(self) -> PlannedRun | None:
         """Return a run to begin now; None if there is none at this moment."""
@@ -91,19 +92,19 @@ class Supply(Protocol):
         """True if no further run will come."""
 
     def should_stop(self, run: PlannedRun) -> bool:
-        """True if a run that is under way is to end after the round that it has logged."""
+        """True if a running fit should end after the round that it has logged."""
 
     def ended(self, run: PlannedRun, said: str | None) -> None:
-        """Note how a run has ended: None if it is done or was stopped, or why it has failed."""
+        """Record the end of a run: the reason why it failed, or None if it is done or was stopped."""
 
     def elsewhere(self, run: PlannedRun) -> None:
-        """Note that another process trains a run."""
+        """Record that another process trains a run."""
 
     def left(self, active: Sequence[PlannedRun]) -> str:
-        """Return in words what is left besides the runs that have ended; empty if nothing is."""
+        """Return the runs that are left, in words; empty if none is."""
 
     def rounds_done(self) -> int:
-        """Return the number of rounds of all runs that are trained."""
+        """Return the number of finished rounds of all runs."""
 
 
 class _Listed:
@@ -143,7 +144,7 @@ class _Listed:
         self.outcome.elsewhere.append(run)
 
     def left(self, active: Sequence[PlannedRun]) -> str:
-        """Return how many runs are left, and how long they take at the pace so far, in rounds by second."""
+        """Return the number of runs left, and their time at the pace so far, in rounds per second."""
         runs = [*self.waiting, *active]
         if not runs:
             return ""
@@ -153,9 +154,9 @@ class _Listed:
         return f" ({len(runs)} of {len(self.to_train)} left{about})"
 
     def rounds_left(self, runs: Sequence[PlannedRun]) -> int:
-        """Return the rounds that runs still have: as many as the longest ended one of their combination, or as planned.
+        """Return the rounds left in these runs: as many as in the longest ended run of their combination, or as planned.
 
-        A budget or a target ends runs before their last round.
+        A budget or a target may end runs before their last round.
         """
         ended = defaultdict[str, list[int]](list)
         for run in self.runs:
@@ -170,14 +171,14 @@ class _Listed:
 def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_accelerators: int = 0) -> Outcome:
     """Train all runs that are not done, `jobs` at once, and show the progress.
 
-    A run that was stopped is resumed, also if `max_time` stopped it and has been raised since. A run that is done, but whose rows
-    can no longer be read, is trained again. Ctrl-C stops the fits, which can be resumed by the same call.
+    A stopped run is resumed, also if `max_time` stopped it and has been raised since. A finished run whose rows can no longer be
+    read is trained again. Ctrl-C stops the fits; the same call resumes them.
 
     Args:
         runs: runs in the order in which they begin.
         jobs: number of processes.
         threads: threads of each, which decide the last bits of its numbers.
-        retry: try runs again that failed before.
+        retry: try runs that failed before again.
         num_accelerators: the processes get GPUs in turn if there are several.
     """
     supply = _Listed(runs, retry)
@@ -194,7 +195,7 @@ def train_all(supply: Supply, jobs: int, threads: int, num_accelerators: int, ab
     """Train runs until their supply is over, `jobs` at once, and show the progress.
 
     Args:
-        supply: runs, which learns how each ends.
+        supply: runs; it is told how each ends.
         jobs: number of processes.
         threads: threads of each.
         num_accelerators: the processes get GPUs in turn if there are several.
@@ -254,7 +255,7 @@ def command(run: PlannedRun, threads: int) -> list[str]:
 
 
 def _beginning(run: PlannedRun) -> tuple[Path | None, str | None]:
-    """Return the checkpoint with which a run goes on, None for a run that begins, and a note on what is damaged."""
+    """Return the checkpoint from which a run resumes, None for a new run, and a note on damaged files."""
     problem = _problem(run)
     has_ended = (run.folder / DONE).is_file() or _content(run, FAILED).get("exit_code") == 0
     if has_ended and problem is not None:
@@ -268,7 +269,7 @@ def _beginning(run: PlannedRun) -> tuple[Path | None, str | None]:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """True if a checkpoint is a file of torch's in which no part is damaged."""
+    """True if a checkpoint is a file of torch without damaged parts."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             return archive.testzip() is None
@@ -277,7 +278,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def _problem(run: PlannedRun) -> str | None:
-    """Return why the rows of a run cannot be read; None if they can."""
+    """Return the reason why the rows of a run cannot be read; None if they can."""
     try:
         read_run(run.folder)
     except UserError as error:
@@ -295,12 +296,12 @@ def _content(run: PlannedRun, name: str) -> dict[str, Any]:
 
 
 def failure_of(run: PlannedRun) -> str:
-    """Return why a run has failed."""
+    """Return the reason why a run failed."""
     return str(_content(run, FAILED).get("said", f"{FAILED} cannot be read"))
 
 
 def is_done(run: PlannedRun) -> bool:
-    """True if a run has ended with rows that can be read, unless it may now last longer than the time after which it ended."""
+    """True if a run has ended and its rows can be read, unless a time limit ended it that has been raised since."""
     if not (run.folder / DONE).is_file():
         return False
     try:
@@ -354,13 +355,13 @@ def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) ->
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
-            # The fit holds the lock too: a study that is killed and begun again does not train its run a second time.
+            # The fit also holds the lock, so that a study that is killed and started again does not train the run twice.
             pass_fds=(lock.fileno(),) if os.name == "posix" else (),
         )
 
 
 def _end(fit: _Fit, supply: Supply, bar: tqdm[Any], active: Sequence[PlannedRun]) -> None:
-    """Note how a fit ended, and print a line about it and about what is left."""
+    """Record the end of a fit, and print a line about it and about the runs that are left."""
     run, seconds = fit.run, time.monotonic() - fit.began
     problem = _problem(run)
     if problem is None and (fit.process.returncode == 0 or fit.is_stopped):
@@ -392,7 +393,7 @@ def _progress(supply: Supply, about: str, num_rounds: int) -> Iterator[tqdm[Any]
 
 @contextmanager
 def _stopping(active: list[_Fit]) -> Iterator[None]:
-    """Let the fits end in order if this process is interrupted or told to end; each keeps its last complete round."""
+    """End the fits properly if this process is interrupted or terminated; each keeps its last complete round."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -400,7 +401,7 @@ def _stopping(active: list[_Fit]) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # of SIGHUP, by nohup
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, interrupt)
     try:
         yield
@@ -424,7 +425,7 @@ def rounds_done(run: PlannedRun) -> int:
 
 
 def _rounds_logged(run: PlannedRun) -> int:
-    """Return the number of rounds up to the last row of a run, as some rounds may have no row."""
+    """Return the number of rounds up to the last row of a run; some rounds may have no row."""
     path = run.folder / METRICS
     try:
         with path.open("rb") if path.is_file() else open(os.devnull, "rb") as file:

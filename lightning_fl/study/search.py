@@ -1,9 +1,9 @@
 """Search for the best flags of one combination of a study, by Optuna.
 
 Every combination has a folder `search-DIGEST` with Optuna's journal and a folder for each trial, which is a run like all others.
-What a trial has reached is read from its metrics.csv: the mean of its last evaluations (`lightning_fl.outputs.metric.final`) that
-the budget, or a rung, had paid for. The lock of a run's folder says whether a process still trains a trial, so that a trial whose
-process was killed goes on in another one.
+The value of a trial is read from its metrics.csv: the mean of its last evaluations (`lightning_fl.outputs.metric.final`) within
+the budget or up to a rung. The lock of a run's folder tells whether a process still trains the trial, so that another process
+resumes a trial whose process was killed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Trial:
     """Trial of a search.
 
     Attributes:
-        number: its place; the first, 0, has the combination's own values.
+        number: its index; trial 0 has the combination's own values.
         flags: value of each flag.
         state: `COMPLETE`, `PRUNED`, `FAIL`, or `RUNNING` for one that has not ended.
-        value: what it reached within the budget, of a pruned one until its last rung; NaN for others.
+        value: metric within the budget, or at the last rung of a pruned trial; NaN for other trials.
         uplink_bytes: bytes that all clients have sent.
         seconds: time of its rounds.
-        said: why it failed; empty for others.
+        said: reason why it failed; empty for other trials.
     """
 
     number: int
@@ -71,8 +71,8 @@ class CellSearch:
         file: the study's search.
         folder: folder of the journal and the trials.
         defaults: the combination's own values.
-        metric: metric that is chosen by.
-        planned: run of the combination with its own values, whose rounds the trials have.
+        metric: metric by which the winner is chosen.
+        planned: run of the combination with its own values; trials have the same number of rounds.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CellSearch:
 
     @cached_property
     def _study(self) -> optuna.study.Study:
-        """Optuna's study, which is made if it does not exist."""
+        """Optuna's study, created if it does not exist."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -106,7 +106,7 @@ class CellSearch:
             study = optuna.load_study(study_name=name, storage=storage, pruner=_pruner(self.file))
             if not study.get_trials(deepcopy=False):
                 study.enqueue_trial({**self.defaults})
-        # Hyperband divides trials into brackets from its first call on, also for the sampler.
+        # Hyperband sets up its brackets at the first call; the sampler needs them too.
         study.pruner.prune(study, optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
         return study
 
@@ -133,7 +133,7 @@ class CellSearch:
         return sum(trial.state != "RUNNING" for trial in self.trials())
 
     def winner(self) -> Trial | None:
-        """Return the best trial of a search that has ended, the earlier one of two; None if it has not, or all trials failed."""
+        """Return the best trial of a finished search, the earlier of two equal ones; None if unfinished or if all failed."""
         trials = self.trials()
         complete = [trial for trial in trials if trial.is_complete]
         if self.num_ended() < self.file.trials or not complete:
@@ -160,7 +160,7 @@ class CellSearch:
         return replace(self.planned, seed=self.file.seed, folder=folder, arguments=arguments, trial=number)
 
     def take(self) -> PlannedRun | None:
-        """Return a trial that was begun and that nobody trains, or else a new one; None if there is none at this moment."""
+        """Return a trial that was begun but that no process trains, or a new one; None if there is none at this moment."""
         study = self._study  # which is made under the same lock
         with locked(self.folder):
             for trial in self.trials():
@@ -183,7 +183,7 @@ class CellSearch:
             return self.run(number, self._suggested(number))
 
     def _go_on(self, number: int) -> None:
-        """Take over a trial whose process has ended before it."""
+        """Take over a trial whose process ended too early."""
         from optuna.trial import Trial as OpenTrial
 
         self._sample(number)
@@ -191,14 +191,14 @@ class CellSearch:
         self.active[number] = OpenTrial(self._study, frozen._trial_id)
 
     def _sample(self, number: int) -> None:
-        """Let the sampler draw for a trial what it draws whenever it is asked, also after a search was stopped."""
+        """Seed the sampler for a trial, so that a stopped and resumed search draws the same values."""
         from optuna.samplers import TPESampler
 
         digest = hashlib.sha256(f"{self.file.seed} {number}".encode()).digest()
         self._study.sampler = TPESampler(seed=int.from_bytes(digest[:4], "big"))
 
     def _suggested(self, number: int) -> dict[str, Any]:
-        """Return the values of a trial, which the journal keeps."""
+        """Return the values of a trial, as the journal stores them."""
         return {flag: _suggest(self.active[number], flag, values) for flag, values in self.flags.items()}
 
     def should_stop(self, run: PlannedRun) -> bool:
@@ -212,7 +212,7 @@ class CellSearch:
         return self._is_pruned(run, record)
 
     def _is_pruned(self, run: PlannedRun, record: Record) -> bool:
-        """Report what a trial had reached at each rung that it has passed, until one prunes it."""
+        """Report the value of a trial at each rung that it has passed, until one prunes it."""
         assert run.trial is not None
         trial = self.active[run.trial]
         if PRUNED in trial.user_attrs:
@@ -228,7 +228,7 @@ class CellSearch:
         return False
 
     def _reached(self, record: Record, limit: float) -> float | None:
-        """Return what a run had reached by a cost: the mean of its last evaluations until then; None without any."""
+        """Return the value of a run at a cost: the mean of its last evaluations up to it; None without any."""
         none = np.full(len(record.columns["round"]), nan)
         values, broken = record.columns.get(self.metric.name, none), record.not_finite.get(self.metric.name, False)
         counts = (~np.isnan(values) | broken) & (record.spent[self.file.axis] <= limit)

@@ -30,7 +30,7 @@ KEYS = ("trials", "seed", "metric", "budget", "rounds", "halving", "hyperband", 
 RANGE_KEYS = ("low", "high", "log", "integer", "choices")
 PRUNERS = ("halving", "hyperband")
 SEED, SEEDS = 1000, ("seed_everything", "data.seed")
-"""Seed that is not given, and the flags that the seed of a run sets."""
+"""Default seed, and the flags that the seed of a run sets."""
 MOST_TRIALS = 10_000
 EXAMPLE = "{low: 0.01, high: 0.3} or {choices: [1, 5]}"
 
@@ -55,7 +55,7 @@ class Range:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """Values that show whether a combination takes the flag: both ends, or all choices."""
+        """Values to test whether a combination takes the flag: both ends, or all choices."""
         return self.choices or (self.low, self.high)
 
     def contains(self, value: Any) -> bool:
@@ -80,7 +80,7 @@ class Pruning:
     Attributes:
         kind: `halving`, or `hyperband`, whose trials begin at different rungs.
         first: bytes or rounds of the first rung.
-        factor: bytes or rounds of a rung divided by those of the one before; of so many trials one goes on.
+        factor: ratio of the bytes or rounds of successive rungs; one of `factor` trials goes on at each.
     """
 
     kind: str
@@ -136,7 +136,7 @@ class SearchFile:
         return tuple(rungs)
 
     def identity(self, combination: str) -> dict[str, Any]:
-        """Return what makes the trials of a combination others than before; their number does not."""
+        """Return the settings that identify the trials of a combination: all except their number."""
         flags = {name: asdict(values) for name, values in self.flags[combination].items()}
         pruning = None if self.pruning is None else asdict(self.pruning)
         return {"seed": self.seed, "metric": self.metric, "limit": self.limit, "flags": flags, "pruning": pruning}
@@ -166,13 +166,13 @@ def read_search(
     """Return the search of a study file; None if it has none.
 
     Args:
-        content: what the file has under `search`.
+        content: content of the key `search`.
         combinations: names of the choices of each combination.
-        seeds: the study's seeds, of which the search's may be none.
+        seeds: the study's seeds; the search's seed must not be one of them.
         metric: the study's metric.
 
     Raises:
-        UserError: a key or a range is unknown or lacks values, or the metric is not one of a validation.
+        UserError: a key or a range is unknown or lacks values, or the metric does not come from a validation.
     """
     if content is None:
         return None
@@ -204,7 +204,7 @@ def read_search(
 
 
 def check_validates(metric: str) -> None:
-    """Raise `UserError` unless a metric has the name of a validation's."""
+    """Raise `UserError` unless a metric's name is one of a validation."""
     require(
         re.search(VALIDATION, metric) is not None and re.search(TEST, metric) is None,
         f"metric of search must be measured on samples that clients hold out for validation, such as {ACCURACY}, because test "
@@ -213,7 +213,7 @@ def check_validates(metric: str) -> None:
 
 
 def _budget(content: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """Return the budget in bytes or in rounds, of which one is None."""
+    """Return the budget in bytes and in rounds; one of them is None."""
     given = [key for key in ("budget", "rounds") if key in content]
     require(
         len(given) == 1,
@@ -264,11 +264,11 @@ def _flags_of(content: Mapping[str, Any], combinations: Mapping[str, Sequence[st
     flags: dict[str, dict[str, Range]] = {}
     for combination, choices in combinations.items():
         flags[combination] = dict(common)
-        for name in dict.fromkeys([*choices, combination]):  # the combination's own ones replace those of its choices
+        for name in dict.fromkeys([*choices, combination]):  # the combination's own ranges replace its choices' ranges
             flags[combination] |= ranges.get(name, {})
         require(
             bool(flags[combination]),
-            f"search has no flags for {combination}: every combination needs some, so that all are tuned.",
+            f"search has no flags for {combination}: give every combination at least one, so that all are tuned.",
         )
     return flags
 

@@ -12,16 +12,16 @@ from lightning_fl.study.search_file import written
 from lightning_fl.study.searches import Searches
 
 LEGEND = (
-    "Searched: {searched}. No other table, picture or claim has a trial: they have the winners' runs alone, whose seeds the "
-    "search has not seen. `default` is what the first trial has reached, with the combination's own values, and `best` what the "
-    "winner has: the mean of the last evaluations, a tenth of all, on samples that clients hold out, that the budget had paid "
-    "for. `best` is chosen on the values that it reports. Bytes and time are those of all trials, pruned and failed ones, too; "
-    "time is the sum of their rounds."
+    "Searched: {searched}. All other tables, pictures and claims contain no trials, but the winners' runs, whose seeds the "
+    "search has not seen. `default` is the value of the first trial, which has the combination's own values; `best` is the "
+    "value of the winner. A value is the mean of the last evaluations within the budget, a tenth of all, on samples that "
+    "clients hold out. `best` is chosen on the values that it reports. Bytes and time are sums over all trials, including "
+    "pruned and failed ones; time is the sum of their rounds."
 )
 
 
 def search_parts(searches: Searches, look: Look) -> list[Part]:
-    """Return the tables of what was searched, found and spent, and the picture of the best values by trials."""
+    """Return the tables of ranges, winners and costs, and the picture of the best values by trials."""
     from lightning_fl.study.pictures import draw_trials
 
     every = list(searches.by_cell.values())
@@ -44,7 +44,7 @@ def search_parts(searches: Searches, look: Look) -> list[Part]:
 
 
 def flags_table(searches: Searches) -> Table:
-    """Return a row for each combination and flag: where it was searched, its own value, and the winner's."""
+    """Return a row for each combination and flag: its range, its own value, and the winner's value."""
     rows = []
     for name, search in searches.by_cell.items():
         winner = search.winner()
@@ -55,7 +55,7 @@ def flags_table(searches: Searches) -> Table:
 
 
 def costs_table(searches: Searches) -> Table:
-    """Return a row for each combination: what the default and the winner have reached, and what the trials have cost."""
+    """Return a row for each combination: the values of the default and of the winner, and the costs of the trials."""
     rows = []
     for name, search in searches.by_cell.items():
         trials, winner = search.trials(), search.winner()

@@ -23,7 +23,7 @@ from lightning_fl.study.study_file import Cell, PlannedRun, Resolve, StudyFile, 
 
 
 class Searches:
-    """Searches of all combinations, as a supply of runs: each combination in turn begins a trial."""
+    """Searches of all combinations, as a supply of runs; the combinations begin trials in turn."""
 
     def __init__(self, searches: Sequence[CellSearch]) -> None:
         self.by_cell = {search.cell.name: search for search in searches}
@@ -38,7 +38,7 @@ class Searches:
         return all(search.num_ended() >= search.file.trials for search in self.by_cell.values())
 
     def take(self) -> PlannedRun | None:
-        """Return a trial to begin, of the combination with the fewest here, and of these with the fewest so far."""
+        """Return a trial to begin, of the combination with the fewest trials in this process, then the fewest in all."""
         order = sorted(self.by_cell.values(), key=lambda search: (len(search.active), len(search.trials())))
         return next((run for search in order if (run := search.take()) is not None), None)
 
@@ -47,21 +47,21 @@ class Searches:
         return self.by_cell[run.cell].should_stop(run)
 
     def ended(self, run: PlannedRun, said: str | None) -> None:
-        """Note how a trial has ended."""
+        """Record the end of a trial."""
         self.by_cell[run.cell].ended(run, said)
 
     def elsewhere(self, run: PlannedRun) -> None:
-        """Note that another process trains a trial."""
+        """Record that another process trains a trial."""
         self.by_cell[run.cell].elsewhere(run)
 
     def left(self, active: Sequence[PlannedRun]) -> str:
-        """Return in words how many trials have not ended."""
+        """Return the number of trials that have not ended, in words."""
         total = sum(search.file.trials for search in self.by_cell.values())
         ended = sum(search.num_ended() for search in self.by_cell.values())
         return f" ({total - ended} of {total} trials left)" if ended < total else ""
 
     def rounds_done(self) -> int:
-        """Return the rounds of all trials that have ended, as many as were planned, and those that others have logged."""
+        """Return the planned rounds of all trials that have ended, plus the rounds that other trials have logged."""
         return sum(
             rounds_done(search.run(trial.number, {})) if trial.state == "RUNNING" else search.planned.num_rounds
             for search in self.by_cell.values()
@@ -78,7 +78,7 @@ class Searches:
         ]
 
     def winners(self) -> dict[str, tuple[str, ...]]:
-        """Return the winner's arguments for each combination whose search has ended with one."""
+        """Return the winner's arguments for each combination whose search has ended with a winner."""
         winners = {name: (search, search.winner()) for name, search in self.by_cell.items()}
         return {name: search.arguments(won.flags) for name, (search, won) in winners.items() if won is not None}
 
@@ -88,7 +88,7 @@ class Searches:
             said = [trial.said for trial in search.trials()]
             require(
                 name in self.winners(),
-                f"the search of {name} has no winner, as all of its {search.file.trials} trials failed, the last one with: "
+                f"the search of {name} has no winner: all of its {search.file.trials} trials failed, the last one with: "
                 f"{(said or [''])[-1].rstrip('.')}; remove {search.folder} to search again.",
             )
 
@@ -100,7 +100,7 @@ def open_searches(file: StudyFile, out: Path, resolve: Resolve, checks: bool = T
         file: study with a search.
         out: folder of the study.
         resolve: function that checks arguments and returns the configuration.
-        checks: try the ends of all ranges, too.
+        checks: also try the ends of all ranges.
 
     Raises:
         UserError: Optuna is not installed, a combination does not take a flag, or its metric is measured on test samples.
@@ -168,7 +168,7 @@ def _check_taken(words: Sequence[str], flags: Mapping[str, Range], resolve: Reso
 
 
 def within_budget(plan: PlanFit, file: SearchFile) -> PlanFit:
-    """Return a function that plans a fit until its budget is spent, and warns if its last round comes before."""
+    """Return a function that plans a fit until its budget is spent, and warns if its last round comes earlier."""
 
     def planned(arguments: Sequence[str]) -> Plan:
         costs, budget = plan(arguments), file.budget

@@ -32,7 +32,7 @@ def _quantile(degrees: int) -> float:
 
 
 def student_p(values: Sequence[float], border: float) -> float:
-    """Return the two-sided p-value of the mean being `border`; 1 for one value, and 0 for equal values elsewhere."""
+    """Return the two-sided p-value for the mean `border`; 1 for one value, and 0 if all values are equal but not `border`."""
     if len(values) < 2:
         return 1.0
     from scipy.stats import t

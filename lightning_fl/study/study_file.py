@@ -7,17 +7,17 @@ grid:                                     # a product of axes; a choice is files
   work: {short: [--trainer.local_epochs=1], long: [--trainer.local_epochs=5]}
 exclude: [{method: FedProx, work: short}] # combinations to leave out
 target: 0.9                               # also report the cost of reaching it
-metric: val/accuracy                      # by default the one that the runs are about
+metric: val/accuracy                      # by default the runs' own metric
 window: 5                                 # smoothing window of the report
 traffic: up                               # bytes that count: up (the default), down, or total for their sum
 budget: [1.0e6, 1.0e8]                    # compare within these bytes, see `lightning_fl.study.budget`
-takes: two minutes of one core            # what all runs take, in words
+takes: two minutes of one core            # time of all runs, in words
 regime:                                   # network, data, clients and rounds behind a paper's figures, and of these runs
   paper: CNN, CIFAR-10, 100 clients, 500 rounds
   here: LeNet-5, digits, 100 clients, 30 rounds
   alike: false                            # true if the runs are in the paper's own regime (false if not given)
 search: {trials: 20, …}                   # choose flags of every combination first, see `lightning_fl.study.search_file`
-floor: [[short, again]]                   # cells that are the same method, as with other threads: how far it differs from itself
+floor: [[short, again]]                   # cells with the same method, such as with other threads: its difference from itself
 claims:                                   # see `lightning_fl.study.claims_file`
   - {text: FedProx sends less, better: FedProx, than: FedAvg, in: target_uplink, paper: 0.8}
 """
@@ -58,9 +58,9 @@ KEYS = (
 )
 NEEDED = ("seeds", "grid")
 MOST_COMBINATIONS, MOST_RUNS = 10_000, 100_000
-"""Combinations of a grid, of which each takes a good part of a second to check, and runs of a study."""
+"""Largest numbers of combinations of a grid and of runs of a study; a check of one combination takes most of a second."""
 LONGEST_NAME = 200
-"""Bytes of a cell's name, which names a folder."""
+"""Largest length of a cell's name in bytes, because it names a folder."""
 BLANK = re.compile(r"^([^\s=]+)\s+")
 """Flag, and the blank before its value."""
 Resolve = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -89,9 +89,9 @@ class PlannedRun:
     Attributes:
         cell: name of its cell.
         seed: seed of everything in it, the partition included.
-        folder: its folder, which contains a digest of its configuration: another configuration is another run.
+        folder: its folder. The name contains a digest of the configuration, so another configuration is another run.
         arguments: arguments of its fit, without the folder.
-        num_rounds: rounds that it has.
+        num_rounds: number of its rounds.
         max_seconds: seconds after which it ends before its last round; None for no limit.
         trial: number of the trial of a search; None for a run that the study compares.
     """
@@ -115,8 +115,8 @@ class Regime:
     """Network, data, clients and rounds, in words.
 
     Attributes:
-        paper: those behind the paper's figures.
-        here: those of the study's runs.
+        paper: regime of the paper's figures.
+        here: regime of the study's runs.
         is_alike: True if the runs are in the paper's own regime, as far as the paper prints it.
     """
 
@@ -130,15 +130,15 @@ class StudyFile:
     """Content of a study file.
 
     Attributes:
-        cells: combinations of choices that are not excluded; those of a search end at its budget.
+        cells: combinations of choices that are not excluded; with a search, their runs end at its budget.
         seeds: seeds of each cell.
         target: value whose cost is reported, or None.
-        metric: metric to compare; None for the one that the runs are about.
+        metric: metric to compare; None for the runs' own metric.
         window: length of the smoothing window in values; None for one that suits the curves.
         claims: claims of a paper to be judged.
         budgets: ranges of bytes within which the cells are compared.
-        regime: regimes of the paper and of the runs; None if the file does not say them.
-        takes: what all runs take, in words; empty if the file does not say it.
+        regime: regimes of the paper and of the runs; None if the file does not give them.
+        takes: time of all runs, in words; empty if the file does not give it.
         floor: pairs of cells that are the same method.
         search: flags to choose for each cell before its runs are trained; None for no search.
         traffic: direction whose bytes are the cost: up, down, or total for their sum.
@@ -169,12 +169,12 @@ class StudyFile:
         return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
     def with_flags(self, flags: Mapping[str, Sequence[str]]) -> StudyFile:
-        """Return the study with more arguments for the cells that are named."""
+        """Return the study with more arguments for the named cells."""
         cells = [replace(cell, arguments=(*cell.arguments, *flags.get(cell.name, ()))) for cell in self.cells]
         return replace(self, cells=tuple(cells))
 
     def runs(self, out: Path, resolve: Resolve) -> list[PlannedRun]:
-        """Return all runs, seed by seed, so that a study that is stopped has whole comparisons.
+        """Return all runs, seed by seed, so that a stopped study has complete comparisons.
 
         Args:
             out: folder of the study.
@@ -217,7 +217,7 @@ class StudyFile:
         ]
 
     def _check_metric(self, config: Mapping[str, Any]) -> None:
-        """Raise `UserError` unless the target and the budget fit the metric of a run, as far as its configuration tells it."""
+        """Raise `UserError` unless the target and the budget fit the metric of a run, if its configuration names one."""
         trainer, model = config["trainer"], config.get("model")
         name = self.metric or trainer.get("metric")
         mode = trainer.get("metric_mode") if name == trainer.get("metric") else None
@@ -365,7 +365,8 @@ def _words(content: Any, what: str) -> tuple[str, ...]:
         path = os.path.expanduser(word.removeprefix("--config="))
         is_pipe = word.startswith("--config=") and os.path.exists(path) and not os.path.isfile(path)
         require(
-            not is_pipe or os.path.isdir(path), f"{what} names {path}, which is no file that every run can read again."
+            not is_pipe or os.path.isdir(path),
+            f"{what} names {path}, which is not a file that every run can read again.",
         )
     return tuple(words)
 
@@ -411,6 +412,6 @@ def seconds_of(max_time: Any) -> float | None:
 
 
 def digest_of(config: Mapping[str, Any]) -> str:
-    """Return eight characters for what a configuration does, whatever its seeds, paths, loggers and devices."""
+    """Return eight characters that identify a configuration, without its seeds, paths, loggers and devices."""
     settings = experiment_settings(flatten({key: value for key, value in config.items() if key != "config"}))
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -163,9 +163,7 @@ def test_a_search_without_a_winner_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(runner, "PROGRAM", "raise SystemExit('it does not fit.')")
     searches = trained(opened(tmp_path, search={"trials": 2}))
     folder = searches.by_cell["FedAvg"].folder
-    said = (
-        "the search of FedAvg has no winner, as all of its 2 trials failed, the last one with: it does not fit; remove "
-    )
+    said = "the search of FedAvg has no winner: all of its 2 trials failed, the last one with: it does not fit; remove "
     with pytest.raises(UserError, match=re.escape(f"{said}{folder} ")):
         searches.check_winners()
 
@@ -283,7 +281,7 @@ def test_a_search_from_the_command_line_that_is_killed_and_shared(
     main(["report", "study.yaml", "--out", "again"])
     assert f"| {won} |" in capsys.readouterr().out
     main(["study", "study.yaml", "--dry_run"])
-    assert capsys.readouterr().out.endswith("# All runs are done.\n")
+    assert capsys.readouterr().out.endswith("# All runs are finished.\n")
 
 
 @pytest.mark.usefixtures("_study")

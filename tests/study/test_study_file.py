@@ -139,7 +139,7 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
         ({"grid": {"method": {"a\nb": []}}}, "no spaces or slashes; got 'a\\nb'"),
         ({"grid": {"method": {"a" * 201: []}}}, "is longer than 200 bytes"),
         ({"grid": {f"axis{i}": {str(j): [] for j in range(10)} for i in range(8)}}, "has 100,000,000 combinations"),
-        ({"base": ["/dev/null"]}, "base names /dev/null, which is no file that every run can read again"),
+        ({"base": ["/dev/null"]}, "base names /dev/null, which is not a file that every run can read again"),
         ({"exclude": [{"method": "pro"}]}, "did you mean 'prox'"),
         ({"exclude": [{}]}, "excludes every combination"),
         ({"claims": [{"text": "x", "better": "avg-short", "than": "prox", "paper": 1}]}, "did you mean 'prox-"),

@@ -138,7 +138,7 @@ def test_what_is_not_done_is_said() -> None:
     assert "- 1 of 4 runs of the study are not done.\n" in report_on_study([str(path), "elsewhere"], resolve)
     assert "lightning-fl study study.yaml --out elsewhere\n" in Path("report/report.md").read_text(encoding="utf-8")
     with pytest.raises(
-        UserError, match=r"^no run that study.yaml now describes is done in runs/studies/study: `lightning"
+        UserError, match=r"^runs/studies/study has no finished run of study.yaml as the file is now: `lightning"
     ):
         report_on_study([str(path)], resolve)
 
@@ -147,7 +147,7 @@ def test_what_is_not_done_is_said() -> None:
     ("words", "said"),
     [
         (["non.yaml"], "there is no study file 'non.yaml'; of the package's, allowed: "),
-        (["study.yaml", "a", "b"], "after a study file comes at most one folder, that of its runs, got a, b."),
+        (["study.yaml", "a", "b"], "after a study file give at most one folder, the folder of its runs, got a, b."),
         (
             ["a", "study.yaml"],
             "a report is of runs, or of one study file with the folder of its runs after it, got a study.yaml.",
