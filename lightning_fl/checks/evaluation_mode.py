@@ -1,4 +1,4 @@
-"""Evaluation of a module that leaves no trace: its parts' mode of training or evaluation, and their attributes."""
+"""Evaluation of a module without side effects on it: the modes of its parts and their attributes are restored."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from lightning_fl.errors import require
 
 CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 MOST_COPIED = 2**20
-"""Numbers of a tensor up to which it is copied."""
+"""Most numbers in a tensor that is copied."""
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes in which torch keeps parameters, buffers, submodules and hooks."""
 
 
 @contextmanager
 def evaluating(module: nn.Module, sets_mode: bool = True, restores_mode: bool = True) -> Iterator[None]:
-    """Set evaluation mode inside the context, and restore every part's own mode afterwards; either may be left to the module."""
+    """Set evaluation mode inside the context, and restore every part's mode afterwards; either may be left to the module."""
     modes = {part: part.training for part in module.modules()}
     if sets_mode:
         module.eval()
@@ -79,7 +79,7 @@ def keeping_attributes(parts: Iterable[nn.Module]) -> Iterator[None]:
 def measuring(module: nn.Module) -> Iterator[None]:
     """Begin with empty torchmetrics objects, and restore these and all other plain attributes of the module afterwards.
 
-    So the user's own validation sees neither the samples of a measurement nor tensors of another autograd mode.
+    The user's own validation then sees neither the samples of a measurement nor tensors of another autograd mode.
     """
     parts = list(module.modules())
     with keeping_attributes(parts):
@@ -90,15 +90,15 @@ def measuring(module: nn.Module) -> Iterator[None]:
 
 
 class _Kept:
-    """Copies of what training may change in place."""
+    """Copies of values that training may change in place."""
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
-        """Leave alone the parameters and buffers of these modules, wherever else they are found."""
+        """Leave out the parameters and buffers of these modules, wherever they are found."""
         self._bound = {id(x) for part in parts for x in (*part._parameters.values(), *part._buffers.values())}
         self._uncopied: list[tuple[str, Tensor, int]] = []
 
     def copied(self, value: Any, name: str) -> Any:
-        """Return a copy of a container and of those inside it, of a tensor or array; any other value itself."""
+        """Return a copy of a tensor, an array, or a container with the containers in it; return any other value itself."""
         if isinstance(value, np.ndarray):
             return value.copy()
         if isinstance(value, Tensor):
@@ -122,12 +122,12 @@ class _Kept:
             require(
                 tensor._version == version,
                 f"the attribute {name!r} of the module, a tensor of {tensor.numel():,} numbers, changes in place in a training "
-                "that leaves no trace in it, such as that of a client's own model or of a client in a private run, but only "
-                "smaller ones are restored: register it as a buffer.",
+                "that must not change the module, such as the training of a client's own model or of a client in a private run; "
+                "only smaller tensors are restored: register it as a buffer.",
             )
 
     def _inside(self, element: Any, name: str, length: int) -> Any:
-        """Return a copy of an element; not of the single tensors of long containers, such as lists of outputs."""
+        """Return a copy of an element, but a tensor itself if the container is long, such as a list of outputs."""
         return element if isinstance(element, Tensor) and length > MOST_ELEMENTS else self.copied(element, name)
 
     def _copied_tensor(self, tensor: Tensor, name: str) -> Tensor:
@@ -141,7 +141,7 @@ class _Kept:
 
 
 class _KeptObject:
-    """An object of the user's own class, or a generator, as it is now."""
+    """Present state of an object of the user's own class, or of a generator."""
 
     def __init__(self, value: Any, kept: _Kept) -> None:
         self._value, self._generator, self._content = value, generator_state(value), content(value)

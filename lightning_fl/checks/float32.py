@@ -1,6 +1,6 @@
 """Precision of products of float32 on a GPU, which torch's global switches decide.
 
-TF32 keeps 10 of the 23 bits of each factor, so that a product is right to 1e-3 in place of 1e-7. By itself torch uses it in
+TF32 keeps 10 of the 23 bits of each factor, so that a product is accurate to 1e-3 instead of 1e-7. By default torch uses it in
 convolutions and recurrent layers, but not in other matrix products.
 """
 
@@ -52,7 +52,7 @@ UNSET = Float32("highest", tf32=True)
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute all products in full inside the context: ranks and curvature hang on small differences."""
+    """Compute all products in full precision inside the context, because ranks and curvature depend on small differences."""
     before = Float32.now()
     Float32.of("highest").set()
     try:

@@ -12,7 +12,7 @@ HOOK_OWNERS = ("core.module.LightningModule", "core.datamodule.LightningDataModu
 
 
 def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
-    """True if a value is an object of one of these classes, of Lightning's also by their name in `pytorch_lightning`.
+    """True if a value is an object of one of these classes; classes of Lightning also count by their `pytorch_lightning` name.
 
     `pytorch_lightning` and `lightning.pytorch` are one library installed twice: the same code under two names.
     """

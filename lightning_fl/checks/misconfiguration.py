@@ -1,4 +1,4 @@
-"""Errors about flags that `lightning.Trainer` refuses, too: whoever catches Lightning's exception also catches these."""
+"""Errors about flags that `lightning.Trainer` also refuses: code that catches Lightning's exception also catches these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_fl.errors import UserError
 
 
 class MisconfigurationError(UserError, MisconfigurationException):
-    """Error in a flag of the user's; a `UserError`, and the exception that `lightning.Trainer` raises."""
+    """Error in a user's flag: a `UserError`, and also the exception that `lightning.Trainer` raises."""
 
 
 @contextmanager

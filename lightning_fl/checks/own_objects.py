@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 LIBRARIES = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fl", "torchmetrics"})
-"""Packages whose objects, also of derived classes such as data sets, hold what training does not change."""
+"""Packages whose objects training does not change, also objects of derived classes such as data sets."""
 FOREIGN = (
     LIBRARIES
     | sys.stdlib_module_names
     | {"builtins", "numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "PIL"}
 )
 MOST_ELEMENTS = 100
-"""Elements of a container that is not long."""
+"""Most elements of a container that does not count as long."""
 PRIMITIVE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def own_objects(named: Iterable[tuple[str, Any]], known: Iterable[Any] = ()) -> dict[str, Any]:
-    """Return the objects that these values hold, directly, in containers or in each other, each once, by where it was found.
+    """Return the objects in these values by their place: direct ones, those in containers and those in other objects, each once.
 
     Args:
         named: values by name, as attributes of a module.
@@ -63,7 +63,7 @@ def content(owner: Any) -> dict[str, Any]:
 
 
 def set_content(owner: Any, attributes: Mapping[str, Any]) -> None:
-    """Give an object these attributes, also a frozen one, and no others."""
+    """Give an object exactly these attributes, even if it is frozen."""
     for name in content(owner).keys() - attributes.keys():
         object.__delattr__(owner, name)
     slots = content(owner).keys() - getattr(owner, "__dict__", {}).keys()
@@ -75,7 +75,7 @@ def set_content(owner: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def generator_state(value: Any) -> tuple[Any, Callable[[Any], Any]] | None:
-    """Return the state of a generator of random numbers, and the function that sets it; None of anything else."""
+    """Return the state of a generator of random numbers, and the function that sets it; None for any other value."""
     if isinstance(value, torch.Generator):
         return value.get_state(), value.set_state
     if isinstance(value, np.random.RandomState):
@@ -89,7 +89,7 @@ def generator_state(value: Any) -> tuple[Any, Callable[[Any], Any]] | None:
 
 
 def has_numbers(container: Any) -> bool:
-    """True if a long container begins with a number or a text, and so, most likely, holds nothing else."""
+    """True if a long container begins with a number or a text; most likely it contains nothing else."""
     if len(container) <= MOST_ELEMENTS:
         return False
     return isinstance(next(iter(container.values() if isinstance(container, dict) else container)), PRIMITIVE)
@@ -109,7 +109,7 @@ def _package(kind: type) -> str:
 
 
 def _elements(value: Any) -> Iterable[tuple[str, Any]]:
-    """Return the elements of a container with their places; none of a long one of numbers or texts."""
+    """Return the elements of a container with their places; no elements for a long container of numbers or texts."""
     if not isinstance(value, (dict, list, tuple, set, deque)) or has_numbers(value):
         return ()
     places = value.items() if isinstance(value, dict) else enumerate(value)

@@ -20,7 +20,7 @@ NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def needs_closure(optimizer: Any) -> bool:
-    """True if a step of a torch optimiser needs the loss several times, as that of LBFGS does."""
+    """True if a step of a torch optimiser needs the loss several times, like LBFGS."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty
 
@@ -47,7 +47,7 @@ class Remembering:
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that first keeps its arguments, unless that of a subclass has kept its own, and checks them."""
+    """Return a constructor that first keeps its arguments, unless a subclass's constructor has kept its own, and checks them."""
 
     @wraps(init)
     def remember(self: Any, *arguments: Any, **options: Any) -> None:
@@ -64,9 +64,9 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def parameters_of(function: Any) -> dict[str, Parameter]:
-    """Return the parameters of a class with their types, including those that its bases take in its `**kwargs`.
+    """Return the parameters of a class with their types, including parameters of its bases that it takes in its `**kwargs`.
 
-    Those that its constructor passes to its bases by name are not among them.
+    Parameters of its bases that its constructor passes on by name are left out.
 
     A type that a library imports only for type checkers becomes `Any`.
     """
@@ -74,9 +74,9 @@ def parameters_of(function: Any) -> dict[str, Parameter]:
     return dict(_parameters_of(tuple((base, vars(base)["__init__"]) for base in bases if "__init__" in vars(base))))
 
 
-@lru_cache(maxsize=1024)  # every method that is made asks, and its source is read
+@lru_cache(maxsize=1024)  # every new method calls this, and it reads source files
 def _parameters_of(constructors: tuple[tuple[type, Callable[..., None]], ...]) -> dict[str, Parameter]:
-    """Return the parameters of a class and its bases, which come with their constructors."""
+    """Return the parameters of a class and its bases, given with their constructors."""
     named: dict[str, Parameter] = {}
     passed: set[str] = set()
     for owner, init in constructors:
@@ -92,7 +92,7 @@ def _parameters_of(constructors: tuple[tuple[type, Callable[..., None]], ...]) -
 
 
 def _hints(annotated: Any) -> dict[str, Any]:
-    """Return the types of a constructor, or of the fields of a dataclass, which may be written in the modules of its bases."""
+    """Return the types of a constructor's parameters or of a dataclass's fields, which the modules of its bases may define."""
     try:
         return get_type_hints(annotated)
     except Exception:

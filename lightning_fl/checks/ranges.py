@@ -1,9 +1,9 @@
-"""Allowed values of parameters, which their annotations say.
+"""Allowed values of parameters, given by their annotations.
 
     alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.01
     index_bits: Literal["log", "golomb"] = "log"
 
-The bounds are those of the package annotated-types. They hold for the numbers of a union; `int` takes whole numbers alone. A
+The bounds come from the package annotated-types. They apply to the numbers of a union; `int` allows only whole numbers. A
 `Literal` and a bool allow their values. Other annotations allow everything; a default is always allowed. Annotations are read
 when the first object of a class is made, not when it is imported.
 """
@@ -27,27 +27,27 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Called:
-    """Name of a parameter in the sentence that refuses a value: in `words`, {} is its own name, {kind} that of its class."""
+    """Name of a parameter in the error about its value. In `words`, {} is its own name and {kind} the name of its class."""
 
     words: str
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Mark of a number of rounds: a count of at least 1, or a fraction of the run in (0, 1]."""
+    """Mark of a parameter that is a number of rounds: a count of at least 1, or a fraction of the run in (0, 1]."""
 
 
 class Checked:
-    """Base class of dataclasses whose annotations say which values their fields may have.
+    """Base class of dataclasses whose annotations give the allowed values of their fields.
 
-    The values are checked before a `__post_init__` of a derived class begins, which need not call that of its bases.
+    The values are checked before the `__post_init__` of a derived class, which need not call the one of its bases.
 
     Raises:
         UserError: a value is not allowed.
     """
 
     _called = "{}"
-    """Name of a field in the sentence that refuses its value, unless its annotation has `Called`; see there."""
+    """Name of a field in the error about its value, unless its annotation has `Called`; see there."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -61,8 +61,8 @@ class Checked:
 def check_fields(part: Any) -> None:
     """Raise `UserError` if a field of a dataclass has a value that its annotation does not allow.
 
-    Dataclasses that the command line fills by flags of their own, such as the trainer's clock, call this in `__post_init__`: the
-    parser does so only if all their bases are dataclasses, too.
+    Dataclasses with command-line flags of their own, such as the trainer's clock, call this in `__post_init__`: the parser gives
+    a dataclass flags only if all its bases are dataclasses.
     """
     kind: Any = type(part)
     parameters = _fields_of(kind)
@@ -71,7 +71,7 @@ def check_fields(part: Any) -> None:
 
 
 def checked(function: Function) -> Function:
-    """Return the function with a check of its arguments, those given, by their annotations.
+    """Return the function with a check of the given arguments by their annotations.
 
     >>> @checked
     ... def take(share: Annotated[float, Interval(ge=0, lt=1)] = 0.5) -> None: ...
@@ -126,7 +126,7 @@ def _after_checks(own: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Member(NamedTuple):
-    """One type of a union, with the check of its values, None if it allows all, and with what the parameter is called."""
+    """One type of a union, with the check of its values (None if all are allowed) and the parameter's name in errors."""
 
     kind: Any
     check: Callable[[str, Any], None] | None
@@ -154,7 +154,7 @@ Parameters = dict[str, tuple[Any, Members]]
 
 
 def _check(given: Mapping[str, Any], parameters: Parameters, called: str, owner: str) -> None:
-    """Check values as their types in the unions demand; one of none of the types as the number in the union, if there is one."""
+    """Check each value by its type in the union; a value of none of the types as the number in the union, if there is one."""
     for name, (default, members) in parameters.items():
         value = given.get(name, default)
         if value is not default:
@@ -169,7 +169,7 @@ def _check(given: Mapping[str, Any], parameters: Parameters, called: str, owner:
 def _fields_of(kind: type) -> Parameters:
     """Return the fields of a dataclass that do not allow all values.
 
-    A field that a derived class declares again, without saying what is allowed, keeps what its base says.
+    A field that a derived class declares again without a range keeps the range of its base.
     """
     ranges: dict[str, Members] = {}
     for base in reversed(kind.__mro__):
@@ -189,7 +189,7 @@ def _parameters_of(function: Callable[..., Any]) -> tuple[list[str], Parameters]
 
 
 def _ranges_of(annotated: Any, known: dict[str, Any]) -> dict[str, Members]:
-    """Return the types of the names that a class itself, or a function, annotates, and that do not allow all values.
+    """Return the types of the names that a function, or a class itself, annotates, if they do not allow all values.
 
     Args:
         annotated: the class or function.
@@ -199,7 +199,7 @@ def _ranges_of(annotated: Any, known: dict[str, Any]) -> dict[str, Members]:
     for name, annotation in inspect.get_annotations(annotated).items():
         try:
             hints |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), known, include_extras=True)
-        except Exception as error:  # noqa: PERF203 -- one name that only a type checker knows leaves the others
+        except Exception as error:  # noqa: PERF203 -- a name that only a type checker knows must not spoil the others
             if "Annotated[" in str(annotation):
                 # Lightning takes seconds, and commands that need no run import this file.
                 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -224,7 +224,7 @@ def _members(hint: Any) -> Members:
 
 
 def _marked(hint: Any, marks: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield each type of a union with its marks, also those of the whole."""
+    """Yield each type of a union with its marks and the marks of the whole union."""
     origin = get_origin(hint)
     if origin is Annotated:
         inner, *own = get_args(hint)

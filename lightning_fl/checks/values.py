@@ -37,7 +37,7 @@ def is_real(value: Any) -> bool:
 
 
 def as_number(value: Any) -> Any:
-    """Return the number that a text stands for, and everything else as it is.
+    """Return the number that a text stands for; return any other value unchanged.
 
     YAML reads a number without the sign of its exponent as text.
 
@@ -51,7 +51,7 @@ def as_number(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """True if `value` is a real number, also an infinite one or nan (and not a bool)."""
+    """True if `value` is a real number, which may be infinite or nan (and not a bool)."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -71,7 +71,7 @@ def check_whole(name: str, value: Any, minimum: int, maximum: int = MOST) -> Non
 def check_between(name: str, value: Any, low: float, high: float, ends: Literal["[]", "[)", "(]", "()"] = "[]") -> None:
     """Raise `UserError` unless `value` is a number between `low` and `high`; `ends` says which of them are allowed.
 
-    A `low` of 0 that is not allowed itself excludes numbers that are 0 in float32.
+    If `low` is 0 and not allowed, numbers that are 0 in float32 are not allowed either.
 
     >>> check_between("dropout_rate", 1.0, 0, 1, "[)")
     Traceback (most recent call last):

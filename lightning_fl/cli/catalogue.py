@@ -1,9 +1,8 @@
-"""Names that a configuration may use, with one line each, their parameters, and the parts of a method: what `lightning-fl list`
-prints and the site's reference shows.
+"""Names that a configuration may use, with one line each, their parameters, and the parts of methods.
 
-They are read from `lightning_fl/catalogue.jsonl`, one line for each name, as importing the classes takes seconds. Reports read
-default values there. A test compares it with the classes; `python docs/kept_texts.py` writes it. A method's paper and
-equations are read from its file.
+`lightning-fl list` and the site's reference show them. They are read from `lightning_fl/catalogue.jsonl`, one line for each name,
+because importing the classes takes seconds. Reports also read default values there. `python docs/kept_texts.py` writes the file,
+and a test compares it with the classes. A method's paper and equations are read from its module.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ FLAGS = {
 CONFIGS = "configs"
 MORE = "`lightning-fl list NAME` shows the parameters of one of them, `lightning-fl list configs` the configurations."
 SUM_ONLY = (
-    "sum-only: the server needs no more of a round than sums over its clients, as with trainer.secure_aggregation; the page of a "
-    "method says which parts do."
+    "sum-only: the server needs only sums over the clients of a round, as with trainer.secure_aggregation; the page of a method "
+    "names the parts that need more."
 )
 INDENT = 13
-"""Columns in front of the rest of an equation that is wider than the terminal."""
+"""Indentation of the rest of an equation that is wider than the terminal, in columns."""
 HELP = (
     "List every algorithm by the problem that it is for, and every network, data set, partition, attack, callback and part of a "
     "method, with one line each. With a NAME such as Digits or TopK: its parameters; such as FedDU: also the paper, equations, "
@@ -67,10 +66,10 @@ HELP = (
 class Entry:
     """A name, its first line, its module, and its parameters: a mapping with `about`, `type` and, unless required, `default`.
 
-    `uses_server` is True of a method that trains or prunes by samples of the server. `sum_only` says of a method, yes or no and
-    why, whether sums over the clients of a round suffice. `incompatible` are the methods and data that a
-    network does not fit, each with the reason. `slots` has the import paths of a method's parts with default parameters, each
-    part before those inside it.
+    `uses_server` is True for a method that trains or prunes with samples of the server. `sum_only` tells whether sums over the
+    clients of a round suffice for a method: yes or no, and the reason. `incompatible` has the methods and data that a network
+    does not fit, with the reasons. `slots` has the import paths of a method's parts with default parameters, outer parts before
+    inner ones.
     """
 
     section: str
@@ -103,7 +102,7 @@ def entry(section: str, name: str) -> Entry:
     entries_by_name = {one.name: one for one in entries() if one.section == section}
     require(
         name in entries_by_name,
-        f"{FLAGS[section]} {name!r} is unknown; {_nearest(name, entries_by_name)}lightning-fl list {section} names all.",
+        f"{FLAGS[section]} {name!r} is unknown; {_nearest(name, entries_by_name)}lightning-fl list {section} shows all names.",
     )
     return entries_by_name[name]
 
@@ -116,7 +115,7 @@ def source_of(module: str) -> Path:
 
 
 def shown_source(module: str) -> str:
-    """Return the path of a module's file as a reader of the repository or of the installed package sees it."""
+    """Return the path of a module's file, relative to the repository or the installed package."""
     return source_of(module).relative_to(shipped_configs.PACKAGE.parent).as_posix()
 
 
@@ -127,7 +126,7 @@ def description_of(method: Entry) -> list[str]:
 
 
 def configurations_of(method: Entry) -> list[str]:
-    """Return the names of the shipped configurations that train by a method."""
+    """Return the names of the shipped configurations that use a method."""
     return [name for name in shipped_configs.names() if shipped_configs.method_of(name) == method.name]
 
 
@@ -137,12 +136,12 @@ def help_text() -> str:
 
 
 def content(words: Sequence[str]) -> dict[str, Any]:
-    """Return what `lightning-fl list` with the words after it lists, with all parameters.
+    """Return the content of `lightning-fl list` with these words after it, with all parameters.
 
     Raises:
         UserError: there is more than one word, or nothing has this name.
     """
-    listing(words)  # refuses what is no name
+    listing(words)  # refuses an unknown name
     word = words[0] if words else None
     chosen = [one for one in entries() if word in (None, one.section, one.name)]
     problems = {name: problem.title for problem in PROBLEMS for name in problem.methods}
@@ -154,7 +153,7 @@ def content(words: Sequence[str]) -> dict[str, Any]:
 
 
 def listing(words: Sequence[str]) -> str:
-    """Return the text of `lightning-fl list` with the words after it.
+    """Return the text of `lightning-fl list` with these words after it.
 
     Raises:
         UserError: there is more than one word, or nothing has this name.
@@ -173,7 +172,7 @@ def listing(words: Sequence[str]) -> str:
     if entry_asked is None:
         names = [*(one.name for one in every_entry), *FLAGS, CONFIGS]
         raise UserError(
-            f"lightning-fl list {word!r}: there is no such name; {_nearest(word, names)}lightning-fl list names all."
+            f"lightning-fl list {word!r}: there is no such name; {_nearest(word, names)}lightning-fl list shows all names."
         )
     parameters = {
         f"{entry_asked.flag}.{name}": _explained(parameter) for name, parameter in entry_asked.parameters.items()
@@ -206,7 +205,7 @@ def _explained(parameter: dict[str, Any]) -> str:
 
 
 def _first_line(name: str) -> str:
-    """Return the method of a configuration, if it is about one, and the first sentence of the comment at its head."""
+    """Return the method of a configuration, if it names one, and the first sentence of the comment at its head."""
     text = (shipped_configs.folder() / f"{name}{shipped_configs.SUFFIX}").read_text(encoding="utf-8")
     lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
     sentence = re.split(r"\.(?: |$)", " ".join(line.removeprefix("#").strip() for line in lines))[0].rstrip(":")
@@ -237,7 +236,7 @@ def _marked_table(title: str, rows: dict[str, tuple[str, str]]) -> str:
 
 
 def is_aligned(text: str) -> bool:
-    """True if lines of a paragraph are aligned in columns, as those of equations are."""
+    """True if lines of a paragraph are aligned in columns, like equations."""
     return bool(re.search(r"\S {2,}\S", text))
 
 
@@ -249,7 +248,7 @@ def _paragraph(text: str) -> list[str]:
 
 
 def _folded(line: str) -> list[str]:
-    """Return an aligned line, its last column and whatever else is too wide on lines of their own."""
+    """Return an aligned line; if it is too wide, its last column gets a line of its own, and long columns are wrapped."""
     width, indent = terminal.width(), " " * INDENT
     if len(line) <= width:
         return [line]

@@ -50,16 +50,16 @@ OTHER_NAMES = {
     "FedAdagrad": "ServerAdagrad",
     "FedYogi": "ServerYogi",
 }
-"""Methods that the field knows by names of their own."""
+"""Names by which the field knows some methods, and their names here."""
 KEYS = ("class_path", "init_args", "dict_kwargs")
 """Keys of a mapping that stands for a class."""
-BESIDE = "the parameters of a class stand under its key init_args, and not beside class_path"
+BESIDE = "the parameters of a class belong under its key init_args, not beside class_path"
 """Remedy for `{class_path: FedProx, mu: 0.1}`."""
 LISTS = ("callbacks", "logger", "personal", "stages", "steps")
 """Keys that may name several classes."""
 BASES = {"BaseFinetuning", "BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
 OF_SCHEDULERS = {"ChainedScheduler", "SequentialLR"}
-"""Schedulers of schedulers, which need theirs built with an optimiser, as a configuration cannot."""
+"""Schedulers that take other schedulers, built with an optimiser, which a configuration cannot give."""
 HIDDEN = {*BASES, *OF_SCHEDULERS, "LBFGS", *(c.__name__ for c in REFUSED_CALLBACKS)}
 """Classes that a configuration may not name: base classes, and classes that a federation does not support."""
 
@@ -77,7 +77,7 @@ def classes_under(key: str) -> dict[str, type]:
 
 
 def class_misfit(value: Any, key: str, shown_key: str) -> str | None:
-    """Return what is wrong with a class that is given by name, by a mapping with class_path, or in a list of these.
+    """Return the error of a class that is given by name, by a mapping with class_path, or in a list of these.
 
     Args:
         value: value of the key.
@@ -139,25 +139,25 @@ def class_misfit(value: Any, key: str, shown_key: str) -> str | None:
             for kind in (LightningModule, LightningDataModule)
         ):
             return (
-                f"{shown_key} {name!r} is a class of pytorch_lightning, which FederatedTrainer takes in Python, but the command "
-                "line does not: call FederatedTrainer(…).fit(…), or import lightning.pytorch instead where the class is defined."
+                f"{shown_key} {name!r} is a class of pytorch_lightning, which FederatedTrainer accepts in Python, but the "
+                "command line does not: call FederatedTrainer(…).fit(…), or define the class with lightning.pytorch instead."
             )
         if leaf == "data" and isinstance(named_object, type) and issubclass(named_object, LightningDataModule):
             return (
-                f"{shown_key} {name!r} is not divided over clients yet, which Federated does (parameters of {last} become "
-                f"--data.datamodule.NAME): use --data Federated --data.datamodule {name} --data.num_clients 100."
+                f"{shown_key} {name!r} does not divide its samples over clients, but Federated does it (parameters of {last} "
+                f"become --data.datamodule.NAME): use --data Federated --data.datamodule {name} --data.num_clients 100."
             )
         return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known_classes)}."
     return None
 
 
 def _remedy(name: str, classes: Mapping[str, type]) -> str:
-    """Return the end of a sentence about a class that was looked for in another module than its own."""
+    """Return the remedy in the error about a class that was looked for in a wrong module."""
     return f"its name alone is enough: {name}" if name in classes else nearest(name, classes)
 
 
 def _hidden(module: str) -> str | None:
-    """Return why a module of the current folder is not found: an installed one has its name; None if that is not so."""
+    """Return the error if an installed package of the same name hides a module of the current folder; None otherwise."""
     first = module.partition(".")[0]
     file = next((path for path in (Path(f"{first}.py"), Path(first)) if path.exists()), None)
     taken = getattr(sys.modules.get(first), "__file__", None)

@@ -1,9 +1,9 @@
-"""`lightning-fl`: the commands, and how they fail.
+"""`lightning-fl`: the commands and their errors.
 
 `fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `init` writes a first configuration,
 `list` prints the available names, `study` trains many runs, and `report` compares them. A user's mistake ends with one
-sentence on standard error and exit code 2. Whatever needs no run is answered here, before torch and Lightning are imported,
-which takes seconds.
+sentence on standard error and exit code 2. Commands that need no run are answered here, before torch and Lightning are imported,
+because this import takes seconds.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completio
 CONFIG_VARIABLE = re.compile("PL_[A-Z]+__CONFIG")
 """Environment variables in place of --config."""
 SPINS = "10000"
-"""Turns for which a thread of GNU OpenMP, which torch uses on Linux, waits for the others before it gives its core away; its own
-default waits so long that a round takes many times longer on a busy machine (docs/explanation/speed.md)."""
+"""Spins of a thread of GNU OpenMP, which torch uses on Linux, while it waits for other threads, before it releases its core. With
+OpenMP's own default a round takes many times longer on a busy machine (docs/explanation/speed.md)."""
 REMEDIES = {
     "fit": "; --ckpt_path last resumes after the last complete round",
     "study": "; the same command resumes its runs",
 }
-"""What to do, by command, after a run was stopped."""
+"""Remedy after a run was stopped, by command."""
 ANSWERS = re.compile(r"-h|--help|--[\w.]+\.help(=.*)?|--print_\w+(=.*)?|--dry_run")
 """Flags with which a command prints something and trains nothing."""
 BROKEN_PIPE = 141
@@ -122,7 +122,7 @@ def _answer_at_once(words: list[str]) -> str | None:
         studies = [run for run in runs if shipped_configs.is_study(run)]
         require(
             studies in ([], runs[:1]),
-            f"a report is of runs, or of one study file with the folder of its runs after it, got {' '.join(runs)}.",
+            f"a report takes runs, or one study file and the folder of its runs after it, got {' '.join(runs)}.",
         )
         return None if studies else report(words[1:])
     if first == "study" and {"-h", "--help"} & set(words[1:]):
@@ -133,7 +133,7 @@ def _answer_at_once(words: list[str]) -> str | None:
 
 
 def _check_configurations(words: list[str]) -> None:
-    """Check that what is given by --config can be configurations, and that no flag is nested too deeply."""
+    """Check that the values of --config can be configurations, and that no flag is nested too deeply."""
     check_depth(words)
     for value in shipped_configs.given_paths(words):
         check_given(value)
@@ -162,21 +162,21 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _resolve(words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the whole configuration of a fit; what that needs is imported when the study file has been read."""
+    """Return the whole configuration of a fit; import the modules for it only now, after the study file was read."""
     from lightning_fl.cli.planned_fit import resolve
 
     return resolve(words)
 
 
 def _plan(words: Sequence[str]) -> Plan:
-    """Return what a fit would cost."""
+    """Return the expected costs of a fit."""
     from lightning_fl.cli.planned_fit import plan
 
     return plan(words)
 
 
 def _read(words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the whole configuration of a fit, which may name files that are not here."""
+    """Return the whole configuration of a fit, which may name files that are missing on this machine."""
     from lightning_fl.cli.planned_fit import read
 
     return read(words)
@@ -198,7 +198,7 @@ def _study(arguments: list[str]) -> None:
 
 
 def _open_streams() -> None:
-    """Open standard streams that are closed, or files of the run get their numbers; show characters that they lack as `?`."""
+    """Open closed standard streams, so that no file of the run gets their numbers; print unsupported characters as `?`."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -210,7 +210,7 @@ def _open_streams() -> None:
 
 
 def _flush() -> None:
-    """Write what is still to be printed; exit if nobody reads it."""
+    """Write the rest of the output; exit if nobody reads it."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -219,7 +219,7 @@ def _flush() -> None:
 
 
 def _remedy(words: Sequence[str]) -> str:
-    """Return how to resume what a command was training; empty if it trains nothing."""
+    """Return the advice that resumes a command's training; empty if it trains nothing."""
     return "" if any(map(ANSWERS.fullmatch, words)) else REMEDIES.get(words[0] if words else "", "")
 
 

@@ -1,8 +1,8 @@
 """Shell completion: every flag, the names of classes, and the parameters of those classes.
 
-jsonargparse writes the script (`--print_completion`). On its own it would offer each class that a type allows with its
-parameters, and again the classes that those allow; for a network this recursion through torch does not end. This module
-therefore first adds flags for the classes that a configuration may name, and jsonargparse leaves existing flags unchanged.
+jsonargparse writes the script (`--print_completion`). By itself it would offer every class that a type allows, with its
+parameters, and in turn every class that these allow; for a network this recursion through torch does not end. This module
+therefore first adds flags for the classes that a configuration may name; jsonargparse leaves existing flags unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def offer_names(parser: ArgumentParser) -> None:
 def _offer_parameters(
     parser: ArgumentParser, flag: str, classes: dict[str, type], around: tuple[type, ...] = ()
 ) -> None:
-    """Add flags for the parameters of `classes`; skip a class inside itself, and what is inside the base of a base method."""
+    """Add flags for the parameters of `classes`; skip a class inside itself, and parameters inside the base of a base method."""
     for offered in classes.values():
         if offered in around:
             continue

@@ -1,4 +1,4 @@
-"""Checks of what the parser accepts: files that are not configurations, and null for types that do not allow it.
+"""Checks of wrong input that the parser accepts: files that are not configurations, and null for types that do not allow it.
 
 The parser reads null as "not given", and ignores a value of a group such as `trainer` that is not a mapping. The first error
 would stop a run in the middle; the second would start a run with other settings than the user's.
@@ -64,7 +64,7 @@ def _checked(content: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_inner_files(config: Any) -> None:
-    """Check the files that stand in a configuration in place of mappings, as in `--trainer FILE`.
+    """Check the files that a configuration has in place of mappings, as in `--trainer FILE`.
 
     Raises:
         UserError: `read_strictly` refuses one of them.
@@ -88,11 +88,11 @@ def check_depth(words: Sequence[str]) -> None:
 
 
 def check_numbers(words: Sequence[str], config: Any) -> None:
-    """Check that no number of a command line is one that most readers read otherwise, such as 010 or 1:30.
+    """Check that a command line has no number that YAML reads differently from most readers, such as 010 or 1:30.
 
     Args:
         words: the command line.
-        config: what the parser made of it; a value that it keeps as a text is accepted.
+        config: result of the parser; a value that it keeps as a text is accepted.
 
     Raises:
         UserError: there is such a number.
@@ -137,11 +137,11 @@ WORK = ("local_epochs", "local_steps")
 
 
 def replaced_work(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the flag that drops the earlier of local_epochs and local_steps, and a sentence about it; None if it need not.
+    """Return the flag that drops the earlier of local_epochs and local_steps, and a sentence about it; None to drop neither.
 
-    The later of two values that come from different sources replaces the other. From the earliest to the last, these are the
-    environment's file, its variables, and the command line with its files in their order. Two values of one file, two variables,
-    or two flags are left to the trainer, which refuses them.
+    If the two come from different sources, the later one replaces the earlier. The order of the sources is: the environment's
+    file, its variables, and the command line, with its files in their order. The trainer refuses two values of one file, two
+    variables or two flags.
 
     Args:
         words: the command line, from the name of the command on.
@@ -156,7 +156,7 @@ def replaced_work(words: Sequence[str], environment: Mapping[str, str]) -> tuple
             key = flag.removeprefix("--trainer.")
             mentions = {key: None if value == "null" else value} if key in WORK else {}
         for key, work in mentions.items():
-            last_mentions.pop(key, None)  # so that the order is that of the last mentions
+            last_mentions.pop(key, None)  # so that the mapping is in the order of the last mentions
             if work is not None:
                 last_mentions[key] = (source, work)
     if len({source for source, _ in last_mentions.values()}) < 2:
@@ -269,10 +269,10 @@ def check_optimizer(config: Mapping[str, Any]) -> None:
     )
     require(
         optimizer is not None or scheduler is None,
-        f"lr_scheduler {scheduler} needs an optimizer: give --optimizer, too, such as --optimizer SGD --optimizer.lr 0.1.",
+        f"lr_scheduler {scheduler} needs an optimizer: also give --optimizer, such as --optimizer SGD --optimizer.lr 0.1.",
     )
     require(
         optimizer is None or config["trainer"]["client_optimizer"] == "module",
         f"optimizer {optimizer} and trainer.client_optimizer sgd exclude each other: both replace the module's optimiser; "
-        "give --optimizer SGD with its learning rate alone, or leave --optimizer out.",
+        "give only --optimizer SGD with its learning rate, or leave --optimizer out.",
     )

@@ -1,8 +1,8 @@
-"""Parts that are the default of a parameter: a class that the user names instead starts from its own defaults.
+"""Default parts of parameters: a class that the user names instead starts from its own defaults.
 
-The parser merges what the user gives into the default. So FedOpt, whose default is SGD(lr=1.0, momentum=0.9), would train with
-momentum 0.9 if the user names SGD with another learning rate, and with lr 1.0 if he names Adam. Parameters that are given
-without a class still change the default part alone: `--algorithm.server_optimizer.lr 0.5` keeps its momentum.
+The parser merges the user's values into the default. FedOpt, whose default is SGD(lr=1.0, momentum=0.9), would then train with
+momentum 0.9 if the user names SGD with another learning rate, and with lr 1.0 if the user names Adam. Parameters without a class
+still change the default part: `--algorithm.server_optimizer.lr 0.5` keeps its momentum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def named_parts(parameters: Any) -> frozenset[str]:
 
 
 def with_default_init_args(parser: ArgumentParser, parameters: Any, earlier: Any) -> Any:
-    """Return parameters of a class; those of a part without its class are completed by the default part.
+    """Return parameters of a class, in which a part without a class is completed by the default part.
 
     Args:
         parser: parser of the class.
@@ -43,7 +43,7 @@ def with_default_init_args(parser: ArgumentParser, parameters: Any, earlier: Any
 
 
 def with_default_parts(parser: ArgumentParser, words: Sequence[str], earlier: Any) -> Any:
-    """Return the parameters that were given before, with the default part whose parameter a flag gives now.
+    """Return the parameters that were given before, and the default part of which a flag now gives a parameter.
 
     Args:
         parser: parser of a class.
@@ -60,7 +60,7 @@ def with_default_parts(parser: ArgumentParser, words: Sequence[str], earlier: An
 
 
 def _default_part(parser: ArgumentParser, key: str) -> Namespace | None:
-    """Return a copy of the class and the parameters of a default part; None if the default is none, or has no parameters."""
+    """Return a copy of the class and the parameters of a default part; None if there is none, or it has no parameters."""
     default = next((action.default for action in parser._actions if action.dest == key), None)
     if not {"class_path", "init_args"} <= _keys(default):
         return None
@@ -68,7 +68,7 @@ def _default_part(parser: ArgumentParser, key: str) -> Namespace | None:
 
 
 def _top(parameters: Any) -> list[tuple[str, Any]]:
-    """Return the parameters with their values, without those inside."""
+    """Return the parameters with their values, without parameters of inner parts."""
     if isinstance(parameters, Namespace):
         return list(vars(parameters).items())
     return list(parameters.items()) if isinstance(parameters, Mapping) else []

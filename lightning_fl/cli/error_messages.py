@@ -23,7 +23,7 @@ SECTIONS = ("data", "model", "algorithm", "optimizer", "lr_scheduler")
 """Keys of classes whose parameters a user may look for elsewhere."""
 
 ABSTRACT = {base.__name__: key for key, (_, base) in CLASS_PACKAGES.items() if base.__name__ not in classes_under(key)}
-"""Key of the configuration by the base class of the classes that it may name; the base itself it may not."""
+"""Key of the configuration by the base class of the classes that it may name, which is not allowed itself."""
 
 VALUES = (
     r"class_path '([^']*)'",
@@ -31,7 +31,7 @@ VALUES = (
     r"Expected a path but (.*) either not accessible",
     r"(?:Got|Given) value: (.*)",
 )
-"""Patterns of the value in a message, the surest last."""
+"""Patterns of the value in a message, the most reliable last."""
 
 
 def explain(message: str, parser: ArgumentParser) -> str:
@@ -52,7 +52,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 
 def unknown_variable(prefix: str, names: Iterable[str], parser: ArgumentParser) -> str | None:
-    """Return the sentence for the first of some environment variables that seems to, but does not, set a flag of `parser`.
+    """Return the sentence for the first environment variable that seems to set a flag of `parser`, but does not.
 
     Args:
         prefix: start of the variables that set flags of the command, such as `PL_FIT__`.
@@ -99,7 +99,7 @@ def _no_parameter(parser: ArgumentParser, name: str) -> str:
     if name == "class_path":  # which the parser takes for a parameter if there are other keys
         return f"{BESIDE}."
     if owner in ABSTRACT:
-        return f"{name!r} needs the class that has it: {_naming(ABSTRACT[owner])}."
+        return f"{name!r} needs the class to which it belongs: {_naming(ABSTRACT[owner])}."
     classes = {class_name for key in CLASS_PACKAGES for class_name in classes_under(key)}
     if first in {"name", "type", "class", *classes} or get_close_matches(
         first, ("class_path", "init_args"), cutoff=0.8
@@ -109,7 +109,7 @@ def _no_parameter(parser: ArgumentParser, name: str) -> str:
     if owner in methods and first in parameters_of(methods["Algorithm"]):
         return (
             f"{owner} has no parameter {name!r}, because it fills this slot itself: use --algorithm Algorithm, which takes "
-            f"--algorithm.{first} and every other slot; a slot that is not given is FedAvg's."
+            f"--algorithm.{first} and every other slot; a slot that you do not give has FedAvg's part."
         )
     return f"{owner} has no parameter {name!r}; {_nearest_key(name, parser)}."
 
@@ -120,8 +120,10 @@ def _no_class(_: ArgumentParser, key: str) -> str:
 
 
 def _naming(key: str) -> str:
-    """Return the end of the sentence: where to name a class, and which."""
-    return f"name it before, or in a file by class_path beside init_args; allowed: {', '.join(classes_under(key))}"
+    """Return the end of the sentence: the place for the name of a class, and the allowed names."""
+    return (
+        f"name the class first, or in a file by class_path beside init_args; allowed: {', '.join(classes_under(key))}"
+    )
 
 
 def _missing(parser: ArgumentParser, keys: str) -> str:
@@ -189,7 +191,7 @@ def _named(text: str) -> str:
 
 
 def _value_misfit(parser: ArgumentParser, key: str, value: Any) -> str | None:
-    """Return what is wrong with a value, by the type of its key; None if the type is unknown."""
+    """Return the error of a value, by the type of its key; None if the type is unknown."""
     shown_key = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
     hint = next((getattr(a, "_typehint", None) or a.type for a in parser._actions if a.dest == key), None)
     if hint is None:
@@ -225,7 +227,7 @@ def _no_group(parser: ArgumentParser, key: str, value: str) -> str:
 
 
 def _no_value(parser: ArgumentParser, flag: str) -> str:
-    """Return the sentence for a flag without a value, which may be that of a parameter of the class that `flag` takes."""
+    """Return the sentence for a flag without a value; the flag may be a parameter of the class that `flag` takes."""
     words = list(getattr(parser, "words", ()))
     of_flag = [
         (word, after)
@@ -252,14 +254,14 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     r"key \"([\w.]+)\":\s+Expected an instantiatable class": _no_class,
     r"--([\w.]+)\.help: .*?([\w.]*)\W?$": _no_class_to_explain,
     r"(?s)key \"([\w.]+)\".*NestedArg\(key='([\w.]+)'": (
-        "--{0}.{1} stands before the class of {0}; give --{0} first, or name its class in a file."
+        "--{0}.{1} comes before the class of {0}: give --{0} first, or name its class in a file."
     ),
     r"class_path '([^']*)':\s+'\w+' object has no attribute 'keys'": "init_args of {0} must be a mapping with its parameters.",
     r"key \"([\w.]+)\":\s+Unable to load config '(.*)'\n": _no_group,
     r"key \"config\":\s+(.*)": "--config: {0}.",
     r"Subclasses are disabled for (\w+), thus '([^']*)'": (
-        "the settings of a {0} stand without the name of a class, got {1!r}: give them alone, such as trainer.clock.devices "
-        "phones for a ClientClock."
+        "the settings of a {0} are given without the name of a class, got {1!r}: give only the settings, such as "
+        "trainer.clock.devices phones for a ClientClock."
     ),
     r"(?s)key \"([\w.]+)\".*Exceeds the limit \(\d+ digits\)": "{0} has too many digits.",
 }

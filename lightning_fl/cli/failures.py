@@ -60,7 +60,7 @@ def _is_found(package: str) -> bool:
 
 
 def _declared(command: str) -> str:
-    """Return the command with our extra that has the package, or with the version that we need; else as it is."""
+    """Return the command with our extra that has the package, or with the version that we need; otherwise unchanged."""
     wanted = re.sub(r"[\s\"'<>=!~].*", "", command.split("install ")[-1].removeprefix("-U ").lstrip("'\""))
     try:
         requirements = requires("lightning-fl") or []

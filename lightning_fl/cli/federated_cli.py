@@ -55,11 +55,11 @@ from lightning_fl.trainer.run_metric import fit_content
 
 DESCRIPTION = "Federated-learning experiments for PyTorch Lightning."
 SEED_TRUE = (
-    "seed_everything true would be the seed 0, because Lightning draws none: give a whole number, such as $RANDOM in a shell, or "
-    "false for an initial model without a seed."
+    "seed_everything true would mean seed 0, because Lightning draws no seed: give a whole number, such as $RANDOM in a shell, "
+    "or false for an initial model without a seed."
 )
-DRY_RUN = "Print what the run would cost, bytes, steps, time, memory and disk; train and write nothing."
-JSON = "Print the final table, or with --dry_run the costs, as one JSON document on standard output; all else on standard error."
+DRY_RUN = "Print the expected costs of the run: bytes, steps, time, memory and disk. Train and write nothing."
+JSON = "Print the final table, or the costs with --dry_run, as one JSON document on standard output; the rest on standard error."
 LINKED = OFFERED
 """Parameters of the model that are taken from the data, if the data define them."""
 
@@ -70,7 +70,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     _named: frozenset[str] = frozenset()
     """Parameters whose value is a class that the user names, so that nothing of the default part is left."""
     words: Sequence[str] = ()
-    """Words that are parsed, for sentences: of a flag of a class, argparse names only the key of the class."""
+    """Words of the command line, for errors: for a flag of a class, argparse names only the key of the class."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"description": DESCRIPTION, "formatter_class": PlainHelpFormatter, **options})
@@ -168,14 +168,14 @@ class FederatedArgumentParser(LightningArgumentParser):
 
 
 def _path(value: Any) -> str:
-    """Return the text of a path; jsonargparse's own function makes the path `None` of a flag's null."""
+    """Return the text of a path; jsonargparse's own function turns a flag's null into the path `None`."""
     if value is None:
-        raise TypeError("null is no path")
+        raise TypeError("null is not a path")
     return str(value)
 
 
 class SaveFitConfig(SaveConfigCallback):
-    """Callback that saves the configuration of a `fit` as config.yaml, and that of a resumed one beside it as config-2.yaml, …"""
+    """Callback that saves the configuration of a `fit` as config.yaml, and of each resumed one beside it as config-2.yaml, …"""
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Save nothing yet, because the folder may hold an earlier run until this one has done a round."""
@@ -237,7 +237,7 @@ class FederatedCLI(LightningCLI):
             return self.init_parser(**options)
         parser = super()._prepare_subcommand_parser(klass, subcommand, **options)
         if subcommand == "fit":
-            # Without a value in configurations that lack it, which are compared and kept.
+            # No value in configurations, which are compared and kept, unless the flag is given.
             parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
             parser.add_argument("--json", action="store_true", default=SUPPRESS, help=JSON)
         return parser
@@ -325,7 +325,7 @@ class FederatedCLI(LightningCLI):
     def _known_or_given(self, name: str, data_value: int | None) -> int | None:
         """Return the value from the data, or else the configuration's value for the model.
 
-        None for classes that neither the data know nor the user gives ImageClassifier, which asks for them.
+        None if neither the data nor the user give it; then ImageClassifier asks for it.
         """
         given, model = self._given(name), self._given_model["class_path"]
         asks = name == "num_classes" and locate(model) is modules.ImageClassifier
@@ -369,9 +369,9 @@ class FederatedCLI(LightningCLI):
             rank_zero_info(f"The model has the hyper-parameters of the checkpoint, not the configuration's: {listed}.")
 
     def _leave_out_foreign(self, free: set[str]) -> None:
-        """Leave out what a checkpoint has beside the parameters of the model's class.
+        """Leave out the hyper-parameters of a checkpoint that are not parameters of the model's class.
 
-        This is what the command line offers to every class, and what a module has added to its hyper-parameters.
+        Such are the arguments that the command line offers to every class, and hyper-parameters that a module has added.
 
         Args:
             free: names that the configuration has under `dict_kwargs`.
@@ -391,7 +391,7 @@ class FederatedCLI(LightningCLI):
         }
 
     def predict(self, **arguments: Any) -> None:
-        """Predict, and save the predictions: a list of what `predict_step` returned for each batch."""
+        """Predict, and save the predictions: a list with the result of `predict_step` for each batch."""
         path = Path(self.trainer.default_root_dir) / "predictions.pt"
         made = require_writable(str(path.parent))
         require(

@@ -31,11 +31,11 @@ FIRST = ("algorithm", "model", "data", "optimizer", "lr_scheduler")
 TEXTS = {
     "config": (
         "FILE",
-        "Configuration in YAML or JSON: a file, or one of `lightning-fl list configs`. Each --config goes over those before it.",
+        "Configuration in YAML or JSON: a file, or one of `lightning-fl list configs`. Each --config overrides earlier ones.",
     ),
     "print_config": (
         "[=skip_default]",
-        "Print the configuration that results from all arguments, or only what differs from the defaults, and exit.",
+        "Print the configuration that results from all arguments, or only its differences from the defaults, and exit.",
     ),
     "seed_everything": (
         "INT|false",
@@ -44,7 +44,7 @@ TEXTS = {
 }
 """Value and text of flags that Lightning describes otherwise."""
 INTERNAL = ("ActionLink", "_ActionConfigLoad", "_ActionHelpClassPath")
-"""Kinds of entries that are no flags of their own."""
+"""Kinds of entries that are not flags by themselves."""
 TYPES = {bool: "{true,false}", int: "INT", float: "FLOAT", str: "TEXT", PathLike: "PATH"}
 NOT_SAID = "One or more arguments specifying"
 """Start of jsonargparse's text for a class without a description."""
@@ -103,8 +103,8 @@ def arrange(parser: Any) -> None:
     command = parser.prog.split()[-1]
     parser.usage = f"lightning-fl {command} [--config FILE] [--FLAG VALUE] ..."
     parser.epilog = (
-        "Each flag is a key of a configuration file, --trainer.max_rounds for instance the key max_rounds under trainer, and an "
-        f"environment variable, PL_{command.upper()}__TRAINER__MAX_ROUNDS. A default that is not shown is null."
+        "Each flag is also a key of a configuration file and an environment variable: --trainer.max_rounds is the key max_rounds "
+        f"under trainer, and PL_{command.upper()}__TRAINER__MAX_ROUNDS. A default that is not shown is null."
     )
     for action in parser._actions:
         action.metavar, action.help = TEXTS.get(action.dest, (action.metavar, action.help))

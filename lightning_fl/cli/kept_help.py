@@ -3,7 +3,7 @@ which takes seconds.
 
 `python docs/kept_texts.py` writes the file, and a test compares what is printed with the parser's own help. The help also
 names classes of torch and Lightning. The file has the classes that these packages had when it was written; if the installed
-packages have others, there is no kept help, and the parser prints its own. Their functions and modules come and go without it.
+packages have others, the parser prints its own help. Changes of their functions and modules do not matter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = re.compile(r"^__all__ = (\[[^\]]*\])", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Section:
-    """Flags of some commands below a heading, each as it is shown with its text."""
+    """Flags of some commands below a heading, with their texts as the help shows them."""
 
     heading: str
     flags: Sequence[tuple[str, str]]
@@ -35,7 +35,7 @@ class Section:
 
 
 class KeptFormatter(HelpFormatter):
-    """Formatter of flags and texts that are finished."""
+    """Formatter that prints finished flags and texts."""
 
     def _format_action_invocation(self, action: Action) -> str:
         return str(action.metavar)
@@ -46,7 +46,7 @@ class KeptFormatter(HelpFormatter):
 
 @cache
 def _kept() -> Any:
-    """Return the classes of other packages, what stands around the flags of each command, and the sections."""
+    """Return the classes of other packages, the texts around the flags of each command, and the sections."""
     classes, around, *sections = map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
     return classes, around, [Section(**section) for section in sections]
 
@@ -57,7 +57,7 @@ def sections_of(command: str) -> list[Section]:
 
 
 def help_of(command: str) -> str | None:
-    """Return what `lightning-fl COMMAND --help` prints; None if nothing is kept, or the installed packages have other classes."""
+    """Return the text of `lightning-fl COMMAND --help`; None if none is kept, or the installed packages have other classes."""
     classes, around, _ = _kept()
     if command not in around or classes != {module: classes_of(module) for module in OTHERS}:
         return None

@@ -12,7 +12,7 @@ ROUND = {
     "downlink": "the server sends the model",
     "rule": "each client trains",
     "personal": "and keeps for itself",
-    "exchange": "the clients say who sends what",
+    "exchange": "client and server agree on what is sent",
     "uplink": "the clients send it",
     "aggregator": "the server merges it",
     "steps": "and changes the model",
@@ -24,7 +24,7 @@ def listing(names: Sequence[str]) -> str:
     """Return the text of `lightning-fl list NAME --source`.
 
     Raises:
-        UserError: not one method is named.
+        UserError: the names are not the name of one method.
     """
     named = " ".join(names) or "none"
     require(len(names) == 1, f"lightning-fl list --source takes the name of one method, such as FedProx, got {named}.")
@@ -32,7 +32,7 @@ def listing(names: Sequence[str]) -> str:
 
 
 def source(method: Entry) -> str:
-    """Return the classes of a method and of its default parts, those of each slot after the other."""
+    """Return the classes of a method and of its default parts, slot by slot."""
     blocks = [_classes(f"{method.module}.{method.name}", f"{method.name}")]
     for slot, happens in ROUND.items():
         blocks += [_classes(path, f"{slot}: {happens}") for path in method.slots.get(slot, ())]

@@ -13,9 +13,9 @@ from lightning_fl import callbacks, modules
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print this package's own warnings without a place in its source, which says nothing to whoever types a command.
+    """Print this package's own warnings without their place in its source, which means nothing to users of the command line.
 
-    Lightning, which is imported before, formats warnings as well.
+    Lightning also sets a format of warnings when it is imported; this comes after it.
     """
     others = warnings.formatwarning
     own = tuple(os.path.join(path, "") for package in (lightning_fl, callbacks, modules) for path in package.__path__)

@@ -1,4 +1,4 @@
-"""Configurations of fits that are planned: checked as the command line checks them, and not run."""
+"""Configurations of planned fits, which are checked like the command line's but not run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lightning_fl.outputs.plan import Plan
 
 
 class _Refused(BaseException):
-    """Sentence of a parser; no `Exception`, which an outer parser would catch and say in other words."""
+    """Error of a parser. It is not an `Exception`, because an outer parser would catch and reword that."""
 
 
 class _PlannedParser(FederatedArgumentParser):
-    """Parser that raises its sentence instead of ending the program."""
+    """Parser that raises its error instead of ending the program."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the sentence that the command line would print."""
@@ -30,21 +30,21 @@ class _PlannedParser(FederatedArgumentParser):
 
 
 class _PlannedFit(FederatedCLI):
-    """Command that ends when its classes are made."""
+    """Command that ends after it has made its classes."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run nothing."""
 
 
 class _ReadFit(_PlannedFit):
-    """Command that ends when its arguments are read."""
+    """Command that ends after it has read its arguments."""
 
     def instantiate_classes(self) -> None:
         """Make nothing."""
 
 
 def read(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Return the whole configuration of a fit whose classes are not made, as its files may be on another machine.
+    """Return the whole configuration of a fit without making its classes, because its files may be on another machine.
 
     Args:
         arguments: command line after `fit`.
@@ -70,7 +70,7 @@ def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
 
 
 def plan(arguments: Sequence[str]) -> Plan:
-    """Return what a fit would cost.
+    """Return the expected costs of a fit.
 
     Args:
         arguments: command line after `fit`.
@@ -114,7 +114,7 @@ def _sentences() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep notes about seeds and devices from the terminal: each run writes its own."""
+    """Hide notes about seeds and devices, because each run writes its own."""
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     fabric = logging.getLogger("lightning.fabric.utilities.rank_zero")
     levels = [(each, each.level) for each in (logger, fabric, logging.getLogger("lightning.fabric.utilities.seed"))]

@@ -13,7 +13,7 @@ class Problem:
         title: a few words.
         methods: methods that the terminal lists here; each method is in one group.
         others: methods of other groups that help as well.
-        besides: what helps besides a method, in Markdown.
+        besides: further remedies or remarks, in Markdown.
     """
 
     title: str

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 SUFFIX = ".yaml"
 STUDIES = "studies"
 NO_RUN = ("sweeps", STUDIES)
-"""Folders of files that are no configurations of a run."""
+"""Folders of files that are not configurations of a run."""
 
 
 def folder() -> Path:
@@ -60,13 +60,13 @@ def find(value: str) -> str:
     hint = (
         f"did you mean {siblings.get(close[0], close[0])!r}?"
         if close
-        else "lightning-fl list configs names those of the package."
+        else "lightning-fl list configs shows the package's configurations."
     )
     raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}; {hint}")
 
 
 def is_yaml(value: str) -> bool:
-    """True if a value of --config is a configuration itself, and no name or address of one.
+    """True if a value of --config is a configuration itself, not the name or the address of one.
 
     >>> [is_yaml(value) for value in ("{seed_everything: 1}", "seed_everything: 1", "quickstart", "-", "s3://bucket/a.yaml")]
     [True, True, False, False, False]
@@ -84,7 +84,9 @@ def find_study(value: str) -> Path:
     path = Path(value).expanduser()
     name = _study_name(path)
     if path.is_file() or name not in shipped:
-        require(path.is_file(), f"there is no study file {value!r}; of the package's, {nearest(name, shipped)}.")
+        require(
+            path.is_file(), f"there is no study file {value!r}; among the package's studies, {nearest(name, shipped)}."
+        )
         return path
     return shipped[name]
 
@@ -100,7 +102,7 @@ def _study_name(path: Path) -> str:
 
 
 def is_study(value: str) -> bool:
-    """True if what a report is to be made of is a study file, or the name of one of the package's, and no folder of runs."""
+    """True if an argument of a report is a study file, or the name of one of the package's, and not a folder of runs."""
     path = Path(value).expanduser()
     return not path.is_dir() and (path.suffix in (SUFFIX, ".yml") or _study_name(path) in _shipped_studies())
 

@@ -83,7 +83,7 @@ def _in_words(hint: Any) -> str:
     if group := group_of(origin):
         return f"a mapping with {', '.join(field.name for field in fields(group))}"
     if origin is Callable and inner and isinstance(inner[-1], type) and inner[-1].__module__ != "builtins":
-        return in_words(inner[-1])  # given by its class_path and init_args, of which the parser makes the function
+        return in_words(inner[-1])  # given by class_path and init_args, from which the parser makes the function
     if origin is Callable or origin in (str, int, float, bool):
         return origin.__name__.lower()
     if issubclass(origin, Mapping):

@@ -147,7 +147,7 @@ def test_the_sentence_about_a_data_module_without_clients_says_how_to_divide_it(
     sentence = lightning_fl("fit", "--config", small, "--data", "plain.Plain", "--data.num_clients", "5").sentence
     assert sentence == lightning_fl("fit", "--config", small, "--config", "plain.yaml").sentence
     begin, words = sentence.removesuffix(".").split(": use ")
-    assert begin.startswith("data 'plain.Plain' is not divided over clients yet")
+    assert begin.startswith("data 'plain.Plain' does not divide its samples over clients, but Federated does it")
     more = "--data.datamodule.size 120 --data.num_classes 10 --model ImageClassifier --model.network linear"
     shape = "--model.in_channels 1 --model.image_size 8"
     assert lightning_fl("fit", "--config", small, *words.split(), *more.split(), *shape.split()).code == 0
@@ -502,11 +502,11 @@ MISTAKES = {
     "null for the clients": (["--data.num_clients", "null"], ["num_clients is null", "only ByGroup", "IID()"]),
     "a parameter without its class": (
         ["--trainer.privacy.clip", "1"],
-        ["'clip' needs the class that has it: name it before", "allowed: ClientPrivacy, LocalPrivacy."],
+        ["'clip' needs the class to which it belongs: name the class first", "allowed: ClientPrivacy, LocalPrivacy."],
     ),
     "a parameter without its class, further in": (
         ["--trainer.adversary.attack.scale", "2"],
-        ["attack needs a class for its parameters: name it before", "SignFlip"],
+        ["attack needs a class for its parameters: name the class first", "SignFlip"],
     ),
     "null for a group": (["--trainer.loss_guard", "null"], ["trainer.loss_guard", "mapping", "server_steps", "null"]),
     "null for a part of a part": (
@@ -788,11 +788,11 @@ FILES = {
     "number for parameters": ("model: {class_path: ImageClassifier, init_args: 3}\n", ["init_args", "mapping"]),
     "parameters beside the class": (
         "data: {init_args: {partition: {class_path: Dirichlet, alpha: 3}}}\n",
-        ["stand under its key init_args, and not beside class_path."],
+        ["belong under its key init_args, not beside class_path."],
     ),
     "parameters beside the class of a part in a list": (
         "algorithm: {class_path: Algorithm, init_args: {steps: [Apply, {class_path: Momentum, beta: 3}]}}\n",
-        ["steps of Algorithm", "stand under its key init_args, and not beside class_path, got beta."],
+        ["steps of Algorithm", "belong under its key init_args, not beside class_path, got beta."],
     ),
     "a part in place of a list": (
         "algorithm: {class_path: Algorithm, init_args: {steps: Apply}}\n",

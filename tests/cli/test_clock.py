@@ -51,7 +51,10 @@ def test_files_and_the_environment_set_a_clock_of_clients(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--trainer.clock=ClientClock", "stand without the name of a class, got 'ClientClock': give them alone"),
+        (
+            "--trainer.clock=ClientClock",
+            "are given without the name of a class, got 'ClientClock': give only the settings",
+        ),
         ("--trainer.clock.devices=phone", "trainer.clock.devices must be phones or silos or null, got phone"),
         ("--trainer.deadline=3", "deadline needs a clock that knows each client's time"),
         ("--trainer.clock.trace=speeds.csv", "trace speeds.csv, line 3: uplink_mebibytes_per_second must be a number"),

@@ -220,7 +220,7 @@ def test_a_dry_run_shows_on_a_terminal_how_far_it_is(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["none.yaml"], "there is no study file 'none.yaml'; of the package's, allowed: "),
+        (["none.yaml"], "there is no study file 'none.yaml'; among the package's studies, allowed: "),
         (["fedldf_smal"], "did you mean 'fedldf_small'"),
         (["study.yaml", "--out", "study.yaml"], "cannot be written to"),
         (["study.yaml", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),

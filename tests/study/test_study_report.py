@@ -146,11 +146,11 @@ def test_what_is_not_done_is_said() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["non.yaml"], "there is no study file 'non.yaml'; of the package's, allowed: "),
+        (["non.yaml"], "there is no study file 'non.yaml'; among the package's studies, allowed: "),
         (["study.yaml", "a", "b"], "after a study file give at most one folder, the folder of its runs, got a, b."),
         (
             ["a", "study.yaml"],
-            "a report is of runs, or of one study file with the folder of its runs after it, got a study.yaml.",
+            "a report takes runs, or one study file and the folder of its runs after it, got a study.yaml.",
         ),
         (["study.yaml", "--format", "bib"], "format 'bib' is unknown; allowed: pdf, png, svg, tex."),
         (["nothing"], "there is no run in nothing: the folder does not exist."),

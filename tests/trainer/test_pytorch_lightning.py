@@ -210,7 +210,9 @@ def test_the_command_line_says_what_to_do(tmp_path: Path, lightning_fl: Any, mon
     monkeypatch.syspath_prepend(tmp_path)
     outcome = lightning_fl("fit", "--model", "of_other_name.Own", "--data", "Digits")
     assert outcome.code == 2
-    assert "of pytorch_lightning, which FederatedTrainer takes in Python, but the command line does not" in outcome.err
+    assert (
+        "of pytorch_lightning, which FederatedTrainer accepts in Python, but the command line does not" in outcome.err
+    )
 
 
 class Recorder:
