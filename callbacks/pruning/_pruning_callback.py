@@ -89,8 +89,8 @@ class PruningCallback(Callback):
         Args:
             trainer: trainer that trains.
             averages: function that returns True for such callbacks.
-            action: what cannot be done with the averaged weights.
-            remedy: what to do instead, besides leaving out one of the two.
+            action: verb of the error: the callback cannot do this to the averaged weights.
+            remedy: an alternative to leaving out one of the two callbacks.
         """
         for other in filter(averages, trainer.callbacks):
             raise UserError(

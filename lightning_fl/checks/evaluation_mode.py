@@ -50,7 +50,7 @@ def keeping_attributes(parts: Iterable[nn.Module]) -> Iterator[None]:
     Parameters, buffers and hooks are left to the caller; submodules that were added are removed.
 
     Raises:
-        UserError: a tensor of more than `MOST_COPIED` numbers, of which there is no copy, has changed in place.
+        UserError: a tensor of more than `MOST_COPIED` numbers, which was not copied, has changed in place.
     """
     parts = list(parts)
     before = [

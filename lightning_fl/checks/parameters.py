@@ -1,4 +1,4 @@
-"""Parameters of classes: those that a constructor takes, and the arguments that it was given."""
+"""Parameters of classes: the parameters of a constructor, and the arguments that it was given."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks of user input, and float comparisons with a tolerance for rounding.
 
-A check raises a `UserError` with the value received and what is allowed.
+A check raises a `UserError` with the value received and the allowed values.
 """
 
 from __future__ import annotations

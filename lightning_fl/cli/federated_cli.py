@@ -334,7 +334,7 @@ class FederatedCLI(LightningCLI):
         return data_value
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run a method of the trainer; with --dry_run print what the fit would cost."""
+        """Run a method of the trainer; with --dry_run print the expected costs of the fit."""
         trainer: Any = self.trainer
         if not self.config[subcommand].get("dry_run"):
             super()._run_subcommand(subcommand)
@@ -351,7 +351,7 @@ class FederatedCLI(LightningCLI):
             print(json_text("plan", asdict(plan)) if self._is_json else plan, file=self._output)
 
     def _parse_ckpt_path(self) -> None:
-        """Take over a checkpoint's hyper-parameters for an evaluation; a resumed run has those of its configuration."""
+        """Take over a checkpoint's hyper-parameters for an evaluation; a resumed run keeps its configuration's."""
         config = self.config[self.config.subcommand]
         path, before = config.get("ckpt_path"), config.model.as_dict().get("init_args", {})
         if path and path not in ("last", "best"):

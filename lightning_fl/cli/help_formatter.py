@@ -1,4 +1,4 @@
-"""Help of a command: what each flag means and takes, under headings; jsonargparse's own also shows its internals."""
+"""Help of a command: the meaning and the values of each flag, under headings. jsonargparse's own help also shows internals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PlainHelpFormatter(DefaultHelpFormatter):
         super().start_section(heading and heading[:1].upper() + heading[1:])
 
     def add_arguments(self, actions: Iterable[Action]) -> None:
-        """Add the flags of a section, those of the trainer in sections of their own."""
+        """Add the flags of a section; the trainer's flags get sections of their own."""
         heading = None
         for action in actions:
             group, _, name = action.dest.rpartition(".")
@@ -144,7 +144,7 @@ def _classes_of(action: Action) -> list[str]:
 
 
 def _value_of(action: Action) -> str:
-    """Return what stands for the value of a flag, such as INT."""
+    """Return the placeholder for the value of a flag, such as INT."""
     if _classes_of(action):
         return "CLASS"
     if isinstance(action.metavar, str):

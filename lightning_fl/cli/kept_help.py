@@ -1,7 +1,7 @@
 """Help of `fit`, `validate`, `test` and `predict`, read from `flags.jsonl`: building their parser imports torch and Lightning,
 which takes seconds.
 
-`python docs/kept_texts.py` writes the file, and a test compares what is printed with the parser's own help. The help also
+`python docs/kept_texts.py` writes the file, and a test compares the printed help with the parser's own. The help also
 names classes of torch and Lightning. The file has the classes that these packages had when it was written; if the installed
 packages have others, the parser prints its own help. Changes of their functions and modules do not matter.
 """

@@ -17,7 +17,7 @@ ROUND = {
     "aggregator": "the server merges it",
     "steps": "and changes the model",
 }
-"""Slots in the order of a round, with what happens."""
+"""Slots in the order of a round, with their action."""
 
 
 def listing(names: Sequence[str]) -> str:

@@ -95,8 +95,8 @@ PROBLEMS = (
     ),
     Problem(
         "clients that must stay private",
-        besides="[`--trainer.privacy ClientPrivacy`](/how-to/privacy.md) clips uploads, adds noise and counts what it "
-        "costs, with most methods.",
+        besides="[`--trainer.privacy ClientPrivacy`](/how-to/privacy.md) clips uploads, adds noise and counts the "
+        "privacy loss, with most methods.",
     ),
     Problem(
         "bounds of a comparison",

@@ -96,7 +96,7 @@ class HiddenUnits:
         return read
 
     def _flags(self, kept: Mapping[str, Tensor]) -> Tensor:
-        """Return bools of the units of all layers one after the other, True for those that stay, and a last True."""
+        """Return bools of the units of all layers one after the other, True for units that stay, and a last True."""
         flags = torch.ones(sum(self.widths.values()) + 1, dtype=torch.bool)
         for name, mine in kept.items():
             flags[self._first[name] : self._first[name] + len(mine)] = mine

@@ -17,7 +17,7 @@ class Plan:
         axes: kept indices (ascending, int64) of each axis that loses some, by the name of the parameter or buffer:
             {"conv1.weight": {0: …}, "conv1.bias": {0: …}, "conv2.weight": {1: …}}.
         widths: number of filters of each prunable layer before the cut, c_l, by the name of its module; a client needs
-            Σ c_l bits to know what to cut.
+            Σ c_l bits to know which filters to cut.
     """
 
     filters: dict[str, Tensor] = field(default_factory=dict)

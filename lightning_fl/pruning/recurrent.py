@@ -26,7 +26,7 @@ def as_one_operation(module: nn.Module) -> Iterator[None]:
 
 
 def _forward(layer: nn.RNNBase, *inputs: Any, **named: Any) -> Any:
-    """Return what the layer computes, as outputs of one operation that reads all inputs."""
+    """Return the layer's outputs, as outputs of one operation that reads all inputs."""
     with torch.no_grad():
         outputs, structure = tree_flatten(type(layer).forward(layer, *inputs, **named))
     if not all(isinstance(output, Tensor) for output in outputs):  # packed sequences

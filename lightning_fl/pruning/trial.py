@@ -40,7 +40,7 @@ def eager_copy(module: nn.Module) -> nn.Module:
     """Return a copy without the trainer and the trainer's `log`, which computes without `torch.compile`."""
     attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
     twin: Any = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
-    for part in twin.modules():  # a copied LightningModule would call what was compiled for the original
+    for part in twin.modules():  # a copied LightningModule would call the compiled code of the original
         part._compiled_call_impl = None
         if isinstance(part, LightningModule):
             with suppress(ValueError):  # the part is not compiled

@@ -94,7 +94,7 @@ def report(arguments: Sequence[str], study: OfStudy | None = None) -> str:
 
     Args:
         arguments: command line after `report`.
-        study: what a study adds; None: runs that differ only in their seeds share a line.
+        study: content that a study adds; None to give runs that differ only in their seeds one line.
 
     Returns:
         Text to print: tables, remarks, and the path of the report.

@@ -10,7 +10,7 @@ from lightning_fl.outputs.figures import FORMATS, Look
 from lightning_fl.report.smoothing import WINDOW
 
 TEX = "tex"
-"""Format of a table, besides those of pictures."""
+"""Format of a LaTeX table, in addition to the formats of pictures."""
 PANELS_SIZE = (7.5, 2.8)
 """Width and height in inches of a picture with panels."""
 

@@ -41,7 +41,7 @@ def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) ->
 
     Args:
         groups: rows of the table.
-        metric: metric of the values. If it has a target, the table has the costs of reaching it, not those of the whole run.
+        metric: metric of the values. If it has a target, the table has the costs of reaching it, not the costs of the whole run.
         comments: lines on the origin of the numbers, for comments at the top.
     """
     columns = _columns(groups, metric)

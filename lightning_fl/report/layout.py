@@ -30,7 +30,7 @@ def add_legend(figure: Figure, look: Look, entries: Mapping[str, Any] | None = N
     Args:
         figure: figure with labelled lines.
         look: its look.
-        entries: handles by label; None for those of the axes.
+        entries: handles by label; None for the handles of the axes.
     """
     handles, labels = ([], []) if entries is None else ([*entries.values()], [*entries])
     for axes in figure.axes if entries is None else ():

@@ -52,7 +52,7 @@ FEW_DECADES, MANY_DECADES = 0.8, 2.7
 only at powers of ten."""
 BOUND = {"linestyle": (0, (6, 2))}
 """Style of the lines of runs that upload nothing."""
-BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earlier
+BEHIND = 1.5  # z-order behind all curves, including curves of groups drawn earlier
 
 
 def is_logarithmic(look: Look, axis: str) -> bool:
@@ -96,7 +96,7 @@ def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) ->
 
 
 def panels_of(groups: Sequence[Group], metric: Metric) -> list[str]:
-    """Return the horizontal axes of a picture with panels, from left to right: those that some run has."""
+    """Return the horizontal axes that some run has, from left to right in a picture with panels."""
     return [axis for axis in axes_of(metric, PANELS) if _has_axis(groups, axis)]
 
 

@@ -74,7 +74,7 @@ PHRASES: dict[str, tuple[str | None, Callable[[Any], str]]] = {
     "augment": ("data.augment", lambda value: "augmented" if value else "not augmented"),
     "computation": (None, "computation: {}".format),
 }
-# Flags that `settings_of` reads, or that do not change what is learned.
+# Flags that `settings_of` reads, or that do not change the results of training.
 READ_OR_HARMLESS = (
     "algorithm algorithm.mask algorithm.max_sources data data.eval_batch_size data.partition data.partition.alpha "
     "data.partition.shards_per_client data.partition.skip_full_clients data.server_classes data.server_degree model "

@@ -59,7 +59,7 @@ class Record:
         settings: configuration with dotted keys and bare class names; {} if there is none.
         algorithm: name of the method; the folder's name if unknown.
         bits: bits of the whole run by direction and kind; None if no file contains them.
-        gaps: remarks about what is missing.
+        gaps: remarks on missing parts.
         not_finite: True where a column has `nan` or `inf` (n,), for columns with such values; in `columns` they are NaN.
         settings_of_fits: settings of the fit that began the run, and of each that resumed it; the last are `settings`.
         metric: name and mode of the run's own metric; None if no file has them.

@@ -1,4 +1,4 @@
-"""Remarks to read before comparing runs: what they share, gaps, rejected uploads, different samples, repeated seeds."""
+"""Remarks to read before comparing runs: common settings, gaps, rejected uploads, different samples, repeated seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The six slots of an algorithm: rule, codec, exchange, aggregator, step, and what clients keep (personal).
+"""The six slots of an algorithm: rule, codec, exchange, aggregator, step and personal.
 
 A part is a frozen dataclass of hyper-parameters, whose annotations give their ranges (`lightning_fl.checks.ranges`). It holds
 no tensor, module or loader: state is passed to its methods and lives in `Run` alone. The methods of the base classes do nothing,

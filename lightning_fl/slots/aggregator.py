@@ -92,7 +92,7 @@ class Aggregator(Part, ABC):
 
     @property
     def uses(self) -> frozenset[str]:
-        """Names of the entries that it reads; `SENT` for the masks of what each client sent."""
+        """Names of the entries that it reads; `SENT` for the masks of the numbers that each client sent."""
         return self.needs | {SENT}
 
     def weighs_equally(self, name: str) -> bool:

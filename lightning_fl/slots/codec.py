@@ -119,7 +119,7 @@ class Codec(Part, ABC):
     """Encodes and decodes messages. The other side of the link sees `decode(encode(message))`.
 
     An algorithm has one codec for the uplink and one for the downlink. The link calls them. If only a submodel
-    is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `context` are those of the submodel.
+    is sent, as under a pruning mask, the codec gets vectors and layouts (`context`) of the submodel.
     A message must contain the entries that a codec `needs`, which may include `model`.
     """
 

@@ -169,7 +169,7 @@ class Channel(Protocol):
         """Return the codec memory of a client, on the device of its message and not to be changed; {} at first."""
 
     def send_down(self, client: int, message: Message) -> Message:
-        """Send a message to one client, through the downlink codec; returns what the client receives."""
+        """Send a message to one client, through the downlink codec, and return the message that the client receives."""
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send the same message to each of these clients, uncompressed."""

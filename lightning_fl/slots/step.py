@@ -31,7 +31,7 @@ class Step(Part, ABC):
     """True if it adds up the means of uploads that are increments (`Traits.INCREMENTS`), in place of applying them."""
 
     weighs_samples = False
-    """True if it weighs the server's samples against those of the round's clients."""
+    """True if it weighs the server's samples against the samples of the round's clients."""
 
     @property
     def asks_clients(self) -> bool:
@@ -86,7 +86,7 @@ class Step(Part, ABC):
         return (self,)
 
     def check(self, server: Server) -> None:
-        """Raise `UserError` if the run lacks what the step needs; called before any training."""
+        """Raise `UserError` if the run does not meet the step's needs; called before any training."""
 
     def prepare(self, turn: SetupTurn) -> None:
         """Do the work before the first round, for example send data; called once, not again in a resumed run."""

@@ -19,7 +19,7 @@ from lightning_fl.report.plots import add_legend, scale_axis
 from lightning_fl.study.budget import Budget, Found, on_front
 
 MARKERS = "osD^vP*X<>h"
-"""Markers of combinations; their number, 11, has no common divisor with that of the colours, 7."""
+"""Markers of combinations. Their number, 11, has no common divisor with the number of colours, 7."""
 MOST_PANELS = 3
 """Largest number of panels side by side."""
 Choices = Mapping[str, Sequence[str]]

@@ -150,7 +150,7 @@ class CellSearch:
         return best
 
     def arguments(self, flags: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the arguments that a choice of values adds to those of the combination."""
+        """Return the arguments that a choice of values adds to the combination's own arguments."""
         return tuple(f"--{flag}={written(value)}" for flag, value in flags.items())
 
     def run(self, number: int, flags: Mapping[str, Any]) -> PlannedRun:

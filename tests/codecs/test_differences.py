@@ -100,7 +100,7 @@ def test_codecs_without_a_known_variance_are_refused_with_the_allowed_ones(codec
     assert codec.relative_variance(D) is None
     with pytest.raises(UserError, match=r"known bound .* has none: give RandomK\(\), QSGD\(\), TernGrad") as error:
         Differences(codec)
-    assert ("declare in its class" in str(error.value)) == isinstance(codec, Own)
+    assert ("declare the traits that hold in its class" in str(error.value)) == isinstance(codec, Own)
 
 
 def test_what_the_sender_keeps_is_what_has_arrived() -> None:

@@ -153,7 +153,7 @@ class Standardised(nn.Conv2d):
     ("net", "reason"),
     [
         (net_with(nn.GroupNorm(1, 8)), r"'1' \(GroupNorm\) normalises its outputs over all channels"),
-        (net_with(nn.GroupNorm(2, 8, affine=False)), r"'1' \(GroupNorm\) normalises its outputs without weights"),
+        (net_with(nn.GroupNorm(2, 8, affine=False)), r"'1' \(GroupNorm\) normalises its outputs but has no weights"),
         (net_with(nn.LayerNorm([8, 16, 16])), "an operation that reads its output|over all channels"),
         (
             nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), Standardised(8, 2, 1)),

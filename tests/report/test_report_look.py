@@ -251,8 +251,8 @@ def test_labels_and_order_are_the_users(tmp_path: Path) -> None:
         (["--font-size", "0"], "font_size in points must lie in [1, 100], got 0.0."),
         (
             ["--window", "3"],
-            "window must be 1 (no smoothing) or an odd number from 5 on, got 3: the filter fits a cubic to the window, which "
-            "passes through any 4 values or fewer and so would smooth nothing.",
+            "window must be 1 (no smoothing) or an odd number from 5 on, got 3: the filter fits a cubic to the window, and a "
+            "cubic passes through any 4 values or fewer, so nothing would be smoothed.",
         ),
     ],
 )
