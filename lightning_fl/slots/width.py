@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 WIDTHS = 30
-"""Purpose of the random streams that decide the widths of clients; `lightning_fl.state.run_state` has the other purposes."""
+"""Purpose of the random streams that decide the widths of clients.
+
+`lightning_fl.state.run_state` has the other purposes, and says why SELECTION may be the same.
+"""
 
 
 @dataclass(frozen=True)

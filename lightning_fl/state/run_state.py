@@ -27,7 +27,9 @@ from lightning_fl.vectors.personal import PERSONAL, initially_owned
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
 from lightning_fl.vectors.submodel import Submodel
 
-# Purposes of random streams. The purpose is part of the seed, so that no two streams coincide; `slots.width.WIDTHS` is another.
+# Purposes of random streams. The purpose is part of the seed, so that no two streams coincide. `slots.width.WIDTHS` is another,
+# and equals SELECTION: no run draws for both, because selections that draw for SELECTION are refused where clients train smaller
+# networks (`features/selection/refusals.py`). Another number would change the draws of runs that can be repeated today.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
 CLOCK, JITTER, AGAIN, NOISE = 12, 13, 14, 15
 ATTACK = 20
