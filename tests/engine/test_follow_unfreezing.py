@@ -19,6 +19,7 @@ from lightning_fl import UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedBuff, FedProx
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.clients.choose_runner import describe_runner
+from lightning_fl.codecs import ErrorFeedback, TopK
 from lightning_fl.steps import FurtherModels
 
 SHAPES = {"hidden.weight": (4, 3), "hidden.bias": (4,), "output.weight": (2, 4), "output.bias": (2,)}
@@ -242,6 +243,31 @@ def test_what_no_state_of_the_run_could_follow_is_refused(make_trainer: MakeTrai
         make_trainer(max_rounds=3).fit(Partly(), federation(), Algorithm(personal=["hidden"]))
     with pytest.raises(UserError, match="has no trainable parameter"):
         make_trainer(callbacks=BackboneFinetuning()).fit(Backbone().requires_grad_(False), federation())
+
+
+class KeepsMemory(Callback):
+    """Callback that keeps the codec memory of all clients after each round."""
+
+    def __init__(self) -> None:
+        self.residuals: list[dict[int, Tensor]] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        memory = trainer.run.client_memory
+        self.residuals.append({client: memory[client]["residual/model"].clone() for client in list(memory)})
+
+
+def test_memory_of_clients_grows_by_zeros(make_trainer: MakeTrainer) -> None:
+    """The residual of a client that is not in the round of the unfreezing keeps its 10 numbers, after 16 zeros."""
+    kept, algorithm = KeepsMemory(), FedAvg(uplink=ErrorFeedback(TopK(0.3)))
+    trainer = make_trainer(max_rounds=3, clients_per_round=2, callbacks=kept)
+    trainer.fit(Unfreezing(), federation(sizes=(4,) * 6), algorithm)
+    _, before, after = kept.residuals
+    trained = {client for client in after if client not in before or after[client][:16].any()}
+    assert len(trained) == 2
+    assert before.keys() - trained
+    for client in before.keys() - trained:
+        assert before[client].any()
+        torch.testing.assert_close(after[client], torch.cat([torch.zeros(16), before[client]]), rtol=0, atol=0)
 
 
 class Measured(Callback):
