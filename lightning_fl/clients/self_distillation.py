@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.checks.evaluation_mode import keeping_attributes
 from lightning_fl.clients.client_job import Batch
-from lightning_fl.clients.own_classes import last_linear
 from lightning_fl.errors import require
+from lightning_fl.exchanges.own_classes import last_linear
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.ordered_dropout import OrderedDropout
 

@@ -15,7 +15,6 @@ from lightning_fl.clients.choose_runner import Runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.clients.own_classes import train_on_own_classes
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.smaller_clients import train_by_network
 from lightning_fl.data import FederatedDataModule
@@ -104,7 +103,8 @@ class Engine:
     @cached_property
     def roles(self) -> Roles:
         """Roles of a round, with the features around them."""
-        return self._around(self._train)
+        train = self.algorithm.exchange.around_training(self._train, self.flat_module.module, self.data)
+        return self._around(train)
 
     @cached_property
     def _dry_roles(self) -> Roles:
@@ -113,8 +113,6 @@ class Engine:
 
     def _around(self, train: Train) -> Roles:
         method = self.algorithm
-        if method.exchange.masks_classes:
-            train = partial(train_on_own_classes, train, self.flat_module)
         train = partial(train_by_network, train, self.flat_module)
         roles = Roles(
             self.population, self._broadcast, train, method.exchange.collect, lambda context: method.aggregator

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 from annotated_types import Gt
+from torch import nn
 
+from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
+from lightning_fl.exchanges.own_classes import check_outputs, train_on_own_classes
 from lightning_fl.exchanges.partial_training import PartialTraining
-from lightning_fl.slots import WIDTHS, Capacities, RoundContext, Width
+from lightning_fl.slots import WIDTHS, Capacities, Job, Result, RoundContext, Width
+
+J = TypeVar("J", bound=Job)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class FirstUnits(PartialTraining):
             loss, and the one that it draws to give the same outputs for the classes.
     """
 
+    one_message = True
     levels: Mapping[float, float] | Sequence[float] = field(default_factory=lambda: {1.0: 0.5, 0.5: 0.3, 0.25: 0.2})
     fixed: bool = True
     scaled: bool = True
@@ -110,15 +116,18 @@ class FirstUnits(PartialTraining):
         """Levels among which a clock of clients decides; None without a deadline."""
         return None if self.deadline is None else Capacities(tuple(sorted(self._shares, reverse=True)), self.deadline)
 
-    @property
-    def masks_classes(self) -> bool:  # type: ignore[override]
-        """True with `masked`."""
-        return self.masked
+    def check_module(self, module: nn.Module, data: FederatedDataModule, method: str) -> None:
+        """Raise `UserError` if it reads outputs for classes, and the network or the samples have none."""
+        if self.masked:
+            check_outputs(module, data, method, "masks the classes that a client lacks", "masked")
+        if self.distilled:
+            check_outputs(module, data, method, "compares a client's outputs for the classes", "distilled")
 
-    @property
-    def distils(self) -> bool:  # type: ignore[override]
-        """True with `distilled`."""
-        return self.distilled
+    def around_training(
+        self, train: Callable[[J, Sequence[int]], Iterator[Result]], module: nn.Module, data: FederatedDataModule
+    ) -> Callable[[J, Sequence[int]], Iterator[Result]]:
+        """Let clients see their own classes alone, with `masked`."""
+        return partial(train_on_own_classes, train, module, data) if self.masked else train
 
     @property
     def differs_in_steps(self) -> bool:  # type: ignore[override]

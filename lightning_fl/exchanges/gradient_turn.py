@@ -36,8 +36,8 @@ J = TypeVar("J", bound=Job)
 
 @forwards(
     "inner",
-    "capacities check compresses cuts differs_in_steps distils in_common keeps_changes masks_classes needs needs_shapes "
-    "num_senders recipients sender sends_whole sums_suffice uses uses_link validated_widths width",
+    "around_training capacities check check_module compresses cuts differs_in_steps in_common keeps_changes needs "
+    "needs_shapes num_senders recipients sender sends_whole sums_suffice uses uses_link validated_widths width",
 )
 @dataclass(frozen=True)
 class GradientTurn(Exchange):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fl.slots.codec import Codec
 from lightning_fl.slots.message import Message, State
@@ -17,6 +17,9 @@ from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.width import Width
 from lightning_fl.vectors.submodel import Submodel
+
+if TYPE_CHECKING:
+    from lightning_fl.data import FederatedDataModule
 
 T = TypeVar("T")
 J = TypeVar("J", bound="Job")
@@ -193,7 +196,7 @@ class Exchange(Part, ABC):
     """
 
     _promises = frozenset({"one_message", "sends_whole", "sums_suffice"})
-    _kept_by = frozenset({"before_training", "collect"})
+    _kept_by = frozenset({"before_training", "around_training", "collect"})
 
     sums_suffice = False
     """True if the server may see sums over a round's clients in place of their messages."""
@@ -214,10 +217,6 @@ class Exchange(Part, ABC):
     """True if clients receive, train and send smaller networks, with the widths that `width` returns."""
     differs_in_steps = False
     """True if every client draws a width in every step, so that the clients of a stack have no common width."""
-    masks_classes: bool = False
-    """True if a client's training sets the outputs of classes of which it has no sample to 0."""
-    distils: bool = False
-    """True if each client's network teaches the narrower ones that its steps draw."""
     needs_shapes = False
     """True if it reads the shapes of tensors. A pruning mask destroys them: under it each tensor is one row."""
 
@@ -233,6 +232,27 @@ class Exchange(Part, ABC):
             context: facts about the run.
             cohort_size: clients of a round, K.
         """
+
+    def check_module(self, module: nn.Module, data: FederatedDataModule, method: str) -> None:
+        """Raise `UserError` if it does not fit the network or the samples; called before the first round, if it `cuts`.
+
+        Args:
+            module: the whole network.
+            data: samples of the clients.
+            method: name of the method, for the sentence.
+        """
+
+    def around_training(
+        self, train: Callable[[J, Sequence[int]], Iterator[Result]], module: nn.Module, data: FederatedDataModule
+    ) -> Callable[[J, Sequence[int]], Iterator[Result]]:
+        """Return how clients train: `train`, or a function around it; called once a run.
+
+        Args:
+            train: trains some clients on a job and yields their results.
+            module: the network, which is cut while clients of a smaller one train.
+            data: samples of the clients.
+        """
+        return train
 
     def num_senders(self, cohort_size: int) -> int:
         """Return the least number of clients that send the same coordinate in a round of `cohort_size` clients."""

@@ -24,7 +24,6 @@ from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_run
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.clients.own_classes import check_outputs
 from lightning_fl.clients.representations import representation_layer
 from lightning_fl.clients.serial import serial
 from lightning_fl.data import FederatedDataModule
@@ -252,7 +251,7 @@ def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGr
 
 def _check_smaller(trainer: TrainerInterface, engine: Engine) -> None:
     """Raise `UserError` if the module cannot be cut for single clients, or a flag does not allow it."""
-    name, exchange, module = engine.algorithm.name, engine.algorithm.exchange, engine.flat_module.module
+    name, exchange = engine.algorithm.name, engine.algorithm.exchange
     require(
         not trainer.by_lightning,
         f"clients of {name} train smaller networks, which runner 'lightning' cannot: use runner 'auto', 'serial' or 'stacked'.",
@@ -265,10 +264,7 @@ def _check_smaller(trainer: TrainerInterface, engine: Engine) -> None:
         trainer.runner != "stacked" or not exchange.differs_in_steps,
         f"clients of {name} draw another width in every step, which a stack of clients cannot: use runner 'auto' or 'serial'.",
     )
-    if exchange.masks_classes:
-        check_outputs(module, engine.data, name, "masks the classes that a client lacks", "masked")
-    if exchange.distils:
-        check_outputs(module, engine.data, name, "compares a client's outputs for the classes", "distilled")
+    exchange.check_module(engine.flat_module.module, engine.data, name)
     engine.networks.check()
 
 

@@ -203,6 +203,14 @@ class Turned(OneShot):
 
 
 @dataclass(frozen=True)
+class Twice(OneShot):
+    """Exchange of the package around whose training something else happens."""
+
+    def around_training(self, train: Any, module: Any, data: Any) -> Any:
+        return lambda job, clients: (list(train(job, clients)), train(job, clients))[1]
+
+
+@dataclass(frozen=True)
 class Shifted(Dense):
     """Codec of the package that sends other numbers."""
 
@@ -218,6 +226,7 @@ class Shifted(Dense):
         ("private", "exchange", Turned()),
         ("secure", "exchange", Turned()),
         ("asynchronous", "exchange", Turned()),
+        ("private", "exchange", Twice()),
         ("secure", "uplink", Shifted()),
     ],
 )

@@ -9,17 +9,17 @@ So the weights that lead to these outputs get no gradient on the client.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
-from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.slots import Result
+from lightning_fl.slots import Job, Result
+
+J = TypeVar("J", bound=Job)
 
 
 def last_linear(module: nn.Module) -> nn.Linear:
@@ -56,27 +56,26 @@ def check_outputs(module: nn.Module, data: FederatedDataModule, method: str, doe
 
 
 def train_on_own_classes(
-    train: Callable[[ClientJob, Sequence[int]], Iterator[Result]],
-    flat_module: FlatModule,
-    job: ClientJob,
+    train: Callable[[J, Sequence[int]], Iterator[Result]],
+    module: nn.Module,
+    data: FederatedDataModule,
+    job: J,
     clients: Sequence[int],
 ) -> Iterator[Result]:
     """Train clients whose losses see their own classes alone; clients with the same classes train next to each other.
 
     Args:
         train: trains clients on a job.
-        flat_module: holds the module.
+        module: the network.
+        data: samples of the clients.
         job: job of the clients.
         clients: indices of the clients.
     """
-    if job.data is None:  # a dry round, in which nobody trains
-        yield from train(job, clients)
-        return
-    layer = last_linear(flat_module.module)
-    labels: Any = job.data.train.labels
+    layer = last_linear(module)
+    labels: Any = data.train.labels
     groups: dict[tuple[int, ...], list[int]] = {}
     for client in clients:
-        groups.setdefault(tuple(np.unique(labels[job.data.client_indices[client]]).tolist()), []).append(client)
+        groups.setdefault(tuple(np.unique(labels[data.client_indices[client]]).tolist()), []).append(client)
     for classes, members in groups.items():
         lacks = torch.ones(layer.out_features, dtype=torch.bool)
         lacks[list(classes)] = False
