@@ -153,6 +153,11 @@ class Algorithm(Remembering):
         """Return the names of the module's parameters and buffers that each client owns: trains, keeps and never sends."""
         return owned_by(self.personal, module)
 
+    @property
+    def chain(self) -> list[Step]:
+        """Return the server's steps in the order in which it takes them, those inside others too."""
+        return self._slots.chain
+
     def step_names(self) -> list[str]:
         """Return the key of each step's state in the run: its position in the chain and its class."""
         return [f"{position}:{type(step).__name__}" for position, step in enumerate(self.steps)]

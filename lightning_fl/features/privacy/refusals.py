@@ -81,12 +81,11 @@ def check_privacy(
         problems += [
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
-            *_drawing(trainer, by_chance=True),
-            *_selecting(trainer),
+            *_choosing(trainer, by_chance=True),
             *_hiding(trainer.privacy, trainer, algorithm, hold_out),
         ]
     if isinstance(trainer.privacy, LocalPrivacy) and trainer.privacy.noise_multiplier:
-        problems += [*_drawing(trainer, by_chance=False), *_reporting(trainer)]
+        problems += _choosing(trainer, by_chance=False)
     _refuse(trainer.privacy, algorithm, problems)
 
 
@@ -153,11 +152,10 @@ def _asking(privacy: Privacy, trainer: Run, algorithm: Algorithm, has_server_sam
         yield f"clients of {name_of(algorithm.rule)} keep a copy of what they sent, which was clipped since"
     if Traits.INCREMENTS in algorithm.uplink.traits:
         yield f"{name_of(algorithm.uplink)} builds each message on those before, which were clipped since they were sent"
-    steps = [step for outer in algorithm.steps for step in outer.steps()]
-    for step in (step for step in steps if step.asks_clients):
+    for step in (step for step in algorithm.chain if step.asks_clients):
         hint = to_declare(step, "asks_clients = False")
         yield f"{name_of(step)} asks clients before the first round, who answer without noise{hint}"
-    for step in (step for step in steps if step.weighs_samples and privacy.cap is None):
+    for step in (step for step in algorithm.chain if step.weighs_samples and privacy.cap is None):
         yield (
             f"{name_of(step)} weighs the server's samples against the clients': use privacy.weights samples, with a cap"
         )
@@ -221,7 +219,7 @@ def _central(privacy: ClientPrivacy, algorithm: Algorithm) -> Iterator[str]:
         yield f"{name_of(exchange.sender)} chooses what single clients send: use OneShot{hint}"
     if algorithm.rule.omits:
         yield f"{name_of(algorithm.rule)} sends other entries in some rounds than in others"
-    for step in (inner for outer in algorithm.steps for inner in outer.steps()):
+    for step in algorithm.chain:
         if not (step.sums_suffice or step.asks_clients):
             yield f"{name_of(step)} looks at single clients{to_declare(step, 'sums_suffice = True')}"
 
@@ -230,10 +228,9 @@ def _tree(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm) -> Iterato
     """Yield what changes the size of the model, whose noise a tree takes back in a later round."""
     if privacy.mechanism != "tree":
         return
-    prunings = [type(callback).__name__ for callback in trainer.callbacks if prunes(callback)]
-    prunings += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
-    for name in prunings:
-        yield f"{name} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
+    owners: tuple[Any, ...] = (*trainer.callbacks, *algorithm.chain)
+    for owner in filter(prunes, owners):
+        yield f"{type(owner).__name__} prunes the model, and privacy.mechanism tree takes back noise of a model of another size"
 
 
 def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out: bool) -> Iterator[str]:
@@ -242,7 +239,9 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
         return
     if trainer.by_lightning:
         yield "privacy.side_channels drop sends loggers no single steps, as runner 'lightning' does: use another runner"
-    for owner in (*trainer.callbacks, *_listening(trainer.lightning_module)):
+    module: Any = trainer.lightning_module
+    sees_clients = any(hasattr(module, hook) for hook in HOOKS_OF_CLIENTS)
+    for owner in (*trainer.callbacks, module) if sees_clients else trainer.callbacks:
         if getattr(owner, "tells_of_clients", None):
             yield f"privacy.side_channels drop has nothing of single clients, which {type(owner).__name__} reads: leave it out"
         elif may_tell_of_clients(owner):
@@ -258,44 +257,32 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
         yield "privacy.side_channels drop has no expected bits with secure_aggregation"
     if Traits.CATCHES_UP in algorithm.downlink.traits:
         yield f"privacy.side_channels drop has no expected bits with {name_of(algorithm.downlink)}, which is charged to who comes"
-    masking = [type(callback).__name__ for callback in trainer.callbacks if getattr(callback, "sets_mask", False)]
-    masking += [name_of(step) for outer in algorithm.steps for step in outer.steps() if step.sets_mask]
-    for name in masking:
-        yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
+    for owner in (*trainer.callbacks, *algorithm.chain):
+        if getattr(owner, "sets_mask", False):
+            name = type(owner).__name__
+            yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
 
 
-def _listening(module: Any) -> list[Any]:
-    """Return the module if it has a hook in which it sees single clients, outside their training."""
-    return [module] if any(hasattr(module, hook) for hook in HOOKS_OF_CLIENTS) else []
-
-
-def _drawing(trainer: Run, by_chance: bool) -> Iterator[str]:
-    """Yield the flags by which something but chance decides whose upload counts."""
-    flags = ("over_selection", "deadline")
+def _choosing(trainer: Run, by_chance: bool) -> Iterator[str]:
+    """Yield what decides whose upload counts: anything but chance in a central claim, or what tells of samples in a local one."""
+    flags = ("over_selection", "deadline", "availability") if by_chance else ("over_selection", "deadline")
     why = "decides who takes part, which the claim takes for chance alone"
-    for flag in (*flags, "availability") if by_chance else flags:
+    for flag in flags:
         if getattr(trainer, flag) not in (None, 1):
             yield f"trainer.{flag} {why if by_chance else 'lets the time that a client trains tell of its samples'}: leave it out"
+    if trainer.selection is None:
+        return
+    name = f"trainer.selection {type(trainer.selection).__name__}"
+    if by_chance:
+        yield f"{name} draws clients, of which the claim knows those of privacy.sampling alone: leave it out"
+    elif facts := trainer.selection.tells_of_samples:
+        yield f"{name} reads clients' {facts} without noise: use another selection"
 
 
-def _selecting(trainer: Run) -> Iterator[str]:
-    """Yield the selection that draws a round's clients, in place of the sampling whose privacy loss is counted."""
-    if trainer.selection is not None:
-        name = type(trainer.selection).__name__
-        yield f"trainer.selection {name} draws clients, of which the claim knows those of privacy.sampling alone: leave it out"
-
-
-def _reporting(trainer: Run) -> Iterator[str]:
-    """Yield the selection that reads of single clients what no noise covers."""
-    if trainer.selection is not None and (facts := trainer.selection.tells_of_samples):
-        yield f"trainer.selection {type(trainer.selection).__name__} reads clients' {facts} without noise: use another selection"
-
-
-def _buffers(privacy: Privacy, buffers: Iterable[str]) -> Iterator[str]:
+def _buffers(privacy: Privacy, buffers: list[str]) -> Iterator[str]:
     """Yield that buffers would cross, unless the user says how."""
-    names = list(buffers)
-    if names and getattr(privacy, "buffers", None) == "refuse":
+    if buffers and getattr(privacy, "buffers", None) == "refuse":
         yield (
-            f"clients send buffers such as {names[0]}, statistics of their samples: use a network with GroupNorm in place of "
+            f"clients send buffers such as {buffers[0]}, statistics of their samples: use a network with GroupNorm in place of "
             "BatchNorm, or set privacy.buffers to clip or keep"
         )

@@ -103,7 +103,7 @@ def _check_weights(trainer: Flags, name: str) -> None:
         f"{weighs} clients of {method.name} do not send their whole update once in a round: use the exchange OneShot"
         f"{to_declare(exchange, 'one_message = sends_whole = True')}.",
     )
-    for step in (inner for outer in method.steps for inner in outer.steps()):
+    for step in method.chain:
         require(
             not step.needs_equal_weights,
             f"{weighs} {name_of(step)} needs the mean with equal weights of all clients that train: use another method.",
