@@ -67,6 +67,24 @@ SENDING = (
     ("PrunedUnits", "MaskedMean"),
 )
 """Exchanges and aggregators that fit."""
+SUM_ONLY = (
+    "APFL",
+    "Ditto",
+    "FedAvg",
+    "FedBN",
+    "FedDyn",
+    "FedNova",
+    "FedProx",
+    "RandomLayers",
+    "SCAFFOLD",
+    "ServerAdam",
+)
+"""Methods that fit secure aggregation, which most others do not."""
+RARE = (
+    (SUM_ONLY, {"--trainer.secure_aggregation": "SecureAggregation"}, ("loss_guard.clients", "over_selection")),
+    (("FedAsync", "FedBuff"), {}, ("runner", "over_selection", "deadline")),
+)
+"""Methods of rounds that a draw from all methods seldom finds, with flags that they need and flags that they refuse."""
 FEATURES = (
     {
         "--trainer.adversary.attack": ("SignFlip", "ALIE", "IPM", "NotFinite", "MinMax", "LabelFlip"),
@@ -149,7 +167,13 @@ def draw(random: np.random.Generator, images: Path) -> list[str]:
     flags |= {name: one_of(*values) for name, values in optional.items() if maybe(0.15)}
     if "--trainer.local_epochs" in flags:
         flags.pop("--trainer.local_steps", None)
-    if maybe(0.35):
+    methods, needed, refused = one_of(*RARE) if maybe(0.4) else (None, {}, ())
+    if methods is not None:
+        chosen = draws.flags("--algorithm", classes_under("algorithm")[one_of(*methods)])
+        flags |= {name: value for name, value in chosen.items() if "class_path" not in value}
+        if methods is not SUM_ONLY and maybe(0.5):
+            flags["--algorithm.uplink"] = json.dumps(draws.codec())
+    elif maybe(0.35):
         flags["--algorithm"] = json.dumps(draws.composed())
     else:
         flags |= draws.flags("--algorithm", one_of(*classes_under("algorithm").values()))
@@ -169,6 +193,7 @@ def draw(random: np.random.Generator, images: Path) -> list[str]:
         flags["--trainer.callbacks"] = json.dumps([draws.callback() for _ in range(one_of(1, 1, 2, 3))])
     for _ in range(one_of(0, 0, 1, 2)):
         flags |= {name: one_of(*values) for name, values in one_of(*FEATURES).items()}
+    flags = {name: value for name, value in flags.items() if name.removeprefix("--trainer.") not in refused} | needed
     if maybe(0.08):
         flags[one_of(*list(flags)[2:])] = one_of(*map(str, ODD_NUMBERS), *ODD_TEXTS)
     return [f"{name}={value}" for name, value in flags.items()]
@@ -216,7 +241,7 @@ class Draws:
         exchange, aggregator = self.one_of(*SENDING)
         slots = {"exchange": self.part(exchange, "exchange"), "aggregator": self.part(aggregator, "aggregator")}
         if exchange != "TwoTurns":
-            slots["uplink"] = self._codec()
+            slots["uplink"] = self.codec()
         slots["steps"] = [self.part("Apply", "steps")]
         if self.maybe(0.5):
             slots["steps"].append(self.part(self.one_of("Momentum", "Adam", "Yogi", "Adagrad"), "steps"))
@@ -235,7 +260,7 @@ class Draws:
             slots.pop(self.one_of(*slots))
         return {"class_path": "Algorithm", "init_args": slots}
 
-    def _codec(self) -> dict[str, Any]:
+    def codec(self) -> dict[str, Any]:
         """Return an uplink: a codec with error feedback if it needs that, or any; at times what remains is coded again."""
         if self.maybe(0.5):
             return self.part("ErrorFeedback", "codec", codec=self.part(self.one_of(*CONTRACTING), "codec"))
