@@ -32,7 +32,7 @@ from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates, read_states
-from lightning_fl.trainer.build_engine import build_runner
+from lightning_fl.trainer.build_runner import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.resumed_settings import changes_since
 from lightning_fl.trainer.run_metric import kept_metric

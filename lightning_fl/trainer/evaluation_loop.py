@@ -31,10 +31,10 @@ from lightning_fl.slots import State
 from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
-from lightning_fl.trainer.build_engine import shared_outside
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_monitors
 from lightning_fl.trainer.loaders import request_loaders
+from lightning_fl.trainer.outside_fit import shared_outside
 from lightning_fl.trainer.run_metric import choose_metric
 
 

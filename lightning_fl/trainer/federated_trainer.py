@@ -28,11 +28,11 @@ from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
-from lightning_fl.trainer.build_engine import client_evaluator
 from lightning_fl.trainer.evaluation_loop import run_evaluation, run_prediction
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import refuse_argument, refusing_others
+from lightning_fl.trainer.outside_fit import client_evaluator
 from lightning_fl.trainer.session import Given, session
 
 

@@ -44,12 +44,14 @@ from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_frozen import SavedFrozen
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
-from lightning_fl.trainer.build_engine import assemble, keep_client_states, try_runner_again
+from lightning_fl.trainer.build_engine import assemble
+from lightning_fl.trainer.build_runner import try_runner_again
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import RoundEpochLoop
 from lightning_fl.trainer.loaders import ClientLoaders, batches_of
+from lightning_fl.trainer.new_run import keep_client_states
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
 from lightning_fl.trainer.stops import stoppers_of
 

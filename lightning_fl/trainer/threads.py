@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 WORK_OF_TWO = 8_000_000
 """Multiply-accumulates of a step's forward pass from which two threads are faster than one (docs/explanation/speed.md)."""
@@ -45,3 +48,22 @@ def choose_threads(wanted: int | None, work: int | None, num_processes: int) -> 
 def is_busy(num_threads: int) -> bool:
     """True if other programs leave the machine fewer free cores than this number of threads."""
     return hasattr(os, "getloadavg") and os.getloadavg()[0] + num_threads > (os.cpu_count() or 1) + 0.5
+
+
+def set_threads(trainer: TrainerInterface, work: int | None) -> None:
+    """Let torch compute with the number of threads that suits a step's multiply-accumulates, and say so; only on a CPU."""
+    if trainer.fabric.device.type != "cpu":
+        return
+    present = torch.get_num_threads()
+    num_processes = trainer.world_size // trainer.num_nodes
+    chosen = trainer.fabric.broadcast(choose_threads(trainer.threads, work, num_processes))
+    torch.set_num_threads(chosen)
+    if trainer.threads is None and chosen > 1 and is_busy(chosen * num_processes):
+        rank_zero_info(
+            f"Computing with {chosen} threads while other programs keep the machine busy: trainer.threads 1 may be much faster."
+        )
+    elif trainer.threads is None and chosen != present:
+        rank_zero_info(
+            f"Computing with {chosen} of {present} threads, because a step is small ({(work or 0) / 1e6:.1f} million "
+            "multiply-accumulates); trainer.threads sets another number."
+        )

@@ -27,7 +27,7 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import Federated
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy import AdaptiveClip, ClientPrivacy
-from lightning_fl.trainer.build_engine import device_group
+from lightning_fl.trainer.build_runner import device_group
 
 
 @given(st.integers(0, 40), st.integers(1, 7), st.integers(1, 2))

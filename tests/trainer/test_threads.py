@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from toys import Perceptron, federation
 
 from lightning_fl.errors import UserError
-from lightning_fl.trainer import build_engine, threads
+from lightning_fl.trainer import threads
 from lightning_fl.trainer.threads import WORK_OF_A_THREAD, WORK_OF_TWO, choose_threads
 
 
@@ -90,7 +90,7 @@ def test_several_threads_on_a_busy_machine_are_pointed_out(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(build_engine, "choose_threads", lambda *_: 2)
+    monkeypatch.setattr(threads, "choose_threads", lambda *_: 2)
     monkeypatch.setattr(threads.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(threads.os, "getloadavg", lambda: (load, load, load), raising=False)
     make_trainer().fit(Perceptron(), federation())
