@@ -17,6 +17,7 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization as M
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop as StockPredictionLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as StockEpochLoop
 from lightning.pytorch.loops.utilities import _select_data_fetcher as data_fetcher_for
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.data_connector import _check_dataloader_iterable as check_iterable
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector as DataHookSelector
@@ -94,6 +95,7 @@ METHODS: dict[type, tuple[str, ...]] = {
         "_optimizer_zero_grad",
         "_training_step",
     ),
+    Precision: ("_clip_gradients",),
     StockEvaluationLoop: (
         "_build_step_args_from_hook_kwargs",
         "_evaluation_step",

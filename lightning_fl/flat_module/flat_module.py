@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -311,13 +311,13 @@ class FlatModule:
         self,
         flat_gradient: bool,
         by_plain_sgd: bool = False,
-        gives_closures: bool = False,
+        by_lightning: bool = False,
         begins_frozen: bool = False,
     ) -> None:
         """Set up the module's optimiser, or plain SGD at its learning rates.
 
-        With `flat_gradient`, every gradient is a view of `gradient`; with `gives_closures`, steps get a closure; with
-        `begins_frozen`, callbacks may unfreeze the first parameter.
+        With `flat_gradient`, every gradient is a view of `gradient`; with `by_lightning`, Lightning's own loop makes the steps;
+        with `begins_frozen`, callbacks may unfreeze the first parameter.
 
         Raises:
             UserError: nothing is left to train together, there is not exactly one optimiser, or it lacks a personal parameter.
@@ -329,7 +329,7 @@ class FlatModule:
         if self.is_manual:
             self.optimizer = ManualOptimizers(self, self.layout)
         else:
-            self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd, gives_closures)
+            self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd, by_lightning)
         trained = {name for names in self.optimizer.personal_names for name in names}
         for name in self.personal_leaves:
             require(
@@ -618,6 +618,20 @@ class FlatModule:
     def adopt_gradients(self) -> bool:
         """Take over gradients that a hook has replaced or removed; return as `after_backward` does."""
         return self._activate(self._flat_gradient.adopt() if self._flat_gradient is not None else [])
+
+    def gather_gradients(self) -> list[str]:
+        """Take over the gradients that the parameters have at present, and return the names `missing` in them."""
+        self.bind_replaced()  # as in `after_backward`
+        if self._flat_gradient is None:
+            return []
+        missing, discovered = self._flat_gradient.gather()
+        self._activate(discovered)
+        return missing
+
+    def detach_gradients(self, names: Iterable[str]) -> None:
+        """Let these parameters of the layout have no gradient, as before a first backward pass, until the next step."""
+        if self._flat_gradient is not None:
+            self._flat_gradient.detach(names)
 
     def _activate(self, discovered: list[str]) -> bool:
         if discovered:

@@ -28,6 +28,7 @@ class SquaredGradients(Rule):
     """
 
     provides = frozenset({IMPORTANCE})
+    reads_length = True
     unmasked_state = frozenset({"importance"})
     interval: Annotated[int, Ge(1), Called("the interval of rounds")] | None = 50
     each_step: bool = False

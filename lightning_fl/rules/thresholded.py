@@ -31,6 +31,7 @@ class Thresholded(Rule):
     """
 
     changeable = frozenset({"threshold"})
+    reads_length = True
     inner: Rule
     threshold: Annotated[float, Ge(0), Called("threshold, a magnitude,")] = 1e-3
 

@@ -19,8 +19,10 @@ from lightning_fl.engine.network import Network
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.processes import gather_objects
+from lightning_fl.slots import RoundContext
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_runner import LightningRunner, check_lightning_runner
+from lightning_fl.trainer.lightning_runner import LightningRunner, check_module_of_runner
+from lightning_fl.trainer.rules_in_steps import check_rules_in_steps
 
 
 def build_runner(
@@ -94,13 +96,15 @@ def device_group(trainer: TrainerInterface, schedule: LocalSchedule) -> DeviceGr
 def check_lightning(trainer: TrainerInterface) -> None:
     """Raise `UserError` if the method or a flag does not leave the steps to Lightning's own loop; say if `auto` chose it."""
     method, module = trainer.algorithm, trainer.lightning_module
-    owns = bool(trainer.active_module.read_personal()) or method.model_keeper is not None
     why = ""
     if trainer.runner == "auto" and trainer.data.reads_own_loaders:
         why = "clients read loaders of their own, which only runner 'lightning' does"
     elif trainer.runner == "auto":
         why = f"{type(module).__name__} overrides {' and '.join(changes_steps(module))}, which only runner 'lightning' calls"
-    check_lightning_runner(method.name, module, [*method.rules(), *method.personal], owns, why)
+    check_module_of_runner(module)
+    flat_module = trainer.active_module
+    context = RoundContext(flat_module.layout, flat_module.buffer_layout, 1, num_rounds=trainer.max_rounds)
+    check_rules_in_steps(method, module, context, trainer.data.reads_own_loaders, why)
     require(
         trainer.devices_per_client == 1 and method.pace is None,
         "runner 'lightning' trains each client on one device, and in rounds: leave out devices_per_client, and methods without "

@@ -9,6 +9,7 @@ from lightning_fl.clients.representations import representation_layer
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Gradients, Personal, Rule
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.rules_in_steps import check_closure
 
 
 def configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> None:
@@ -19,6 +20,8 @@ def configure_optimizer(trainer: TrainerInterface, adds_up: bool = False) -> Non
     by_sgd = trainer.client_optimizer == "sgd"
     begins_frozen = any(is_a(callback, BaseFinetuning) for callback in trainer.callbacks)
     flat_module.configure_optimizer(flat_gradient or adds_up, by_sgd, trainer.by_lightning, begins_frozen)
+    if trainer.by_lightning:
+        check_closure(algorithm, flat_module)
     trainer.strategy.adopt(flat_module.optimizer)
     for rule in algorithm.rules():
         if Gradients.REPRESENTATIONS in rule.reads:

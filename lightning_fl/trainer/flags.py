@@ -209,8 +209,9 @@ class TrainerFlags(Trainer, ABC):
             adversary: Clients that attack: `adversary.attack` names the attack; attackers, start and per_round say who attacks
                 and when; none if not given.
             runner: `serial` trains one client after the other, `stacked` several at once, `lightning` one after the other by
-                Lightning's own loop; auto takes `lightning` for modules that change the optimiser's steps, and `stacked` for
-                small steps, if the module allows it and draws no random numbers.
+                Lightning's own loop, with all methods that need one gradient a step, not FedSAM, MOON, Ditto, APFL or FedRep;
+                auto takes `lightning` for modules that change the optimiser's steps, and `stacked` for small steps, if the
+                module allows it and draws no random numbers.
             clients_at_once: Largest number of clients that `stacked` trains at once; if not given, as many as need an
                 estimated 4 GiB, at most 64; on a GPU 8 GiB and 256.
             threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the

@@ -1,7 +1,7 @@
 """Runner `lightning`: Lightning's own epoch loop trains each client, one after the other.
 
-So every hook, every way of logging and every optimiser works as in `lightning.Trainer`, at its speed. The runner serves
-methods that read only the trained weights; methods that act on gradients need the runner `serial` or `stacked`.
+So every hook, every way of logging and every optimiser works as in `lightning.Trainer`, at its speed. Rules of methods act
+between gradient and step (`lightning_fl.trainer.rules_in_steps`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import SERVER_CALLBACKS
 from lightning_fl.internals import AutomaticOptimization, ManualOptimization, StockEpochLoop, data_fetcher_for
-from lightning_fl.slots import Gradients, LocalTraining, Personal, Result, Rule, State
+from lightning_fl.slots import LocalTraining, Result, State
+from lightning_fl.trainer.rules_in_steps import acts_in_steps, rule_in_steps
 
 LOG_OPTIONS = [*signature(LightningModule.log).parameters][3:]
 """Names of the options of `LightningModule.log`, in their order."""
@@ -51,38 +52,13 @@ class LightningRunner:
         return serial(flat_module, job, clients, data, train_by_lightning)
 
 
-def check_lightning_runner(
-    method: str, module: LightningModule, parts: Sequence[Rule | Personal], owns: bool, why: str = ""
-) -> None:
-    """Check that Lightning's own loop can train the clients of a method.
-
-    Args:
-        method: name of the federated method.
-        module: the module.
-        parts: rules of the method, and what its clients keep.
-        owns: True if clients own parts of the model, or models of their own.
-        why: reason for this runner if the user did not choose it.
-
-    Raises:
-        UserError: the method reads gradients or makes the steps, or the module is one of `pytorch_lightning`.
-    """
-    instead = "use a method that reads only the trained weights, as FedAvg does"
-    instead += "" if why else ", or another runner"
-    limit = why or f"runner 'lightning' leaves the steps of {type(module).__name__} to Lightning's own loop"
+def check_module_of_runner(module: LightningModule) -> None:
+    """Raise `UserError` if the module is one of `pytorch_lightning`, whose own loop is another."""
     require(
         isinstance(module, LightningModule),
         f"runner 'lightning' trains modules of lightning.pytorch, and {type(module).__name__} is one of pytorch_lightning: "
         "import LightningModule from lightning.pytorch.",
     )
-    for part in parts:
-        makes_steps = part.own_step or (
-            part.has_phases if isinstance(part, Personal) else type(part).step is not Rule.step
-        )
-        require(
-            part.reads == Gradients.NONE and not makes_steps,
-            f"{limit}, but {method} ({type(part).__name__}) needs the gradients or makes the steps: {instead}.",
-        )
-    require(not owns, f"{limit}, which trains no personal parameters or models, as {method} has them: {instead}.")
 
 
 def train_by_lightning(
@@ -93,10 +69,11 @@ def train_by_lightning(
     beside: Callable[..., None] | None = None,
 ) -> LocalTraining:
     """Train the flat module from the received model on one client's samples; see `train_locally`."""
-    assert beside is None  # `check_lightning_runner` refuses it
+    assert beside is None  # `check_rules_in_steps` refuses it
     trainer: Any = flat_module.module.trainer
     local, progress = begin_training(flat_module, job, work, state)
-    with _logging_in_both(flat_module):
+    acts = trainer.fit_loop.epoch_loop.rule_acts = acts_in_steps(flat_module, job)
+    with _logging_in_both(flat_module), rule_in_steps(flat_module, job, local) if acts else nullcontext():
         if isinstance(work.selection, OwnLoader):
             loaders = trainer.fit_loop.own_loaders(work.selection.client)
             progress.batches_in_pass, progress.planned_steps = (
@@ -117,6 +94,7 @@ class ClientLoader:
 
     Attributes:
         batch: the batch that was read last.
+        takes_full_batches: True if each step uses the gradient on all of the client's samples.
     """
 
     batch: Batch
@@ -124,7 +102,7 @@ class ClientLoader:
     def __init__(self, flat_module: FlatModule, work: ClientWork, schedule: LocalSchedule) -> None:
         self._flat_module, self._work, self._schedule = flat_module, work, schedule
         self.batch_sampler = None  # which Lightning looks for
-        self.batch_size = schedule.batch_size
+        self.batch_size, self.takes_full_batches = schedule.batch_size, schedule.full_batch
 
     @property
     def dataset(self) -> Any:
@@ -159,6 +137,8 @@ class RoundEpochLoop(StockEpochLoop):
     """Optimiser steps after which it ends."""
     passes_left: int | float
     """Remaining passes over its loader, including the present one."""
+    rule_acts = False
+    """True if the rule acts in the optimiser's steps, which it then counts."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer, trainer.min_steps, trainer.max_steps)
@@ -295,12 +275,17 @@ class _ClientOptimization(AutomaticOptimization):
             self.trainer.active_module.logs.add_loss(
                 result.closure_loss.detach() * self.trainer.accumulate_grad_batches
             )
+            loader = self.trainer.fit_loop.epoch_loop.loader
+            if loader is not None and loader.takes_full_batches:
+                result.closure_loss = result.closure_loss * self.trainer.accumulate_grad_batches * loader.batch.factor
         return result
 
     def _optimizer_step(self, batch_idx: int, train_step_and_backward_closure: Callable[[], Any]) -> None:
         flat_module, local = self.trainer.active_module, self.trainer.fit_loop.epoch_loop.local
         super()._optimizer_step(batch_idx, train_step_and_backward_closure)
         flat_module.bind_replaced()
+        if self.trainer.fit_loop.epoch_loop.rule_acts:
+            return
         if (unpruned := local.context.unpruned) is not None:
             local.params.mul_(unpruned.factors)
         local.num_steps += 1

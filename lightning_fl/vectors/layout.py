@@ -214,6 +214,23 @@ class FlatGradient:
         self._present.difference_update(replaced)
         return self._admitted([name for name, gradient in replaced.items() if gradient is not None])
 
+    def gather(self) -> tuple[list[str], list[str]]:
+        """Take over the gradients that leaves have at present, whoever has put them there.
+
+        Returns:
+            The leaves that have had a gradient, but have none at present; and what `discover` returns.
+        """
+        without = [name for name, (leaf, _) in self._inside.items() if leaf.grad is None]
+        first = self.adopt()
+        self._present = self._inside.keys() - set(without)
+        self.detach(without)
+        return self.missing, first
+
+    def detach(self, names: Iterable[str]) -> None:
+        """Let these leaves have no gradient; `zero` and `adopt` give them their views again."""
+        for name in names:
+            self._pairs[name][0].grad = None
+
     def admit_nonzero(self) -> list[str]:
         """Give leaves a gradient to whose part of the vector others have added; return as `discover` does."""
         return self._admitted([name for name in (*self._outside, *self.missing) if self._pairs[name][1].any()])

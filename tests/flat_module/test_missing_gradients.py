@@ -117,26 +117,51 @@ def by_lightning(module: L.LightningModule, **options: Any) -> np.ndarray:
     ],
     ids=lambda part: getattr(part, "name", "") or part.__name__,
 )
-@pytest.mark.sampled
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+@pytest.mark.sampled(12)
 def test_one_client_makes_the_steps_of_lightning(
-    algorithm: Any, make: Any, optimizer: Any, make_trainer: MakeTrainer
+    algorithm: Any, make: Any, optimizer: Any, runner: Any, make_trainer: MakeTrainer
 ) -> None:
     module = make(configure=optimizer)
     expected = by_lightning(copy.deepcopy(module))
-    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner="serial")
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner=runner)
     trainer.fit(module, federation(sizes=(4,), batch_size=4), algorithm)
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-6)
 
 
+class KeepsZeros(Branching):
+    """Module that sets gradients to 0 in place of removing them, so that a layer decays from its first gradient on."""
+
+    def __init__(self, configure: Callable[[L.LightningModule], Any]) -> None:
+        super().__init__(configure=configure)
+        self.num_steps = 1  # so that the second step is the first that uses the layer
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("optimizer", [decaying, adam])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_gradient_that_is_kept_at_0_makes_a_step(optimizer: Any, clip: Any, make_trainer: MakeTrainer) -> None:
+    module, steps = KeepsZeros(configure=optimizer), {"gradient_clip_val": clip}
+    expected = by_lightning(copy.deepcopy(module), **steps)
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner="lightning", **steps)
+    trainer.fit(module, federation(sizes=(4,), batch_size=4), FedProx(mu=0))
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
 @pytest.mark.parametrize("make", [Branching, Freezing])
-def test_a_client_does_not_know_the_gradients_of_the_one_before(make: Any, make_trainer: MakeTrainer) -> None:
+def test_a_client_does_not_know_the_gradients_of_the_one_before(
+    make: Any, runner: Any, make_trainer: MakeTrainer
+) -> None:
     """Compare three clients with the same samples with three trainings of one, each from where the module left off."""
     moved = []
     for algorithm in (FedAvg(), FedProx(mu=0)):
         torch.manual_seed(0)
         module = make(configure=adam)
         data = federation(sizes=(4,) * 3, batch_size=4)
-        make_trainer(max_rounds=2, clients_per_round=3, local_epochs=3, runner="serial").fit(module, data, algorithm)
+        make_trainer(max_rounds=2, clients_per_round=3, local_epochs=3, runner=runner).fit(module, data, algorithm)
         moved.append(vector(module))
     np.testing.assert_allclose(moved[0], moved[1], rtol=0, atol=1e-6)
 
@@ -149,7 +174,7 @@ class HalfTrained(Perceptron):
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("runner", ["serial", "stacked", "lightning"])
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0)], ids=lambda a: a.name)
 def test_clipping_measures_what_the_optimiser_steps(
     method: Any, runner: Any, algorithm: Any, make_trainer: MakeTrainer
@@ -214,16 +239,20 @@ class Slowing(Perceptron):
 @pytest.mark.parametrize(
     "algorithm", [FedAvg(), FedProx(mu=0), SCAFFOLD(), DeviceM(local_beta=0)], ids=lambda a: a.name
 )
-def test_learning_rates_that_a_hook_sets_are_those_of_the_step(algorithm: Any, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+def test_learning_rates_that_a_hook_sets_are_those_of_the_step(
+    algorithm: Any, runner: Any, make_trainer: MakeTrainer
+) -> None:
     module = Slowing()
     expected = by_lightning(copy.deepcopy(module))
-    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner="serial")
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner=runner)
     trainer.fit(module, federation(sizes=(4,), batch_size=4), algorithm)
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=lambda a: a.name)
-def test_hooks_of_the_optimiser_are_called(algorithm: Any, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+def test_hooks_of_the_optimiser_are_called(algorithm: Any, runner: Any, make_trainer: MakeTrainer) -> None:
     called: list[str] = []
 
     def configure(module: L.LightningModule) -> Any:
@@ -232,7 +261,7 @@ def test_hooks_of_the_optimiser_are_called(algorithm: Any, make_trainer: MakeTra
         optimizer.register_step_post_hook(lambda *_: called.append("after"))
         return optimizer
 
-    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=2, runner="serial")
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=2, runner=runner)
     trainer.fit(Perceptron(configure=configure), federation(sizes=(4,), batch_size=4), algorithm)
     assert called == ["before", "after"] * 2
 

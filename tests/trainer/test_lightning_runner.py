@@ -320,14 +320,14 @@ def test_auto_takes_it_for_modules_that_change_their_steps(
         (
             "lightning",
             Perceptron(),
-            "SCAFFOLD",
-            r"runner 'lightning' leaves the steps .*SCAFFOLD \(.*\) needs the gradients",
+            "FedSAM",
+            r"runner 'lightning' leaves the steps .*FedSAM \(.*\) needs others",
         ),
         (
             "auto",
             WarmsUp(),
-            "FedProx",
-            r"WarmsUp overrides optimizer_step, which only runner 'lightning' calls, but FedProx",
+            "FedSAM",
+            r"WarmsUp overrides optimizer_step, which only runner 'lightning' calls, .* but FedSAM",
         ),
         ("lightning", Perceptron(), "FedBN", None),
         ("serial", WarmsUp(), "FedAvg", "overrides optimizer_step, which only runner 'lightning' calls"),

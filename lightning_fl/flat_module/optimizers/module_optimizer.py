@@ -45,7 +45,7 @@ class ModuleOptimizer:
     Attributes:
         optimizer: the module's optimiser.
         schedules: its schedulers.
-        is_elementwise: True if it updates each coordinate from that coordinate only.
+        is_elementwise: True if it updates each coordinate from that coordinate only, and may do so in flat vectors.
         names: names of the parameters that it steps.
         stepped: parts of the flat vector that these cover.
         personal_names: names of the personal parameters in each of its groups, which it does not step itself.
@@ -54,7 +54,7 @@ class ModuleOptimizer:
     """
 
     def __init__(
-        self, module: LightningModule, layout: Layout, by_plain_sgd: bool = False, gives_closures: bool = False
+        self, module: LightningModule, layout: Layout, by_plain_sgd: bool = False, by_lightning: bool = False
     ) -> None:
         """Call `configure_optimizers`; `bind` sets the tensor to step.
 
@@ -62,7 +62,8 @@ class ModuleOptimizer:
             module: module that configures the optimiser.
             layout: positions of the parameters in the flat vectors; trainable parameters without one are personal.
             by_plain_sgd: True to step by plain SGD instead, at the optimiser's learning rates.
-            gives_closures: True if the optimiser's steps get a closure, which LBFGS needs.
+            by_lightning: True if Lightning's own loop makes the steps, with a closure, which LBFGS needs, and of the module's own
+                parameters.
 
         Raises:
             UserError: the module has no optimiser, or several, or a scheduler that cannot go on with it.
@@ -81,7 +82,7 @@ class ModuleOptimizer:
         if by_plain_sgd:
             optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
-        if needs_closure(self.optimizer) and not gives_closures:
+        if needs_closure(self.optimizer) and not by_lightning:
             raise UserError(
                 f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
                 "a step from one gradient: use runner 'lightning', or let configure_optimizers return SGD, Adam or another that "
@@ -98,7 +99,7 @@ class ModuleOptimizer:
         # In some releases of torch, Adagrad creates its state in the constructor, not in the first step: such an optimiser keeps
         # the parameters it was given, and every client starts from that state.
         self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
-        self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
+        self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer and not by_lightning
         # Schedulers warn if they step before `optimizer.step`, which neither a rule's own step nor the plain step calls.
         self.optimizer._opt_called = True
 
@@ -185,6 +186,16 @@ class ModuleOptimizer:
         if not self._has_other_members():
             for group, members in zip(groups, bound, strict=True):
                 group["params"] = members
+
+    @contextmanager
+    def as_bound(self) -> Iterator[None]:
+        """Let the groups have what `bind` has put into them, within `showing_parameters`."""
+        groups, shown = list(self.optimizer.param_groups), [group["params"] for group in self.optimizer.param_groups]
+        for group, members in zip(groups, self._bound, strict=False):  # a hook may have added a group
+            group["params"] = members
+        yield
+        for group, members in zip(groups, shown, strict=True):
+            group["params"] = members
 
     def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
         """Adapt to a module that is pruned or trains more, whose parameters are the same objects, and to groups of callbacks.
