@@ -15,6 +15,7 @@ UNFREEZING = "engine/test_follow_unfreezing.py"
 MANUAL = "flat_module/test_manual_optimization.py"
 COMPILED = "trainer/test_compiled_modules.py"
 LIGHTNING, OWN_LOADERS = "trainer/test_lightning_runner.py", "trainer/test_own_loaders.py"
+RULES = "trainer/test_rules_in_steps.py"
 CONTRACT = "evaluation/test_lightnings_contract.py"
 OTHER_NAME = "trainer/test_pytorch_lightning.py"
 WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
@@ -41,6 +42,7 @@ ROWS = {  # the tests by the row's first words
     "LBFGS": [
         ("flat_module/test_optimizer.py", "test_an_optimiser_that_wants_a_closure_is_refused"),
         (LIGHTNING, "test_a_round_of_one_client_is_an_epoch_of_lightnings_trainer"),
+        (RULES, "test_an_optimiser_with_a_closure_is_refused"),
     ],
     "several optimisers, or none": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
@@ -86,6 +88,8 @@ ROWS = {  # the tests by the row's first words
         (HOOKS, "test_hooks_that_make_the_step_need_lightnings_loop"),
         (LIGHTNING, "test_a_round_of_one_client_is_an_epoch_of_lightnings_trainer"),
         (LIGHTNING, "test_what_it_cannot_train_is_refused"),
+        (RULES, "test_a_module_that_changes_its_steps_trains_as_a_plain_loop"),
+        (RULES, "test_a_method_with_further_gradients_or_models_is_refused"),
     ],
     "all other hooks": [
         (HOOKS, "test_hooks_come_in_the_same_order"),

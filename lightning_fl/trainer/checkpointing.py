@@ -207,6 +207,8 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.active_module.load_server_model(trainer.run)  # the checkpoint's model may be a client's, or an average
     trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"], saved["run"]["round"])
+    if (name := type(_given(trainer.data)).__qualname__) in checkpoint:
+        trainer.data.load_state_dict(checkpoint[name])
     call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
@@ -214,8 +216,6 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
             patience = {"patience": callback.patience} if is_a(callback, EarlyStopping) else {}
             callback.load_state_dict(states[callback.state_key])
             vars(callback).update(patience)  # which the state of EarlyStopping replaces, but a resumed run may change
-    if (name := type(_given(trainer.data)).__qualname__) in checkpoint:
-        trainer.data.load_state_dict(checkpoint[name])
     trainer.fit_loop.set_round(trainer.run.round)
     trainer.fit_loop.epoch_loop._batches_that_stepped = saved["batches"]
     if trainer.metric is None and (metric := saved["metric"]):

@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import WarningCache
 
 from lightning_fl.checks import is_a
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
@@ -35,6 +36,7 @@ from lightning_fl.internals import AutomaticOptimization, ManualOptimization, St
 from lightning_fl.slots import LocalTraining, Result, State
 from lightning_fl.trainer.rules_in_steps import acts_in_steps, rule_in_steps
 
+WARNINGS = WarningCache()
 LOG_OPTIONS = [*signature(LightningModule.log).parameters][3:]
 """Names of the options of `LightningModule.log`, in their order."""
 
@@ -81,6 +83,11 @@ def train_by_lightning(
                 trainer.estimated_stepping_batches,
             )
             trainer.fit_loop.epoch_loop.train_on_own(loaders, local, job.schedule)
+            if not local.num_steps:
+                WARNINGS.warn(
+                    "A client has made no step on its own loader in a round, so that its upload changes nothing, but counts in "
+                    "the mean: give it a batch, or leave it out. This is said once."
+                )
         elif len(loader := ClientLoader(flat_module, work, job.schedule)):
             trainer.fit_loop.epoch_loop.train(loader, local, job.schedule.most_steps)
     flat_module.bind_replaced()

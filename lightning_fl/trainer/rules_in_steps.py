@@ -22,7 +22,7 @@ from lightning_fl.clients.gradients import gradient_treatment
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.slots import Gradients, LocalTraining, RoundContext, Rule
+from lightning_fl.slots import Gradients, LocalTraining, Personal, RoundContext, Rule
 
 
 def check_rules_in_steps(
@@ -45,11 +45,12 @@ def check_rules_in_steps(
     limit = why or f"runner 'lightning' leaves the steps of {type(module).__name__} to Lightning's own loop"
     instead = "use a method without this, such as FedProx or SCAFFOLD"
     instead += "" if why else ", or another runner"
-    for part in (rule, *method.personal):
+    parts: list[Rule | Personal] = [rule, *method.personal]
+    for part in parts:
         require(
             part.reads in (Gradients.NONE, Gradients.MINIBATCH),
-            f"{limit}, and that computes one gradient a step, but {name} ({type(part).__name__}) needs others, at further models or "
-            f"on all samples: {instead}.",
+            f"{limit}, and that computes one gradient a step, but {name} ({type(part).__name__}) needs others, at further models "
+            f"or on all samples: {instead}.",
         )
     for part in method.personal:
         kind = type(part).__name__
@@ -118,6 +119,7 @@ def rule_in_steps(flat_module: FlatModule, job: ClientJob, local: LocalTraining)
     )
     mask = gradient_treatment(flat_module, replace(job, schedule=replace(job.schedule, clip_value=None)))
     clip: Callable[[], Any] = _nothing
+    missing: list[str] = []
 
     def hold(*arguments: Any, **options: Any) -> None:
         """Put off the clipping, before which the rule observes the gradient and the mask acts."""
@@ -128,6 +130,7 @@ def rule_in_steps(flat_module: FlatModule, job: ClientJob, local: LocalTraining)
         mask()
         clip()
         flat_module.adopt_gradients()
+        missing[:] = flat_module.missing  # which the clipping may have changed
 
     def step(closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         nonlocal clip
@@ -135,7 +138,7 @@ def rule_in_steps(flat_module: FlatModule, job: ClientJob, local: LocalTraining)
         result = None if closure is None else closure()
         if all(parameter.grad is None for parameter in flat_module.trainable):
             return result  # training_step has skipped the batch
-        missing = flat_module.gather_gradients()
+        missing[:] = flat_module.gather_gradients()
         local.learning_rate = driver.learning_rate
         local.optimizer_step = partial(_stepping_bound, driver, partial(make_step, **options))
         rule_step(local, job, flat_module, treat, None, None, missing)

@@ -222,7 +222,6 @@ class FlatGradient:
         """
         without = [name for name, (leaf, _) in self._inside.items() if leaf.grad is None]
         first = self.adopt()
-        self._present = self._inside.keys() - set(without)
         self.detach(without)
         return self.missing, first
 

@@ -282,6 +282,39 @@ def test_checkpoint_hooks_come_in_the_same_order(
     assert of_modules[0] == of_modules[1]
 
 
+def test_states_are_restored_in_the_same_order(
+    make_trainer: MakeTrainer, make_stock_trainer: MakeStock, tmp_path: Path
+) -> None:
+    saved, orders = tmp_path / "saved.ckpt", []
+
+    class Remembers(Callback):
+        def state_dict(self) -> dict[str, int]:
+            return {"kept": 1}
+
+        def on_load_checkpoint(self, *given: Any) -> None:
+            orders[-1].append("on_load_checkpoint of a callback")
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            orders[-1].append("load_state_dict of a callback")
+
+    class Kept(Data):
+        def state_dict(self) -> dict[str, int]:
+            return {"kept": 1}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            orders[-1].append("load_state_dict of the data module")
+
+    for is_ours in (True, False):
+        orders.append([])
+        data = Federated(Kept(), num_clients=1) if is_ours else Kept()
+        for rounds, path in ((1, None), (2, saved)):
+            flags = {"max_rounds": rounds, "clients_per_round": 1} if is_ours else {"max_epochs": rounds}
+            make = make_trainer if is_ours else make_stock_trainer
+            make(callbacks=[Remembers(), Saves(saved)], **flags).fit(Steps(), datamodule=data, ckpt_path=path)
+    assert orders[0] == orders[1]
+    assert len(orders[1]) == 3
+
+
 class Saves(Callback):
     """Callback that saves a checkpoint at the end of the first epoch."""
 

@@ -130,22 +130,45 @@ def test_one_client_makes_the_steps_of_lightning(
 
 
 class KeepsZeros(Branching):
-    """Module that sets gradients to 0 in place of removing them, so that a layer decays from its first gradient on."""
+    """Module that uses a layer in the last step, and sets gradients to 0 in place of removing them."""
 
-    def __init__(self, configure: Callable[[L.LightningModule], Any]) -> None:
-        super().__init__(configure=configure)
-        self.num_steps = 1  # so that the second step is the first that uses the layer
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.num_steps += 1
+        extra = 0.0 if self.num_steps % PASSES else self.rare(batch[0]).square().mean()
+        return self.loss(batch) + extra
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
+class Halves(Branching):
+    """Module that clips by putting other gradients in the place of the present ones, and takes one away."""
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *unused: Any, **named: Any) -> None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            parameter.grad = parameter.grad / 2
+        if self.num_steps % 3 == 0:
+            self.output.bias.grad = None
+
+
+@pytest.mark.parametrize("optimizer", [plain, with_momentum, adam])
+def test_gradients_that_the_clipping_replaces_make_the_step(optimizer: Any, make_trainer: MakeTrainer) -> None:
+    module = Halves(configure=optimizer)
+    expected = by_lightning(copy.deepcopy(module))
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner="lightning")
+    trainer.fit(module, federation(sizes=(4,), batch_size=4), FedProx(mu=0))
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", [decaying, adam])
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_a_gradient_that_is_kept_at_0_makes_a_step(optimizer: Any, clip: Any, make_trainer: MakeTrainer) -> None:
+def test_a_layer_decays_from_its_first_gradient_on(optimizer: Any, clip: Any, make_trainer: MakeTrainer) -> None:
     module, steps = KeepsZeros(configure=optimizer), {"gradient_clip_val": clip}
-    expected = by_lightning(copy.deepcopy(module), **steps)
-    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner="lightning", **steps)
+    stock = copy.deepcopy(module)
+    for _ in range(2):
+        stock.zero_grad()
+        expected = by_lightning(stock, **steps)
+    trainer = make_trainer(max_rounds=2, clients_per_round=1, local_epochs=PASSES, runner="lightning", **steps)
     trainer.fit(module, federation(sizes=(4,), batch_size=4), FedProx(mu=0))
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-6)
 

@@ -18,6 +18,7 @@ from toys import Perceptron, federation, samples, vector
 
 from lightning_fl import UserError
 from lightning_fl.data import Federated, Shards
+from lightning_fl.trainer import lightning_runner
 
 MakeStock = Callable[..., L.Trainer]
 
@@ -148,6 +149,14 @@ def test_a_number_of_steps_ends_on_a_stream_without_end(make_trainer: MakeTraine
 
     assert sizes_of(stream(None)) == [4] * 10
     assert sizes_of(loader(10)) == [4, 4, 2, 4, 4, 2, 4, 4]  # the end of a pass ends a step
+
+
+@pytest.mark.parametrize("empty", [stream(0), loader(3, drop_last=True)], ids=["stream", "drop_last"])
+def test_a_loader_without_a_batch_is_told(empty: Any, make_trainer: MakeTrainer) -> None:
+    lightning_runner.WARNINGS.clear()
+    data = Federated(Data(list), num_clients=2, client_loaders=lambda client: loader(8) if client else empty)
+    with pytest.warns(UserWarning, match="A client has made no step on its own loader .* counts in the mean"):
+        make_trainer(clients_per_round=2, max_rounds=1).fit(Perceptron(), data)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(

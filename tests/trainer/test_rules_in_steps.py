@@ -280,8 +280,8 @@ def test_hooks_find_what_lightnings_trainer_shows(
     loader = DataLoader(TensorDataset(*(x[:1].repeat(8, 1) for x in samples(8))), batch_size=4)
     make_stock_trainer(max_epochs=1, limit_val_batches=0).fit(stock, loader)
     data = federation((8,), [x[:1].repeat(8, 1) for x in samples(8)])
-    make_trainer(max_rounds=1, clients_per_round=1, runner="lightning").fit(ours, data, method)
-    assert ours.seen == stock.seen
+    make_trainer(max_rounds=2, clients_per_round=1, runner="lightning").fit(ours, data, method)
+    assert ours.seen == 2 * stock.seen
     assert len(stock.seen) == 12
 
 
@@ -367,3 +367,20 @@ def test_a_resumed_run_is_the_whole_run(make_trainer: MakeTrainer, tmp_path: Pat
     resumed_like_whole(
         make_trainer, tmp_path, Scales, algorithm=lambda: SCAFFOLD(personal=["output"]), clients_per_round=3
     )
+
+
+class ReadsSome(Perceptron):
+    """Module that reads no batch of an odd size."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if len(batch[0]) % 2 else self.loss(batch)
+
+
+@pytest.mark.parametrize("method", ["SCAFFOLD", "FedNova-proximal", "FedDyn"])
+def test_a_batch_whose_step_is_none_is_skipped(method: str, make_trainer: MakeTrainer) -> None:
+    module, data, flags = ReadsSome(), partial(federation, (5, 9, 8)), {"clients_per_round": 2}
+    ends = [
+        ended(make_trainer, module, data(), ROSTER[method].algorithm(), runner=runner, **flags)
+        for runner in ("serial", "lightning")
+    ]
+    close(*ends)
