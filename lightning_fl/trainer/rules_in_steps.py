@@ -66,9 +66,9 @@ def check_rules_in_steps(
         return
     fulls = (rule.takes_full_batches(replace(context, round=number)) for number in range(context.num_rounds))
     needs_samples = rule.reads_length or rule.repeats > 1 or rule.num_losses or any(fulls)
-    for part, reads in ((rule, needs_samples), *((part, part.adapts) for part in method.personal)):
+    for part in parts:
         require(
-            not reads,
+            not (part.adapts if isinstance(part, Personal) else needs_samples),
             f"clients read loaders of their own, whose batches only their training reads, but {name} ({type(part).__name__}) "
             "counts, repeats or reads samples besides: use another method, such as FedProx or SCAFFOLD, or a map-style Dataset, "
             "which Federated divides.",
@@ -142,7 +142,6 @@ def rule_in_steps(flat_module: FlatModule, job: ClientJob, local: LocalTraining)
         local.learning_rate = driver.learning_rate
         local.optimizer_step = partial(_stepping_bound, driver, partial(make_step, **options))
         rule_step(local, job, flat_module, treat, None, None, missing)
-        flat_module.detach_gradients(missing)
         return result
 
     steps, clips = vars(optimizer), vars(precision)

@@ -151,12 +151,18 @@ class Halves(Branching):
             self.output.bias.grad = None
 
 
-@pytest.mark.parametrize("optimizer", [plain, with_momentum, adam])
-def test_gradients_that_the_clipping_replaces_make_the_step(optimizer: Any, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [(FedProx(mu=0), with_momentum), (FedProx(mu=0), adam), (SCAFFOLD(), plain), (SCAFFOLD(), decaying)],
+    ids=lambda part: getattr(part, "name", "") or part.__name__,
+)
+def test_gradients_that_the_clipping_replaces_make_the_step(
+    method: Any, optimizer: Any, make_trainer: MakeTrainer
+) -> None:
     module = Halves(configure=optimizer)
     expected = by_lightning(copy.deepcopy(module))
     trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=PASSES, runner="lightning")
-    trainer.fit(module, federation(sizes=(4,), batch_size=4), FedProx(mu=0))
+    trainer.fit(module, federation(sizes=(4,), batch_size=4), method)
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-6)
 
 
