@@ -113,7 +113,7 @@ class Rule(Part):
     """Number of models whose `LocalTraining.full_loss` `start` reads. Clocks count one forward pass over a client's samples for
     each. If above 0, clients train one after the other."""
     reads_length = False
-    """True if the rule reads `LocalTraining.num_samples` or `steps_in_pass`, which are unknown if clients read loaders of their own."""
+    """True if the rule reads `LocalTraining.num_samples` or `steps_in_pass`, which are unknown with loaders of clients' own."""
     own_step = False
     """True if `step` replaces the module's optimiser, which must then be plain SGD."""
     plain_sgd_reason = "so that momentum or adaptive step sizes of the optimiser would be lost"
