@@ -54,7 +54,7 @@ class CompiledStep:
             except Exception as error:
                 if not graph.is_outdated:
                     raise
-                self._give_up(error)
+                self.end(_reason(error))
                 return None
             return loss, output
         return self._compile(graph, batch, index)
@@ -69,7 +69,7 @@ class CompiledStep:
             raise
         except Exception as error:  # a user's module may raise anything
             restore_random()
-            self._give_up(error)
+            self.end(_reason(error))
             return None
         finally:
             self._seconds += time.perf_counter() - started
@@ -77,22 +77,18 @@ class CompiledStep:
         self._num_compiled += 1
         return loss, output
 
-    def _give_up(self, error: Exception) -> None:
-        self.why_not, self.gradient = _reason(error), None
+    def end(self, why_not: str) -> None:
+        """Let the module run eagerly from now on, and say why."""
+        self.why_not, self.gradient = why_not, None
         self._graphs.clear()
         name = type(self._flat_module.module).__name__
-        rank_zero_info(f"{name} trains without torch.compile from here on, because {self.why_not}.")
+        rank_zero_info(f"{name} trains without torch.compile from here on, because {why_not}.")
 
-    def take_seconds(self) -> float:
-        """Return the seconds of compiling since the last call, and say them."""
-        seconds, number = self._seconds, self._num_compiled
+    def take_times(self) -> tuple[float, int]:
+        """Return the seconds of compiling since the last call, and the number of compiled shapes of batches."""
+        times = self._seconds, self._num_compiled
         self._seconds, self._num_compiled = 0.0, 0
-        if number:
-            shapes = "one shape" if number == 1 else f"{number} shapes"
-            rank_zero_info(
-                f"Compiling the training step for {shapes} of batches took {seconds:.1f} s, which time/round_seconds leaves out."
-            )
-        return seconds
+        return times
 
 
 def _reason(error: Exception) -> str:

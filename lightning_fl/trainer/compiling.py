@@ -8,6 +8,7 @@ from lightning_fl.clients.choose_runner import Runner
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module import step_graph
 from lightning_fl.flat_module.compiled_step import CompiledStep
+from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Gradients
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
@@ -40,6 +41,28 @@ def compile_steps(trainer: TrainerInterface) -> None:
         _say(f"clients of {method.name} train networks of several sizes")
     else:
         flat_module.compiled = CompiledStep(flat_module)
+
+
+def seconds_of_compiling(trainer: TrainerInterface) -> float:
+    """Return the seconds of compiling since the last call, of the process that took longest, and say them.
+
+    If one process cannot compile a step, all processes run eagerly from now on: the checkpoint keeps what the first one knows.
+    """
+    compiled = trainer.active_module.compiled
+    if compiled is None:
+        return 0.0
+    all_seconds, numbers, reasons = zip(
+        *gather_objects(trainer.fabric, (*compiled.take_times(), compiled.why_not)), strict=True
+    )
+    seconds, number, why_not = max(all_seconds), max(numbers), max(reasons)
+    if number:
+        shapes = "one shape" if number == 1 else f"{number} shapes"
+        rank_zero_info(
+            f"Compiling the training step for {shapes} of batches took {seconds:.1f} s, which time/round_seconds leaves out."
+        )
+    if why_not and not compiled.why_not:
+        compiled.end(why_not)
+    return float(seconds)
 
 
 def say_of_stacks(trainer: TrainerInterface, runner: Runner) -> None:

@@ -46,6 +46,7 @@ from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_engine import assemble
 from lightning_fl.trainer.build_runner import try_runner_again
+from lightning_fl.trainer.compiling import seconds_of_compiling
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -183,8 +184,7 @@ class FitLoop(StockFitLoop):
         """Run the method's work before its first round, and load the resulting model into the module."""
         self.trainer.hooks.hides_steps = True  # from callbacks, for which no training has begun yet
         between_rounds.prepare(self.engine)
-        if self.trainer.active_module.compiled is not None:
-            self.trainer.active_module.compiled.take_seconds()
+        seconds_of_compiling(self.trainer)
         self.trainer.hooks.hides_steps = False
         self.trainer.active_module.load_server_model(self.trainer.run)
 
@@ -316,6 +316,7 @@ class FitLoop(StockFitLoop):
         self.batches_before_round = self.epoch_loop._batches_that_stepped
         with trainer.profiler.profile("train_round"):
             record = train_round(self.engine)
+        compiling = seconds_of_compiling(trainer)
         record = self._shown(record, self.engine.of_clients)
         self._check_private()
         self.epoch_loop._results.clear()  # those of the last client
@@ -355,8 +356,9 @@ class FitLoop(StockFitLoop):
             record |= (late := self._shown(self._logged_beside(record) | self.privacy.loss(run)))
             trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
-        compiling = 0.0 if flat_module.compiled is None else flat_module.compiled.take_seconds()
-        record["time/round_seconds"] = time.perf_counter() - started - compiling
+        ended = time.perf_counter()
+        compiling += seconds_of_compiling(trainer)  # for clients that adapt their model to be measured
+        record["time/round_seconds"] = ended - started - compiling
         self._log(self._shown(record))
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):

@@ -2,19 +2,21 @@
 
 import copy
 import csv
+import json
 import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 from compared_runs import MakeTrainer, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import ROSTER
 from torch import Tensor, nn
-from toys import Convolved, Measuring, Normalised, Perceptron, Pruning, Statistics, Tied, federation
+from toys import Convolved, Measuring, Normalised, Perceptron, Pruning, Statistics, Tied, federation, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import SCAFFOLD, FedAvg, FedBN
@@ -22,6 +24,7 @@ from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module import compiled_step, step_graph
 from lightning_fl.modules import ImageClassifier
+from lightning_fl.trainer.checkpointing import execution
 
 EXACT = {"precision": "64-true", "runner": "serial", "local_epochs": 2}
 EVEN = partial(federation, (4, 8, 4), batch_size=4)
@@ -31,6 +34,10 @@ EVEN = partial(federation, (4, 8, 4), batch_size=4)
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Let dynamo trace the steps, but run the traced operations as they are; returns the list of the traced graphs."""
+    return trace_only(monkeypatch)
+
+
+def trace_only(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     traced: list[Any] = []
 
     def backend(captures: bool) -> Callable[[Any, Any], Any]:
@@ -264,6 +271,23 @@ def test_clients_that_are_not_compiled(
     assert line in caplog.text
 
 
+class Putting(Perceptron):
+    """Module whose step uses an operation that has no deterministic implementation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) + 0 * torch.zeros(4).put(torch.tensor([1]), torch.tensor([2.0])).sum()
+
+
+def test_deterministic_algorithms_are_asked_for_within_graphs(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    assert_equal(pair(make_trainer, Perceptron(), deterministic=True))
+    assert graphs
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        make_trainer(**EXACT, compile=True, deterministic=True).fit(Putting(), EVEN())
+    graphs.clear()
+    make_trainer(**EXACT, compile=True).fit(Putting(), EVEN())
+    assert graphs, "without the flag a graph holds the operation"
+
+
 class Manual(Perceptron):
     def __init__(self) -> None:
         super().__init__()
@@ -293,10 +317,64 @@ def test_a_missing_compiler_is_said(make_trainer: MakeTrainer, monkeypatch: pyte
         make_trainer(compile=True).fit(Perceptron(), federation())
 
 
+class Picky(Telling):
+    """Module whose step a graph cannot hold for a batch of one sample."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        output = super().training_step(batch, batch_idx)
+        return output if len(batch[0]) > 1 or output["loss"].item() < 100 else None
+
+
+SEVERAL = Telling, Picky
+UNEQUAL = partial(federation, (12, 9), batch_size=4)
+"""Data whose second client, which the second process trains, has a last batch of one."""
+
+
+def fit_compiled(folder: str, together: int) -> None:
+    """Fit in one of several processes; write the weights, the metrics, why steps are not compiled, and how many are traced."""
+    found = []
+    for made in SEVERAL:
+        traced = trace_only(pytest.MonkeyPatch())
+        torch.manual_seed(0)
+        module, quiet = made(), {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = FederatedTrainer(
+            **EXACT, **quiet, max_rounds=2, clients_per_round=2, compile=True, accelerator="cpu", devices=2,
+            devices_per_client=together, default_root_dir=folder, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(module, UNEQUAL())
+        metrics = {
+            name: float(value) for name, value in trainer.callback_metrics.items() if not name.startswith("time/")
+        }
+        why_not = execution(trainer.fit_loop.engine)["why_not_compiled"]
+        found.append((vector(module).tolist(), metrics, why_not, len(traced)))
+    Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("together", [1, 2])
+def test_two_processes_compile_and_agree_on_what_a_graph_cannot_hold(
+    together: int, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """Test clients and batches that are divided; of a client's last batch of one, only one process has the sample."""
+    processes.run(fit_compiled, str(tmp_path), together, num_processes=2)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        for made, (weights, metrics, why_not, num_traced) in zip(SEVERAL, found, strict=True):
+            torch.manual_seed(0)
+            module, trainer = made(), make_trainer(**EXACT, clients_per_round=2)
+            trainer.fit(module, UNEQUAL())
+            assert num_traced
+            assert ("torch cannot compile its training step" in why_not) == (made is Picky)
+            assert weights == pytest.approx(vector(module).tolist(), rel=0, abs=1e-12)
+            assert metrics.keys() == trainer.callback_metrics.keys() - {"time/round_seconds", "time/simulated_seconds"}
+            for name in metrics.keys() - {"train/most_step"}:  # which each process has of its own rows
+                assert metrics[name] == pytest.approx(float(trainer.callback_metrics[name]), rel=1e-9), name
+
+
 def test_compiling_is_not_part_of_the_rounds_seconds(
     graphs: list[Any], make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiled_step.CompiledStep, "take_seconds", lambda step: 1e6)
+    monkeypatch.setattr(compiled_step.CompiledStep, "take_times", lambda step: (1e6, 0))
     make_trainer(**EXACT, compile=True, logger=True).fit(Perceptron(), EVEN())
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert all(float(row["time/round_seconds"]) < 0 for row in csv.DictReader(file))
@@ -324,6 +402,7 @@ def test_torchs_own_compiler(precision: str, make_trainer: MakeTrainer, tmp_path
         )
 
     flags: dict[str, Any] = {"precision": precision, "local_epochs": None, "local_steps": 3}
+    flags["deterministic"] = precision == "64-true"
     (eager, _), (compiled, _) = pair(make_trainer, start, data, **flags)
     update, distance = (
         torch.cat(
