@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils._pytree import tree_flatten
 
 from lightning_fl.flat_module.step_graph import CannotCompile, Gradient, StepGraph, TrainingStep
@@ -50,7 +52,8 @@ class CompiledStep:
             graph = self._graphs[key] = StepGraph(self._step, flat_module)
         if graph.is_compiled:
             try:
-                loss, output, self.gradient = graph(batch, index)
+                with _no_hooks():
+                    loss, output, self.gradient = graph(batch, index)
             except Exception as error:
                 if not graph.is_outdated:
                     raise
@@ -62,9 +65,10 @@ class CompiledStep:
     def _compile(self, graph: StepGraph, batch: Any, index: int) -> tuple[Tensor, Any] | None:
         started, restore_random = time.perf_counter(), self._flat_module.keep_random()
         try:
-            graph.prepare(batch, index)
-            restore_random()
-            loss, output, self.gradient = graph(batch, index)
+            with _no_hooks():
+                graph.prepare(batch, index)
+                restore_random()
+                loss, output, self.gradient = graph(batch, index)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a user's module may raise anything
@@ -89,6 +93,11 @@ class CompiledStep:
         times = self._seconds, self._num_compiled
         self._seconds, self._num_compiled = 0.0, 0
         return times
+
+
+def _no_hooks() -> AbstractContextManager[None]:
+    """Forbid hooks of saved tensors within, as `torch.func.grad` does; it does not allow them again if it is traced and fails."""
+    return disable_saved_tensors_hooks("torch.func.grad does not support hooks of saved tensors")
 
 
 def _reason(error: Exception) -> str:

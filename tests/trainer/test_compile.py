@@ -288,6 +288,21 @@ def test_deterministic_algorithms_are_asked_for_within_graphs(graphs: list[Any],
     assert graphs, "without the flag a graph holds the operation"
 
 
+class Failing(Perceptron):
+    """Module whose step raises an error."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise ValueError("no step")
+
+
+def test_a_failed_graph_leaves_torch_as_it_was(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+    """Test the hooks of saved tensors, which stacks use to measure their memory."""
+    for module in (Failing(), Putting()):
+        with pytest.raises((ValueError, RuntimeError)):
+            make_trainer(**EXACT, compile=True, deterministic=True).fit(module, EVEN())
+    make_trainer(runner="stacked").fit(Perceptron(), EVEN())
+
+
 class Manual(Perceptron):
     def __init__(self) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ ROWS = {  # the tests by the row's first words
         (SIDE, "test_expected_bits_are_those_of_a_fixed_cohort"),
         (SIDE, "test_costs_are_those_of_a_fixed_cohort_with_drop_outs_on_average"),
     ],
-    "how long a training takes": [REFUSED],
+    "the duration of a training": [REFUSED],
     "single steps": [(HERE, "test_loggers_get_single_steps_from_callbacks_alone")],
     "what callbacks such as `LearningRateMonitor` send": [
         (HERE, "test_loggers_get_single_steps_from_callbacks_alone"),
