@@ -66,7 +66,9 @@ def add_note(error: Exception, note: str) -> None:
     """Add a sentence to an error, which its traceback shows below the message."""
     if hasattr(error, "add_note"):
         error.add_note(note)
-    elif error.args and isinstance(error.args[0], str):  # before Python 3.11
+        return
+    vars(error).setdefault("__notes__", []).append(note)  # before Python 3.11, whose tracebacks show the message alone
+    if error.args and isinstance(error.args[0], str):
         error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
 
 

@@ -82,8 +82,9 @@ def _in_words(hint: Any) -> str:
         return str(hint).removeprefix("typing.")
     if group := group_of(origin):
         return f"a mapping with {', '.join(field.name for field in fields(group))}"
-    if origin is Callable and inner and isinstance(inner[-1], type) and inner[-1].__module__ != "builtins":
-        return in_words(inner[-1])  # given by class_path and init_args, from which the parser makes the function
+    made = inner[-1] if origin is Callable and inner else Any
+    if made is not Any and isinstance(made, type) and made.__module__ != "builtins":
+        return in_words(made)  # given by class_path and init_args, from which the parser makes the function
     if origin is Callable or origin in (str, int, float, bool):
         return origin.__name__.lower()
     if issubclass(origin, Mapping):

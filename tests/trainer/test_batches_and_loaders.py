@@ -336,7 +336,7 @@ class Recorded(Data):
         self.calls.append(("teardown", stage))
 
     def on_exception(self, exception: BaseException) -> None:
-        self.calls.append(("on_exception", str(exception)))
+        self.calls.append(("on_exception", str(exception).partition("\n")[0]))
 
     def train_dataloader(self) -> DataLoader:
         self.calls.append("train_dataloader")
