@@ -27,6 +27,17 @@ SHARED, OWN = slice(0, 16), slice(16, 26)
 """Places of the hidden layer in a perceptron's vector, and of the output, where that is personal."""
 
 
+def stepped_by_hand(module: L.LightningModule, loss: Tensor) -> Tensor:
+    """Step the optimisers of a module with manual optimisation; return the loss."""
+    optimizers: Any = module.optimizers()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    module.manual_backward(loss)
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss
+
+
 class Perceptron(L.LightningModule):
     """Module x (B, 3) → W₂ tanh(W₁x + b₁) + b₂ (B, 2); the loss is the batch's mean of ½‖output − y‖²."""
 

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Perceptron, federation, samples, vector
+from toys import Perceptron, federation, samples, stepped_by_hand, vector
 
 from lightning_fl import UserError, algorithms
 from lightning_fl.algorithms import Algorithm
@@ -253,13 +253,7 @@ class ByHand(Draws):
         return [torch.optim.SGD(self.hidden.parameters(), 0.1), torch.optim.Adam(self.output.parameters(), 0.01)]
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        for optimizer in self.optimizers():  # type: ignore[union-attr]
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in self.optimizers():  # type: ignore[union-attr]
-            optimizer.step()
-        return loss
+        return stepped_by_hand(self, super().training_step(batch, batch_idx))
 
 
 def test_modules_that_step_by_hand_train_as_one_after_the_other(make_trainer: MakeTrainer) -> None:

@@ -16,7 +16,7 @@ from roster import ROSTER, problem
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Perceptron, federation, samples, vector
+from toys import Perceptron, federation, samples, stepped_by_hand, vector
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import IMC, SCAFFOLD, Algorithm, FedBN, FedDA, FedDP, FedNova, FedProx, FedRep
@@ -135,13 +135,7 @@ class NormalByHand(Normal):
         return [torch.optim.SGD(shared, 0.1), torch.optim.Adam(self.output.parameters(), 0.01)]
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        for optimizer in self.optimizers():  # type: ignore[union-attr]
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in self.optimizers():  # type: ignore[union-attr]
-            optimizer.step()
-        return loss
+        return stepped_by_hand(self, super().training_step(batch, batch_idx))
 
 
 def with_momentum(module: L.LightningModule) -> Any:
