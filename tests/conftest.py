@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -38,8 +39,8 @@ settings.load_profile("any machine")
 
 TIERS = ("process", "matrix", "slow", "thirdparty")
 """Marks of tests that `pytest` alone leaves out."""
-SAMPLED = 6
-"""Cases of a test marked `sampled` that are in no other tier, unless the mark says another number."""
+CASES_OF_A_TRAINING_TEST = 2
+"""Cases of a test that trains that are in no other tier, unless the mark `sampled` says another number."""
 TRAINING = {"make_trainer", "make_stock_trainer", "lightning_fl", "types_of_a_new_process"}
 """Fixtures of tests that train, or that make the parser of the command line."""
 NOT_QUICK = ("tests/report", "tests/study", "tests/callbacks")
@@ -48,32 +49,46 @@ NOT_QUICK = ("tests/report", "tests/study", "tests/callbacks")
 
 @pytest.hookimpl(tryfirst=True)  # before the tests of other tiers are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the quick tests, and the cases of sampled ones that are not in the sample; refuse a test of two tiers."""
+    """Mark the quick tests, and the cases beyond the samples; refuse a test of two tiers."""
     cases = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, TIERS)):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for found in cases.values():
-        (size,) = found[0].get_closest_marker("sampled").args or (SAMPLED,)
-        for item in beyond_sample(found, size):
-            item.add_marker("matrix")
     for item in items:
         tiers = [tier for tier in TIERS if item.get_closest_marker(tier)]
         if "process" in tiers and len(tiers) > 1:
             raise pytest.UsageError(f"{item.nodeid} is marked as {' and '.join(tiers)}: keep one")
-        trains = item.get_closest_marker("trains") or TRAINING.intersection(getattr(item, "fixturenames", ()))
-        if not (tiers or trains or item.nodeid.startswith(NOT_QUICK)):
-            item.add_marker("quick")
+        if not tiers:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        further = set(beyond_sample(found, sample_size(found[0])))
+        for item in found:
+            if item in further:
+                item.add_marker("matrix")
+            elif not trains(item):
+                item.add_marker("quick")
 
 
-def beyond_sample(cases: list[pytest.Item], size: int) -> list[pytest.Item]:
+def trains(item: pytest.Item) -> bool:
+    """Return whether a test trains, as its mark, its fixtures or its folder say."""
+    marked = item.get_closest_marker("trains") or TRAINING.intersection(getattr(item, "fixturenames", ()))
+    return bool(marked) or item.nodeid.startswith(NOT_QUICK)
+
+
+def sample_size(item: pytest.Item) -> float:
+    """Return how many cases of a test run by default."""
+    if mark := item.get_closest_marker("sampled"):
+        return mark.args[0]
+    return CASES_OF_A_TRAINING_TEST if trains(item) else inf
+
+
+def beyond_sample(cases: list[pytest.Item], size: float) -> list[pytest.Item]:
     """Return the cases of a test that are left after choosing `size`, each with as many new values of parameters as possible.
 
     A hash decides between equals: it takes other cases in each test, and changes few if cases are added.
     """
+    if size >= len(cases):
+        return []
     left, seen = sorted(cases, key=lambda item: crc32(item.nodeid.encode())), set[tuple[str, str]]()
     values = {item: {(name, repr(value)) for name, value in item.callspec.params.items()} for item in cases}
-    for _ in range(min(size, len(cases))):
+    for _ in range(int(size)):
         chosen = max(left, key=lambda item: len(values[item] - seen))  # the first of the best
         left.remove(chosen)
         seen |= values[chosen]
@@ -111,6 +126,21 @@ def _entry_points_are_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entry_points", cache(registry.entry_points))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _logged_values_stay_on_their_device() -> Iterator[None]:
+    """Do not look for tensors to move in a logged value that is on its device: Lightning does, for a tenth of a short fit."""
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+
+    move = _ResultMetric.to
+
+    def to(self: _ResultMetric, device: Any) -> _ResultMetric:
+        return self if self.is_tensor and self.value.device == device else move(self, device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ResultMetric, "to", to)
         yield
 
 

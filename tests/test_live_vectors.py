@@ -89,6 +89,7 @@ def test_full_fine_tuning_with_fedavg_takes_five_models_beyond_the_one_that_is_t
 
 
 @pytest.mark.trains
+@pytest.mark.matrix
 def test_states_on_disk_are_never_in_memory_together(live_vectors: ModuleType) -> None:
     in_memory, on_disk = (live_vectors.measure("SCAFFOLD", states=place).states for place in ("memory", "disk"))
     assert in_memory == pytest.approx(8), "old and new states of four clients"

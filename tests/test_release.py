@@ -132,6 +132,7 @@ def test_hooks_are_tools_of_the_extra_dev() -> None:
     assert set(shlex.split(command)[4:]) == {"pre-commit", "pre-commit-hooks", "ruff"}
 
 
+@pytest.mark.matrix
 def test_every_package_that_is_imported_is_a_dependency() -> None:
     statements = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
     modules = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
@@ -147,6 +148,7 @@ def calls(path: Path) -> list[tuple[str, dict[str, ast.expr]]]:
     return [(ast.unparse(node.func), {k.arg: k.value for k in node.keywords if k.arg}) for node in found]
 
 
+@pytest.mark.matrix
 def test_nothing_is_unpickled_unless_the_user_asks_for_it() -> None:
     read = [(path.name, name, keywords) for path in SOURCES for name, keywords in calls(path)]
     forbidden = r"eval|exec|(yaml|pickle|cloudpickle|joblib|dill|marshal)\.(load|loads|load_all|unsafe_load|full_load)"

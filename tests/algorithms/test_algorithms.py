@@ -1,6 +1,7 @@
 """Test every algorithm of the roster: oracle, bits, resuming; and every part: order of clients, drop-outs, broken uploads."""
 
 import copy
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def test_the_coverings_have_every_part_and_pair_and_are_smaller(covering: list[s
         *(pytest.param(name, 32, 3, 1e-5, marks=pytest.mark.matrix) for name in COVERING[6:]),
     ],
 )
+@pytest.mark.sampled(inf)
 def test_matches_its_oracle_and_costs_what_the_papers_say(
     name: str, width: int, rounds: int, tolerance: float, make_trainer: MakeTrainer
 ) -> None:
@@ -73,7 +75,7 @@ def require_bits(trainer: FederatedTrainer, entry: Entry, width: int) -> None:
 
 
 @each_part
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: MakeTrainer) -> None:
     module, entry = Perceptron(), ROSTER[name]
     expected = entry.oracle(
@@ -88,7 +90,7 @@ def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: Make
     ("name", "where"),
     [*((name, "in the first cohort") for name in EVERY_OPTION), *((name, "everywhere") for name in COVERING)],
 )
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(8)
 def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_trainer: MakeTrainer) -> None:
     """Check coordinates without a gradient, in all rounds or in the first: their moments and changes are 0 until then."""
     module, entry = Perceptron(), ROSTER[name]
@@ -116,7 +118,6 @@ def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_t
         if name in WHOLE and name not in ("FedLDF-map", "FedBN", "IFCA") and "FedADP" not in name
     ],
 )
-@pytest.mark.sampled
 def test_running_statistics_are_means_of_the_clients(name: str, make_trainer: MakeTrainer) -> None:
     """Check a feature that is 5 in every sample: its running mean rises from 0 towards 5 in every round, and never beyond.
 
@@ -152,13 +153,12 @@ def test_the_seed_decides_cohort_and_order(make_trainer: MakeTrainer, monkeypatc
 
 
 @each_algorithm
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 def test_resumed_equals_uninterrupted_bit_for_bit(name: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     resumed_like_whole(make_trainer, tmp_path, Perceptron, ROSTER[name].federation, ROSTER[name].algorithm)
 
 
 @each_part
-@pytest.mark.sampled
 def test_order_of_the_cohort_does_not_matter(
     name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +172,6 @@ def test_order_of_the_cohort_does_not_matter(
 
 
 @pytest.mark.parametrize("name", FEDERATED)
-@pytest.mark.sampled
 def test_a_round_that_nobody_survives_changes_nothing(
     name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +205,6 @@ def test_a_round_that_nobody_survives_changes_nothing(
 
 
 @pytest.mark.parametrize("name", [name for name in (*FEDERATED, "LocalOnly") if name != "PerFedAvg"])
-@pytest.mark.sampled
 def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: MakeTrainer) -> None:
     """Check all methods but one whose clients leave out a last minibatch that has no second one."""
     entry = ROSTER[name]
@@ -239,7 +237,6 @@ def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: M
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in COVERING else pytest.mark.slow) for name in ROSTER]
 )
-@pytest.mark.sampled
 def test_a_client_without_samples_changes_nothing(name: str, make_trainer: MakeTrainer) -> None:
     """The run of the others is the same bit for bit: N, wherever a method has it, is the number of clients with samples."""
     entry, start, ends = ROSTER[name], Perceptron(), []

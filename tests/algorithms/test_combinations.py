@@ -314,7 +314,6 @@ def accepted(slots: tuple[Any, ...]) -> Algorithm | None:
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "lossy"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: repr(rule).partition("(b")[0])
 @pytest.mark.parametrize("most", [2, pytest.param(10_000, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.sampled
 def test_a_combination_is_refused_or_keeps_the_invariants(
     rule: Rule, exact: bool, most: int, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def gradients(
     return found, 8 * trainer.run.ledger.total_bytes("up")
 
 
+@pytest.mark.matrix
 def test_converges_with_fewer_bits_than_compressed_gradient_descent(make_trainer: MakeTrainer) -> None:
     """Check clients that differ: the error of compressed gradients does not vanish, whatever the step; DASHA's does."""
     given, codec = Quadratics.drawn(num_clients=4, least=0.2, d=8), RandomK(0.25)

@@ -60,7 +60,6 @@ def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
 @pytest.mark.parametrize(
     ("base", "mode"), [*((base, "ste") for base in BASES), ("SCAFFOLD", "multiply"), ("FedAvg", "index")]
 )
-@pytest.mark.sampled
 def test_is_the_papers(base: str, runner: str, mode: Any, make_trainer: MakeTrainer) -> None:
     module = Convolutions(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.01))
     mu = 0.5 if base == "FedProx" else 0.0
@@ -125,7 +124,6 @@ def test_a_deadline_knows_the_bits_before_the_training(corrected: bool, make_tra
 @each_base
 @RUNNERS
 @pytest.mark.parametrize("options", [{"keep": 1.0}, {"variant": "threshold", "pruning_threshold": 0.0}], ids=str)
-@pytest.mark.sampled
 def test_without_pruning_it_is_its_base_bit_for_bit(
     base: str, runner: str, options: dict[str, Any], make_trainer: MakeTrainer
 ) -> None:

@@ -89,6 +89,7 @@ def test_the_servers_state_is_the_mean_of_all_clients_whatever_the_uplink(
     assert mean_gradient(trainer).abs().max() > 0.01
 
 
+@pytest.mark.matrix
 def test_the_fixed_point_is_the_optimum_with_a_lossy_uplink_too(make_trainer: MakeTrainer) -> None:
     """Test that the errors of a quantiser, which add up in h, move no fixed point, because clients know them."""
     module = Linear(lr=0.3)

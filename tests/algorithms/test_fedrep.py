@@ -22,7 +22,6 @@ from lightning_fl.algorithms import Algorithm, FedAvg, FedBN, FedRep
 @RUNNERS
 @pytest.mark.parametrize("flags", [{}, {"straggler_rate": 0.6}, {"gradient_clip_val": 0.3}], ids=str)
 @pytest.mark.parametrize("decay", [0.0, 0.2])
-@pytest.mark.sampled
 def test_is_the_papers(decay: float, flags: dict[str, Any], runner: str, make_trainer: MakeTrainer) -> None:
     """Check all clients, of which some have one batch and others three; only the body decays and only the trained half clips."""
     module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=decay))

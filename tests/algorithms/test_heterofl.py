@@ -426,7 +426,7 @@ def test_what_cannot_be_cut_is_refused(module: Any, flags: Any, said: str, make_
 
 
 @pytest.mark.parametrize("algorithm", [partial(HeteroFL, LEVELS), partial(FjORD, [0.25, 0.5, 1.0])])
-@pytest.mark.sampled(1)
+@pytest.mark.matrix
 def test_a_compiled_module_trains_as_any_other(algorithm: Any, make_trainer: MakeTrainer) -> None:
     """Check hooks that come and go, also where the compiler has seen the module without them."""
     ends = []

@@ -34,6 +34,7 @@ def models_of(trainer: FederatedTrainer) -> list[np.ndarray]:
     return [x.double().numpy() for x in (trainer.run.params, *trainer.run.server[FURTHER].values())]
 
 
+@pytest.mark.matrix
 def test_two_planted_clusters_separate(make_trainer: MakeTrainer) -> None:
     """Check six clients with two optima: each cluster has a model at its optimum, which its clients find, and FedAvg neither."""
     drawn = Quadratics.drawn(num_clients=6, least=0.3, d=4)

@@ -85,7 +85,6 @@ def still(module: Any) -> torch.optim.Optimizer:
     ],
     ids=["plain", "dropout", "batch norm", "norm", "value", "decay", "accumulated", "accumulated dropout", "masked"],
 )
-@pytest.mark.sampled
 def test_at_the_received_model_the_two_gradients_are_one(
     kind: Any, configure: Any, flags: dict[str, Any], runner: Any, make_trainer: MakeTrainer
 ) -> None:

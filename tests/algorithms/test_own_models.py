@@ -74,7 +74,6 @@ WITH_COMPANIONS = [
     ],
     ids=lambda given: given if isinstance(given, str) else f"{given.func.__name__}-{given.keywords}",
 )
-@pytest.mark.sampled
 def test_the_server_does_not_notice_it(
     base: str, make: Callable[..., Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

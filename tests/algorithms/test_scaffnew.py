@@ -41,6 +41,7 @@ def distances(problem: Quadratics, algorithm: Algorithm, make_trainer: MakeTrain
     return watch.found
 
 
+@pytest.mark.matrix
 def test_converges_linearly_to_the_optimum_of_all_in_fewer_rounds_than_gradient_descent(
     make_trainer: MakeTrainer,
 ) -> None:
@@ -79,6 +80,7 @@ class Counts(Callback):
         self.rounds[-1][-1] += 1
 
 
+@pytest.mark.matrix
 def test_all_clients_make_one_drawn_number_of_steps_whatever_the_flags(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,6 @@ def test_is_fedavg_in_the_limit(limit: Algorithm, make_trainer: MakeTrainer) -> 
     ],
     ids=lambda algorithm: algorithm.name,
 )
-@pytest.mark.sampled
 def test_is_another_method_in_the_limit(limit: Algorithm, same: Algorithm, make_trainer: MakeTrainer) -> None:
     one = Perceptron()
     other = copy.deepcopy(one)

@@ -150,6 +150,7 @@ def test_it_prunes_once_before_the_training_of_its_epoch():
     assert seen.found[2:] == [seen.found[2]] * 6
 
 
+@pytest.mark.matrix
 def test_gap_knows_the_initial_model_also_after_a_resumption(tmp_path):
     def pruning():
         return AdaptivePruning(prune_epoch=2, rate_mode="gap", lanczos_steps=5)

@@ -395,7 +395,6 @@ class Counting(L.Callback):
     ],
     ids=["FedAvg", "SCAFFOLD", "personal", "FedBN", "Ditto", "stacked"],
 )
-@pytest.mark.sampled(3)
 def test_a_run_with_the_callback_is_that_without_it_bit_for_bit(
     algorithm: Any, runner: str, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ def check(callback: str, network: str, trainer: L.Trainer, module: L.LightningMo
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("callback", CALLBACKS)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_every_way_of_training(
     callback: str, way: str, network: str, make_stock_trainer: MakeStock, tmp_path: Path
 ) -> None:

@@ -99,7 +99,6 @@ def train(trainer: L.Trainer, name: str, refused: str | None = None) -> ZooModul
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("importance", ["magnitude", pytest.param("feature_rank", marks=pytest.mark.slow)])
-@pytest.mark.sampled
 def test_networks_get_smaller_train_on_and_load_again(
     name: str, importance: Any, make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
 ) -> None:
@@ -112,7 +111,6 @@ def test_networks_get_smaller_train_on_and_load_again(
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.sampled
 def test_curvature_makes_networks_smaller(
     name: str, make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
 ) -> None:

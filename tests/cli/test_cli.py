@@ -463,7 +463,6 @@ def test_list_names_all_there_is(lightning_fl: Command) -> None:
     assert all(len(line.split()) > 2 for line in outcome.out.splitlines() if line.startswith(" "))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("package", [aggregators, algorithms, callbacks, codecs, exchanges, rules, steps])
 def test_every_argument_of_a_method_or_part_is_described(package: ModuleType) -> None:
     """Check the descriptions that `--algorithm.help NAME` prints, many of which are those of base classes."""
@@ -744,6 +743,7 @@ FURTHER_MISTAKES = {
         *(pytest.param(*mistake, id=name, marks=pytest.mark.process) for name, mistake in FURTHER_MISTAKES.items()),
     ],
 )
+@pytest.mark.sampled(12)
 def test_a_mistake_ends_with_one_sentence(
     lightning_fl: Command, small: str, words: list[str], named: list[str]
 ) -> None:
@@ -834,6 +834,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(("text", "named"), FILES.values(), ids=FILES.keys())
+@pytest.mark.sampled(12)
 def test_a_mistake_in_a_file_ends_with_one_sentence(
     lightning_fl: Command, small: str, text: str, named: list[str]
 ) -> None:

@@ -61,7 +61,6 @@ def method_of(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled
 def test_a_named_class_takes_nothing_from_the_default(case: str) -> None:
     words, expected = CASES[case]
     method = method_of(*words)

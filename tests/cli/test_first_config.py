@@ -224,6 +224,7 @@ def test_list_explains_one_name(lightning_fl: Command) -> None:
     assert "did you mean 'FedDU" in unknown.err
 
 
+@pytest.mark.matrix
 def test_list_is_wrapped_for_a_terminal_or_a_given_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(terminal, "is_terminal", lambda: False)

@@ -172,6 +172,7 @@ def test_a_class_that_takes_any_parameter_gets_them(fit: Command) -> None:
 
 
 @pytest.mark.parametrize(("model", "free"), [("Saves", []), ("SavesAny", ["--model.dict_kwargs.x", "3"])])
+@pytest.mark.sampled(1)
 def test_a_checkpoint_s_hyper_parameters_are_those_of_the_class(
     model: str, free: list[str], fit: Command, lightning_fl: Command
 ) -> None:

@@ -34,8 +34,8 @@ def test_lightnings_command_line_takes_the_trainer(tmp_path: Path) -> None:
     assert "rate: 0.01" in (tmp_path / "config.yaml").read_text()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("runner", ["serial", "lightning"])
+@pytest.mark.matrix
 def test_a_compiled_module_trains_as_the_module(runner: str, tmp_path: Path) -> None:
     def fitted(compiles: bool) -> list[float]:
         torch.manual_seed(0)

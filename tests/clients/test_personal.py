@@ -25,7 +25,6 @@ from lightning_fl.steps import Apply, ControlUpdate
 @RUNNERS
 @pytest.mark.parametrize("rule", [LocalOptimizer(), Proximal(mu=0.0), Proximal(mu=0.5)], ids=str)
 @pytest.mark.parametrize("decay", [0.0, 0.2])
-@pytest.mark.sampled
 def test_is_fedper(rule: Rule, decay: float, runner: str, make_trainer: MakeTrainer) -> None:
     """Compare with Arivazhagan et al. 2019: base layers averaged, head kept without weight decay and proximal term."""
     module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=decay))

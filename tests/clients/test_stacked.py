@@ -31,7 +31,7 @@ describe_runner = choose_runner.describe_runner
 
 
 @pytest.mark.parametrize("name", [name for name, entry in ROSTER.items() if "stacked" in entry.runners])
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 def test_every_algorithm_gives_the_same_answer(name: str, make_trainer: MakeTrainer) -> None:
     """Test stacks of three and two clients with unequal steps, drop-outs and stragglers."""
     flags = {
@@ -87,7 +87,6 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     [*((FedAvg(), name) for name in OPTIMIZERS), (FedProx(mu=0.5), "momentum"), (FedProx(mu=0.5), "groups")],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-@pytest.mark.sampled
 def test_elementwise_optimisers_step_every_client_by_itself(
     name: str, algorithm: Any, make_trainer: MakeTrainer
 ) -> None:

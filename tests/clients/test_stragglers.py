@@ -63,6 +63,7 @@ def test_all_straggle_and_make_between_one_step_and_all_but_one(
     assert [row["clients/straggling"] for row in read_rows(tmp_path)] == ["3"] * 40
 
 
+@pytest.mark.matrix
 def test_as_many_straggle_as_the_rate_says(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

@@ -187,6 +187,7 @@ def test_what_is_booked_is_what_is_packed(codec: Codec, x: np.ndarray) -> None:
 @each_codec
 @given(vectors)
 @settings(max_examples=12)
+@pytest.mark.sampled(6)
 def test_encoding_twice_changes_nothing_and_other_entries_never_do(codec: Codec, x: np.ndarray) -> None:
     message = message_of(x)
     once = through(codec, message)
@@ -272,6 +273,7 @@ def test_ties_between_levels_go_to_the_larger() -> None:
 @each_codec
 @given(st.lists(vectors, min_size=2, max_size=5))
 @settings(max_examples=8)
+@pytest.mark.sampled(6)
 def test_error_feedback_telescopes(codec: Codec, rounds: list[np.ndarray]) -> None:
     d = min(map(len, rounds))
     context, memory = setting_of(d), {}

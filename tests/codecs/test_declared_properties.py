@@ -123,6 +123,7 @@ def is_random(codec: Codec) -> bool:
 
 
 @each_codec
+@pytest.mark.sampled(12)
 def test_what_a_codec_declares_of_single_messages(codec: Codec) -> None:
     """Check bits, numbers, the second time, and the error, of which random codecs declare only the mean."""
     contracts, failures = (
@@ -258,6 +259,7 @@ def test_mean_errors_are_smaller_than_the_vector_if_it_is_declared(codec: Codec)
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if Traits.UNBIASED in codec.traits], ids=str)
+@pytest.mark.sampled(4)
 def test_the_mean_over_draws_is_the_vector_if_it_is_declared(codec: Codec) -> None:
     names = ["spike 2", "spike 6"] if has_range(codec) else ["spike 2", "spike 6", "tiny", "huge"]
     for name in names:

@@ -59,7 +59,7 @@ def sent(codec: Codec, x: Tensor, seed: int) -> Tensor:
     ],
     ids=str,
 )
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 def test_variance_is_within_its_bound(codec: Codec, bound: float, is_exact: bool) -> None:
     """Compare the mean of ‖C(x) − x‖²/‖x‖² over 400 draws with the bound; four standard errors are allowed."""
     assert codec.relative_variance(D) == pytest.approx(bound)

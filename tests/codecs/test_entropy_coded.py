@@ -172,6 +172,7 @@ def test_a_run_differs_only_in_its_bits(
 
 
 @pytest.mark.usefixtures("types_of_a_new_process")
+@pytest.mark.matrix
 def test_from_the_command_line(tmp_path: Path) -> None:
     flags = "fit --config quickstart --trainer.max_rounds 2 --algorithm Algorithm --algorithm.uplink"
     folders = [tmp_path / "plain", tmp_path / "coded"]

@@ -87,6 +87,7 @@ def test_bits_of_the_cnn_below_a_bit(alpha: float, bits: int) -> None:
     assert {name.partition("/")[0] for name in payload} == {"model", "scalars"}
 
 
+@pytest.mark.matrix
 def test_it_is_nearly_unbiased_and_its_error_is_that_of_both() -> None:
     """EDEN with one bit has an error of 0.571 ‖x‖², so the values of a half of the numbers one of 2 · 1.571 − 1."""
     x, codec, seeds = torch.randn(512, generator=torch.Generator().manual_seed(1)), RandomK(0.5, values=EDEN(1)), 1_000

@@ -142,6 +142,7 @@ def test_qsgd_is_that_of_the_paper(x: np.ndarray, s: int, norm: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if Traits.UNBIASED in codec.traits])
+@pytest.mark.sampled(3)
 def test_the_mean_over_draws_is_the_number(name: str) -> None:
     check_mean_over_draws(CODECS[name])
 
@@ -168,6 +169,7 @@ def test_the_error_of_qsgd_is_the_paper_s() -> None:
         assert expected <= min(200 / s**2, 200**0.5 / s) * squares
 
 
+@pytest.mark.matrix
 def test_the_error_of_terngrad_and_random_coordinates() -> None:
     x, context = torch.randn(60, generator=torch.Generator().manual_seed(0)), setting_of((20,), (40,))
     square = float(x.double().square().sum())
@@ -195,6 +197,7 @@ def test_random_coordinates() -> None:
 
 
 @pytest.mark.parametrize("codec", [QSGD(), QSGD(coding="elias"), TernGrad()], ids=str)
+@pytest.mark.sampled(1)
 def test_no_numbers_cost_nothing_and_no_product_overflows(codec: Codec) -> None:
     arrived, payload = sent(codec, torch.zeros(0), setting_of((0,)))
     assert len(arrived) == 0

@@ -66,7 +66,7 @@ def test_it_is_the_papers_plain_loop(block_size: int | None) -> None:
 
 
 @pytest.mark.parametrize("rotate", [False, True])
-@pytest.mark.sampled(1)
+@pytest.mark.matrix
 def test_the_mean_is_the_vector_and_the_error_that_of_the_theory(rotate: bool) -> None:
     """Test E C(x) = x to 5 standard errors, and Theorem 2 of the paper, an upper bound."""
     x, k, count = normal(64), 4, 2000

@@ -113,7 +113,6 @@ COUNT_NUMBERS = (
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith(COUNT_NUMBERS)])
-@pytest.mark.sampled
 def test_without_a_unit_of_zeros_nothing_changes(name: str, make_trainer: MakeTrainer) -> None:
     """Check that such a unit stays zero, since tanh 0 = 0 and both its sides have zero gradients."""
     entry, dense = ROSTER[name], Perceptron()

@@ -81,7 +81,6 @@ REFUSED = {
 
 # IMC's callback prunes by magnitude before the module's hook unfreezes, and so without the first layer.
 @pytest.mark.parametrize("name", [name for name in WHOLE if name not in REFUSED and name != "IMC"])
-@pytest.mark.sampled
 def test_goes_on_as_a_run_whose_states_were_extended_by_hand(
     name: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

@@ -47,7 +47,6 @@ class Watch(Callback):
 
 
 @each_dense_algorithm
-@pytest.mark.sampled
 def test_any_method_keeps_to_the_mask(name: str, make_trainer: MakeTrainer) -> None:
     entry, start = ROSTER[name], Perceptron()
     ends = []

@@ -44,7 +44,6 @@ class PruneHidden(Pruning):
 
 
 @pytest.mark.parametrize(("name", "personal", "pruned"), [*product(EXCHANGES, [[], ["output"]], [False, True])])
-@pytest.mark.sampled
 def test_exchange_by_personal_by_pruned_by_runner(
     name: str, personal: list[str], pruned: bool, make_trainer: MakeTrainer
 ) -> None:

@@ -57,7 +57,6 @@ def algorithm(name: str) -> Any:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [AtBatchEnd, InLists, NamesItsLoader])
-@pytest.mark.sampled
 def test_values_do_not_depend_on_the_hook_that_logs_them(
     kind: type[Perceptron], method: str, make_trainer: MakeTrainer
 ) -> None:

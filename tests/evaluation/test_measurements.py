@@ -79,7 +79,6 @@ def seen_by(trainer: FederatedTrainer, method: Any, callbacks: Any = ()) -> list
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.sampled
 def test_metrics_see_each_sample_once(name: str, make_trainer: MakeTrainer) -> None:
     guard = LossGuard(rounds=1e6) if name == "FedAvg" else LossGuard()
     flags = {"local_epochs": 2, "client_optimizer": "sgd", "loss_guard": guard}

@@ -410,6 +410,7 @@ def test_a_client_that_is_chosen_for_nothing_keeps_its_old_state() -> None:
 
 
 @pytest.mark.parametrize("exchange", [DrawnLayers(n=2), DrawnClients(n=2)], ids=["layers", "clients"])
+@pytest.mark.matrix
 def test_draws_are_uniform_and_n(exchange: DrawnLayers | DrawnClients) -> None:
     context = setting_of(Perceptron())
     deltas = {k: torch.ones(26) for k in range(5)}
@@ -546,6 +547,7 @@ def test_divergence_leaves_running_statistics_out() -> None:
 # -------------------------------------------------------------------------------------------------- what it costs
 
 
+@pytest.mark.matrix
 def test_bits_of_vgg9_as_in_the_paper() -> None:
     """Check 20 clients, 4 a layer: a fifth of FedAvg's uplink, and 5,760 bits of feedback."""
     module = network("vgg9", num_classes=10)

@@ -161,7 +161,6 @@ def fitted(make_trainer: MakeTrainer, run: str, **slots: Any) -> Any:
 
 @pytest.mark.parametrize("slot", PARTS)
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.sampled
 def test_a_declared_part_runs_as_the_equal_part_of_the_package(run: str, slot: str, make_trainer: MakeTrainer) -> None:
     own, shipped = fitted(make_trainer, run, **{slot: PARTS[slot][1]}), fitted(make_trainer, run)
     torch.testing.assert_close(own.params, shipped.params, rtol=1e-6, atol=1e-7)

@@ -107,6 +107,7 @@ def expected_bits(name: str, up: dict[str, int], down: dict[str, int]) -> tuple[
     return {kind: WIDTH * count for kind, count in numbers.items()} | {"keys": keys[0]}, down | {"keys": keys[1]}
 
 
+@pytest.mark.matrix
 def test_all_methods_train_as_without_it_and_pay_by_the_number(make_trainer: MakeTrainer) -> None:
     """What costs 32 bits a number without it costs w with it; keys, shares and a weight come to each sum."""
     failures = []

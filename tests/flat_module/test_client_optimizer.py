@@ -37,7 +37,6 @@ def trained(make_trainer: MakeTrainer, module: Scheduled, client_optimizer: str,
 
 
 @pytest.mark.parametrize("name", OWN_STEPS)
-@pytest.mark.sampled
 def test_methods_with_steps_of_their_own_take_any_module(name: str, make_trainer: MakeTrainer) -> None:
     entry, module = ROSTER[name], Scheduled(ADAM)
     with pytest.raises(UserError, match=r"makes the clients' steps itself.* has Adam.*--trainer.client_optimizer sgd"):
@@ -72,7 +71,6 @@ def without_momentum(name: str) -> MakeScheduler:
 @pytest.mark.filterwarnings("error:.*lr_scheduler.step:UserWarning")
 @pytest.mark.parametrize("interval", ["by_epoch", "by_step"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.sampled
 def test_the_modules_schedulers_move_sgd(name: str, interval: str, make_trainer: MakeTrainer) -> None:
     start = Scheduled(SGD)
     given, same = Scheduled(ADAM, **{interval: SCHEDULERS[name]}), Scheduled(SGD, **{interval: without_momentum(name)})

@@ -172,7 +172,6 @@ def formats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.trains
 @pytest.mark.parametrize("method", [FedAvg, FedDU])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.sampled
 def test_code_sees_the_layout_of_lightning(
     form: type[Classifier], method: Callable[[], Any], make_trainer: MakeTrainer
 ) -> None:

@@ -118,7 +118,7 @@ def by_lightning(module: L.LightningModule, **options: Any) -> np.ndarray:
     ids=lambda part: getattr(part, "name", "") or part.__name__,
 )
 @pytest.mark.parametrize("runner", ["serial", "lightning"])
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 def test_one_client_makes_the_steps_of_lightning(
     algorithm: Any, make: Any, optimizer: Any, runner: Any, make_trainer: MakeTrainer
 ) -> None:
@@ -237,7 +237,6 @@ class BySize(ByBatch):
 @pytest.mark.parametrize("make", [ByBatch, BySize])
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 2), (2, 8, 8)])
 @pytest.mark.parametrize("optimizer", [plain, decaying, with_momentum, adam])
-@pytest.mark.sampled
 def test_a_stack_makes_the_same_steps_or_refuses(
     optimizer: Any, sizes: tuple[int, ...], make: Any, make_trainer: MakeTrainer
 ) -> None:
@@ -309,7 +308,6 @@ class FrozenLater(Perceptron):
 @pytest.mark.parametrize(
     "method", [FedAvg(), SCAFFOLD(), FedAdam(), FedDA(), ServerM(), ServerAdam()], ids=lambda a: a.name
 )
-@pytest.mark.sampled
 def test_a_layer_that_a_hook_freezes_stays_as_it_is(
     method: Any, runner: Any, optimizer: Any, make_trainer: MakeTrainer
 ) -> None:

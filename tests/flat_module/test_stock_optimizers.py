@@ -44,7 +44,6 @@ def test_every_optimiser_of_torch_is_tried() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
-@pytest.mark.sampled
 def test_optimisers_are_those_of_a_stock_trainer(
     runner: str, name: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:

@@ -48,7 +48,6 @@ def with_each_runner(schedulers: dict[str, Any], *in_stacks: str) -> pytest.Mark
 
 
 @with_each_runner(SCHEDULERS | MIXED | ONLY_BY_EPOCH, *STEPWISE, "ReduceLROnPlateau")
-@pytest.mark.sampled
 def test_rounds_are_epochs_of_a_stock_trainer(
     name: str, runner: str, optimizer: MakeOptimizer, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:
@@ -57,7 +56,6 @@ def test_rounds_are_epochs_of_a_stock_trainer(
 
 
 @with_each_runner(SCHEDULERS | MIXED, *STEPWISE)
-@pytest.mark.sampled
 def test_steps_are_those_of_a_stock_trainer(
     name: str, runner: str, optimizer: MakeOptimizer, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:
@@ -72,7 +70,6 @@ def test_steps_are_those_of_a_stock_trainer(
         *zip(["SequentialLR", "ChainedScheduler", "OneCycleLR", "LinearLR", "OneCycleLR"], STEPWISE, strict=True),
     ],
 )
-@pytest.mark.sampled
 def test_step_wise_schedulers_start_from_the_rates_of_the_round(
     by_epoch: str, by_step: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:

@@ -214,7 +214,6 @@ def test_positions_of_changes_have_their_ideal_size() -> None:
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.sampled
 def test_layers_add_up_to_what_is_sent(
     name: str, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:

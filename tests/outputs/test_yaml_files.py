@@ -32,6 +32,7 @@ def test_a_text_that_is_read_first_as_written_is_still_read_strictly(tmp_path: P
 
 
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ("{a: ", "}"), ("[1, ", "]")])
+@pytest.mark.matrix
 def test_what_is_nested_too_deeply_is_refused_without_reading_all_of_it(
     opened: str, closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,7 @@ def without(net: nn.Module, filters: dict[str, Tensor]) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if PRUNABLE[name]])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_pruned_network_is_the_masked_one(name: str) -> None:
     """Check that pruning weights that are zero does not change the function."""
     net = random_network(name)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from characters import CHARACTERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_runs import groups_of, rising, write_run
@@ -100,7 +101,13 @@ KEYS = [
     ),
 ]
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates() | st.just(10**400),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(CHARACTERS, max_size=5)
+    | st.dates()
+    | st.just(10**400),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=2),
     max_leaves=4,
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from characters import CHARACTERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import groups_of, require_readable, rising, write_run
@@ -108,7 +109,8 @@ def test_folders_stand_for_what_would_be_too_long(tmp_path: Path) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.text("ab/", min_size=1, max_size=60), st.dictionaries(st.sampled_from("xyz"), st.text(max_size=90))
+            st.text("ab/", min_size=1, max_size=60),
+            st.dictionaries(st.sampled_from("xyz"), st.text(CHARACTERS, max_size=90)),
         ),
         min_size=1,
         max_size=6,

@@ -34,7 +34,6 @@ def many(folder: Path, count: int, name: str = "Method {}") -> list[Group]:
 @pytest.mark.parametrize("look", [Look(), COLUMN, SLIDE], ids=["default", "column", "slide"])
 @pytest.mark.parametrize(("count", "name"), [(30, "Method {}"), (12, LONG)], ids=["30 lines", "long names"])
 @pytest.mark.parametrize("has_panels", [False, True])
-@pytest.mark.sampled
 def test_curves_and_their_legend_have_room(count: int, name: str, look: Look, has_panels: bool, tmp_path: Path) -> None:
     groups = many(tmp_path / "run", count, name)
     if has_panels:
@@ -48,6 +47,7 @@ def test_curves_and_their_legend_have_room(count: int, name: str, look: Look, ha
     assert height > 9 * look.font_size, "six lines of text, and what parts them"
 
 
+@pytest.mark.matrix
 def test_a_size_in_which_the_curves_have_no_room_is_refused_with_one_that_has(tmp_path: Path) -> None:
     folders = [str(write_run(tmp_path / f"m{i}", rising(20, 0.001 * (i + 1)), f"M{i}")) for i in range(30)]
     out = tmp_path / "out"

@@ -51,6 +51,7 @@ def test_a_report_of_pdf_files_alone_links_them(tmp_path: Path) -> None:
     assert (out / "report.html").read_text().count("data:image/svg+xml") == 3
 
 
+@pytest.mark.matrix
 def test_two_reports_of_the_same_runs_have_the_same_files(tmp_path: Path) -> None:
     found = []
     runs = two_runs(tmp_path)
@@ -83,7 +84,6 @@ def test_scales_are_the_users(tmp_path: Path, xscale: Any, yscale: str, expected
 
 @pytest.mark.parametrize("look", [Look(size=(3.5, 2.4), font_size=8), Look(size=(5, 3.5)), Look(font_size=14)])
 @pytest.mark.parametrize("axis", ["uplink", "rounds", "simulated_seconds", "joules"])
-@pytest.mark.sampled
 def test_nothing_overlaps_in_a_picture_of_another_size(tmp_path: Path, axis: str, look: Look) -> None:
     names = ["FedAvg", "FedProx", "RandomLayers", "OneBitAdam", "SCAFFOLD"]
     groups = groups_of(
@@ -100,7 +100,6 @@ def test_nothing_overlaps_in_a_picture_of_another_size(tmp_path: Path, axis: str
     "look", [Look(size=(7.5, 2.8)), Look(size=(7, 2.4), font_size=8), Look(size=(7.5, 2.8), yscale="log", xscale="log")]
 )
 @pytest.mark.parametrize(("num_rounds", "joules"), [(2, 120.0), (3, None), (50, 120.0), (500, None)])
-@pytest.mark.sampled
 def test_nothing_overlaps_in_a_picture_with_panels(
     tmp_path: Path, num_rounds: int, joules: float | None, look: Look
 ) -> None:

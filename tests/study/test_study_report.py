@@ -71,7 +71,6 @@ def test_a_report_of_a_study_has_its_present_runs_alone() -> None:
 
 @pytest.mark.parametrize("number", ["final", "best", "at_uplink", "rise"])
 @pytest.mark.parametrize("seeds", [(1,), (0, 1)])
-@pytest.mark.sampled(4)
 def test_runs_without_a_finite_value_are_no_runs_that_are_missing(number: str, seeds: Sequence[int]) -> None:
     """Test a method that diverges in its first round: with one seed of two, and with both."""
     path = write_study(claims=[{**CLAIM, "in": number}])
@@ -101,6 +100,7 @@ def test_a_report_tells_the_floor_and_the_claims_below_it() -> None:
     assert f"does not hold: below the floor of {floor} " in said
 
 
+@pytest.mark.matrix
 def test_claims_of_the_file_are_not_judged_by_another_metric_or_target() -> None:
     path = write_study(claims=[CLAIM], budget=[1e3, 1e5])
     assert "## Accuracy per byte" in report_on_study([str(path)], resolve)

@@ -270,7 +270,6 @@ def test_loaders_that_a_limit_of_0_leaves_out_are_no_reason_to_warn(make_trainer
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.process if kind == "workers" else ()) for kind in LOADERS]
 )
-@pytest.mark.sampled
 def test_any_validation_loaders(
     kind: str, limit: int | float, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:

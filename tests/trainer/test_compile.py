@@ -278,6 +278,7 @@ class Putting(Perceptron):
         return self.loss(batch) + 0 * torch.zeros(4).put(torch.tensor([1]), torch.tensor([2.0])).sum()
 
 
+@pytest.mark.matrix
 def test_deterministic_algorithms_are_asked_for_within_graphs(graphs: list[Any], make_trainer: MakeTrainer) -> None:
     assert_equal(pair(make_trainer, Perceptron(), deterministic=True))
     assert graphs

@@ -94,7 +94,7 @@ def test_a_stack_of_compiled_modules_computes_without_the_compiler_and_says_so(
         ("network", HRank(rate=0.3, prune_round=1)),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.matrix
 def test_a_compiled_module_is_pruned_as_the_module(way: str, algorithm: Any, tmp_path: Path) -> None:
     module, graphs = fitted(tmp_path, way, algorithm)
     assert 0 < graphs[0] < graphs[1]  # compiled again for the pruned network

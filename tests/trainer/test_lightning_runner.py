@@ -275,7 +275,6 @@ def test_modules_that_step_by_hand_train_as_one_after_the_other(make_trainer: Ma
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("flags", [{}, {"local_epochs": 2, "accumulate_grad_batches": 2}, {"local_steps": 5}], ids=str)
-@pytest.mark.sampled
 def test_several_clients_train_as_one_after_the_other(
     method: str, flags: dict[str, Any], make_trainer: MakeTrainer
 ) -> None:

@@ -94,7 +94,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize(
     "flags", [{}, {"accumulate_grad_batches": 2}, {"limit_train_batches": 2}, {"overfit_batches": 1}], ids=str
 )
-@pytest.mark.sampled
 def test_a_single_client_reads_any_loader_as_lightnings_trainer_does(
     kind: str, flags: dict[str, Any], make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:

@@ -149,7 +149,6 @@ ALLOWED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("change", ALLOWED)
-@pytest.mark.sampled
 def test_a_change_that_is_allowed_is_printed_and_takes_effect(
     change: str, begun: Path, make_trainer: MakeTrainer, tmp_path: Path, said: list[str]
 ) -> None:
@@ -363,7 +362,6 @@ def test_the_number_of_rounds_may_be_numpy_s() -> None:
     ],
     ids=["SCAFFOLD", "LowRank", "TwoTurns", "FedLDF", "Changes", "Adam", "APFL", "Followed"],
 )
-@pytest.mark.sampled
 def test_another_precision_holds_from_now_on(
     before: str, after: str, slots: dict[str, Any], make_trainer: MakeTrainer, keeps_files: dict[str, Any]
 ) -> None:

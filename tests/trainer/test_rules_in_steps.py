@@ -102,7 +102,7 @@ ALLOWED = [name for name in ROSTER if name not in REFUSED and not name.startswit
 
 @pytest.mark.parametrize("name", ALLOWED)
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 def test_a_method_trains_as_by_the_runner_serial(name: str, flags: str, make_trainer: MakeTrainer) -> None:
     entry, kind = ROSTER[name], Perceptron if name.startswith(("FedKT", "FedDF")) else Logs
     module = kind(configure=plain if flags == "plain" else scheduled)

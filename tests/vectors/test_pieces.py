@@ -121,7 +121,6 @@ def test_memory_of_the_largest_vectors_is_given_back_at_once(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", COVERING)
-@pytest.mark.sampled
 def test_methods_train_to_the_bits_of_whole_vectors(
     name: str, make_trainer: Callable[..., FederatedTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,7 +190,6 @@ Fit = Callable[..., tuple[np.ndarray, FederatedTrainer]]
     ids=["pairs", "hinge", "by samples", "half", "none is stale", "FedAsync", "proximal FedAsync"],
 )
 @pytest.mark.parametrize("clock", [EQUAL, PHONES], ids=["equal", "phones"])
-@pytest.mark.sampled
 def test_is_that_of_the_paper(method: FedBuff, oracle_of: dict[str, Any], clock: ClientClock, fit: Fit) -> None:
     start = vector(_seeded())
     found, trainer = fit(method, clock=clock, max_rounds=9)

@@ -207,7 +207,6 @@ def test_a_round_closes_with_the_last_answer_or_at_the_deadline(fitted: Callable
 
 
 @pytest.mark.parametrize("name", COVERING)
-@pytest.mark.sampled
 def test_a_plan_knows_the_bits_of_every_method(name: str, make_trainer: MakeTrainer) -> None:
     entry = ROSTER[name]
     clock = ClientClock(macs_per_second=1e30, uplink_sigma=1.0, downlink_sigma=0.5)
@@ -234,7 +233,6 @@ def test_a_plan_knows_whether_clients_send_buffers(buffers: Any, make_trainer: M
 
 
 @pytest.mark.parametrize("name", COVERING)
-@pytest.mark.sampled
 def test_the_bits_of_all_clients_are_those_of_the_ledger(
     name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,6 @@ def test_shared_samples_take_their_time(make_trainer: Callable[..., FederatedTra
     ],
     ids=lambda method: f"{method!r}",
 )
-@pytest.mark.sampled(18)
 def test_measured_seconds_grow_as_estimated_ones(
     method: Algorithm,
     flags: dict[str, Any],

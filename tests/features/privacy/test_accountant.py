@@ -90,6 +90,7 @@ def test_every_sampling_has_a_noise_for_a_target(event: tuple[str, float, float]
     assert epsilon(rounds(noise_multiplier), 1e-3) <= 3.0 < epsilon(rounds(noise_multiplier - 1e-3), 1e-3)
 
 
+@pytest.mark.matrix
 def test_loss_distributions_are_computed_near_the_noise_that_is_found_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test that nothing is computed at little noise, where one distribution takes gigabytes."""
     from dp_accounting.pld import PLDAccountant

@@ -215,7 +215,6 @@ class Telling(Perceptron):
 @pytest.mark.parametrize("runner", ["serial", "lightning"])
 @pytest.mark.parametrize("channels", ["keep", "drop"])
 @pytest.mark.parametrize("where", ["list", "tensor", "new tensor", "array", "object", "unsaved buffer", "metric"])
-@pytest.mark.sampled
 def test_no_attribute_of_the_module_passes_from_a_client_to_others(
     where: str, channels: Any, runner: str, make_trainer: MakeTrainer
 ) -> None:

@@ -103,7 +103,6 @@ def rows_of(trainer: FederatedTrainer) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("name", ORACLES)
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
-@pytest.mark.sampled
 def test_matches_its_oracle(name: str, runner: str, make_trainer: MakeTrainer) -> None:
     selection, train_round = ORACLES[name]
     module = Perceptron()
@@ -194,6 +193,7 @@ class Steps(Callback):
     ],
     ids=str,
 )
+@pytest.mark.sampled(1)
 def test_the_expected_update_is_that_of_full_participation(
     selection: ClientSelection, is_unbiased: bool, make_trainer: MakeTrainer
 ) -> None:
@@ -374,7 +374,6 @@ def test_both_runners_select_alike(selection: ClientSelection, make_trainer: Mak
 
 
 @each_selection
-@pytest.mark.sampled
 def test_a_resumed_run_selects_as_the_whole(
     selection: ClientSelection, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
@@ -452,7 +451,6 @@ def test_a_client_whose_norm_is_not_finite_sends_and_is_rejected(make_trainer: M
 @pytest.mark.parametrize(
     "flags", [{"over_selection": 1.3}, {"deadline": 4e-5}, {"deadline": 4e-5, "dropout_rate": 0.3}], ids=str
 )
-@pytest.mark.sampled
 def test_late_clients_of_a_selection_are_not_waited_for(
     selection: ClientSelection, flags: Any, make_trainer: MakeTrainer
 ) -> None:

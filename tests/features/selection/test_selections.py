@@ -73,6 +73,7 @@ def test_equal_norms_make_it_uniform_and_norms_of_0_send_nothing(count: int) -> 
     assert optimal([0.0] * count, 2) == approximate([0.0] * count, 2)[0] == [0.0] * count
 
 
+@pytest.mark.matrix
 def test_clients_are_drawn_as_often_as_their_sizes_say() -> None:
     """With replacement K p_k times; without it the first draw is client k with p_k."""
     sizes, draws = np.array([1, 2, 3, 4, 5]), 4000
