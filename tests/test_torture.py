@@ -111,6 +111,12 @@ def test_draws_depend_on_their_seed_and_reach_everything(part: Any) -> None:
     assert {"EarlyStopping", "TargetReached", "CommunicationMeter", "Timer", "RichProgressBar", "EnergyMeter"} <= {
         callback["class_path"] for callbacks in given for callback in callbacks
     }
+    selections = [json.loads(flag.partition("=")[2]) for flag in flags if flag.startswith("--trainer.selection={")]
+    assert {"ByNorm", "BySize", "Fastest", "InTurn", "PowerOfChoice", "Uniform"} == {
+        selection["class_path"] for selection in selections
+    }
+    assert 100 < sum(any(flag.startswith("--trainer.selection=") for flag in flags) for flags in drawn) < 300
+    assert 0 < sum("--trainer.compile=true" in flags for flags in drawn) < 40
     composed = [json.loads(flag.partition("=")[2])["init_args"] for flag in flags if flag.startswith("--algorithm={")]
     assert {"TwoTurns", "OneShot", "LayerDivergence"} <= {
         slots.get("exchange", {}).get("class_path") for slots in composed

@@ -35,6 +35,7 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "dirpath": (None,),
     "swa_lrs": (0.05,),
     "device": ("cpu",),
+    "candidates": (3, 4, 4),
 }
 """Values of parameters whose default does nothing in three rounds, or that have none."""
 USUAL: tuple[dict[str, tuple[Any, ...]], ...] = (
@@ -82,7 +83,7 @@ SUM_ONLY = (
 """Methods that fit secure aggregation, which most others do not."""
 RARE = (
     (SUM_ONLY, {"--trainer.secure_aggregation": "SecureAggregation"}, ("loss_guard.clients", "over_selection")),
-    (("FedAsync", "FedBuff"), {}, ("runner", "over_selection", "deadline")),
+    (("FedAsync", "FedBuff"), {}, ("runner", "over_selection", "deadline", "selection")),
 )
 """Methods of rounds that a draw from all methods seldom finds, with flags that they need and flags that they refuse."""
 FEATURES = (
@@ -189,6 +190,13 @@ def draw(random: np.random.Generator, images: Path) -> list[str]:
         if maybe(0.2):
             flags["--trainer.loss_guard.rounds"] = one_of("1.2", "3")
     flags["--data.num_clients"] = one_of("4", "5")
+    if maybe(0.5):
+        selection = one_of(*classes_under("selection"))
+        flags["--trainer.selection"] = json.dumps(draws.part(selection, "selection"))
+        if selection == "Fastest":
+            flags["--trainer.clock.devices"] = "phones"
+    if maybe(0.02):  # torch compiles for half a minute
+        flags["--trainer.compile"] = "true"
     if maybe(0.5):
         flags["--trainer.callbacks"] = json.dumps([draws.callback() for _ in range(one_of(1, 1, 2, 3))])
     for _ in range(one_of(0, 0, 1, 2)):
