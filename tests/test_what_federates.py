@@ -15,6 +15,7 @@ UNFREEZING = "engine/test_follow_unfreezing.py"
 MANUAL = "flat_module/test_manual_optimization.py"
 COMPILED = "trainer/test_compiled_modules.py"
 LIGHTNING, OWN_LOADERS = "trainer/test_lightning_runner.py", "trainer/test_own_loaders.py"
+MODEL_PRUNING = "trainer/test_model_pruning.py"
 RULES = "trainer/test_rules_in_steps.py"
 CONTRACT = "evaluation/test_lightnings_contract.py"
 OTHER_NAME = "trainer/test_pytorch_lightning.py"
@@ -229,7 +230,11 @@ ROWS = {  # the tests by the row's first words
     "a `Timer` beside": [(FACE, "test_a_timer_among_the_callbacks_replaces_max_time")],
     "callbacks that you put": [(FACE, "test_the_list_of_callbacks_is_the_users")],
     "`BatchSizeFinder`": [(FACE, "test_the_tuner_is_refused_and_helps_beside_a_federation")],
-    "`ModelPruning` (use": [(FACE, "test_callbacks_that_need_a_stock_trainer_are_refused")],
+    "`ModelPruning`": [
+        (MODEL_PRUNING, "test_the_model_is_pruned_as_by_lightnings_trainer"),
+        (MODEL_PRUNING, "test_what_cannot_be_pruned_with_renamed_parameters_is_refused"),
+    ],
+    "`SpikeDetection`": [(FACE, "test_callbacks_that_need_a_stock_trainer_are_refused")],
     # data
     "its hooks:": [(BATCHES, "test_hooks_of_the_data_module"), (HOOKS, "test_hooks_come_in_the_same_order")],
     "its attributes": [(WRAPPED, "test_attributes_of_the_data_module_are_found")],

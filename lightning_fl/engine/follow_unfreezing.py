@@ -17,7 +17,7 @@ from torch import nn
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.network import groups_of
 from lightning_fl.errors import require
-from lightning_fl.flat_module.flat_module import FlatModule, trainable_names
+from lightning_fl.flat_module.flat_module import FlatModule
 
 KEY = "trainable"
 """Key in the saved learning rates of a run."""
@@ -65,7 +65,7 @@ def follow(engine: Engine) -> bool:
 def as_saved(flat_module: FlatModule) -> dict[str, Any]:
     """Return which parameters train, and in which groups, to be saved with the rates; {} if that is as in the beginning."""
     optimizer = flat_module.optimizer
-    trained = trainable_names(flat_module.module)
+    trained = flat_module.trained_names
     if trained == flat_module.trained_at_first and optimizer.group_names == optimizer.groups_at_first:
         return {}
     statistics = {name: part.track_running_stats for name, part in _norms(flat_module.module)}

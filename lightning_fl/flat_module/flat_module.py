@@ -157,6 +157,12 @@ class FlatModule:
         stepped, named = self.optimizer.names, zip(self.layout.names, self.parameters, strict=True)
         return [name for name, parameter in named if name not in stepped or not parameter.requires_grad]
 
+    @property
+    def trained_names(self) -> frozenset[str]:
+        """Names of the parameters that need a gradient at present; they stay the same if something renames a parameter."""
+        named = {**dict(zip(self.layout.names, self.parameters, strict=True)), **self.personal_leaves, **self._frozen}
+        return frozenset(name for name, parameter in named.items() if parameter.requires_grad)
+
     def sample_frozen(self) -> Tree:
         """Return copies of a few entries of each frozen parameter, by name, which tell whether a training moves it."""
         frozen = {name: p.detach().flatten() for name, p in self._frozen.items() if type(p) is nn.Parameter}
@@ -219,6 +225,13 @@ class FlatModule:
             unfrozen: names of parameters that train from now on.
         """
         plans = self.new_plans
+        present = dict(self.module.named_parameters())
+        for name, parameter in zip(self.layout.names, self.parameters, strict=True):
+            require(
+                present.get(name) is parameter,
+                f"a callback has pruned {name!r} by torch.nn.utils.prune, as ModelPruning does, so that no other can remove "
+                "filters or let more parameters train afterwards: leave one out.",
+            )
         pieces.BLOCKS.release()  # memory of the present vectors
         self._forms.clear()
         self._trained |= set(unfrozen)

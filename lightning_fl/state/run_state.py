@@ -31,7 +31,7 @@ from lightning_fl.vectors.submodel import Submodel
 # and equals SELECTION: no run draws for both, because selections that draw for SELECTION are refused where clients train smaller
 # networks (`features/selection/refusals.py`). Another number would change the draws of runs that can be repeated today.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION, CODEC = (*range(9), 11)
-CLOCK, JITTER, AGAIN, NOISE = 12, 13, 14, 15
+CLOCK, JITTER, AGAIN, NOISE, PRUNING = 12, 13, 14, 15, 16
 ATTACK = 20
 SELECTION = 30
 

@@ -20,7 +20,7 @@ from lightning_fl.checks import is_a
 from lightning_fl.checks.float32 import UNSET, Float32
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.engine import follow_pruning, follow_unfreezing
+from lightning_fl.engine import follow_pruning, follow_torch_pruning, follow_unfreezing
 from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
@@ -99,7 +99,7 @@ def build_checkpoint(
             "execution": execution(engine),
             "logged_rows": num_rows,
             "run": as_saved(run_state) if saved_states is None else saved_states.write(run_state),
-        }
+        } | follow_torch_pruning.as_saved(module, trainer.callbacks)
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
         if datamodule_state := datamodule.state_dict():
             checkpoint[type(_given(datamodule)).__qualname__] = datamodule_state
@@ -204,7 +204,9 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     saved["run"] = read_states(saved["run"], Path(path))
     follow_unfreezing.rebuild(engine.flat_module, saved["learning_rates"], engine)
     follow_pruning.rebuild(engine, checkpoint)
-    load_model(trainer.lightning_module, checkpoint, path)
+    weights = follow_torch_pruning.without_masks(checkpoint["state_dict"], saved)
+    load_model(trainer.lightning_module, checkpoint | {"state_dict": weights}, path)
+    follow_torch_pruning.rebuild(trainer.lightning_module, trainer.callbacks, saved)
     trainer.active_module.load_server_model(trainer.run)  # the checkpoint's model may be a client's, or an average
     trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"], saved["run"]["round"])
     if (name := type(_given(trainer.data)).__qualname__) in checkpoint:

@@ -288,8 +288,10 @@ class FederatedTrainer(TrainerInterface):
             weights_only or self.fit_loop.has_whole_run,
             "save_checkpoint saves a run, but no fit has begun its rounds: use weights_only=True.",
         )
+        is_running = self.fitting and self.fit_loop.has_whole_run
+        if is_running and self.fit_loop.prunes_by_torch and self.fit_loop.before_round is None:
+            self.fit_loop.adopt_module_changes()  # those of `on_validation_epoch_end`
         if self.is_global_zero:
-            is_running = self.fitting and self.fit_loop.has_whole_run
             if is_running:
                 self.fit_loop.renew_folder()
                 self.fit_loop.folder.claim()

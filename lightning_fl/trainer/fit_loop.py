@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from copy import deepcopy
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.engine import between_rounds, follow_pruning, follow_unfreezing
+from lightning_fl.checks import is_a
+from lightning_fl.engine import between_rounds, follow_pruning, follow_torch_pruning, follow_unfreezing
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.round import train_round
 from lightning_fl.engine.round_record import check_logged
@@ -72,6 +75,7 @@ class FitLoop(StockFitLoop):
         evaluation: validates and tests after rounds.
         rows: logged rows, those of the rounds before a resumption first.
         client_values: values of clients that callbacks have logged in this process, by client, until they are collected.
+        prunes_by_torch: True if Lightning's ModelPruning is among the callbacks.
     """
 
     engine: Engine
@@ -80,6 +84,7 @@ class FitLoop(StockFitLoop):
     saved_states: SavedStates
     saved_frozen: SavedFrozen
     evaluation: RoundEvaluation
+    prunes_by_torch: bool
 
     trainer: TrainerInterface
     epoch_loop: RoundEpochLoop
@@ -152,6 +157,7 @@ class FitLoop(StockFitLoop):
         data = self.engine.data
         trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
         self._callbacks = list(trainer.callbacks)  # of which a rehearsal leaves some out
+        self.prunes_by_torch = any(is_a(callback, ModelPruning) for callback in trainer.callbacks)
         self._delete_states = keep_client_states(trainer)
         self.saved_states, self.saved_frozen = self._new_files()
         rank_zero_info(data.description())
@@ -229,7 +235,7 @@ class FitLoop(StockFitLoop):
         trainer.learning_rates = schedules.state_dict() | follow_unfreezing.as_saved(trainer.active_module)
         trainer.privacy_in_words = privacy.in_words(run)
         trainer.hooks.call("on_train_end")
-        self._adopt_module_changes()
+        self.adopt_module_changes()
         check_agreement(gather_objects(trainer.fabric, self.engine.prunings))
         if run.round == self.folder.first_round and not self.folder.goes_on_here:
             self._begin_to_write()
@@ -237,7 +243,7 @@ class FitLoop(StockFitLoop):
                 self._note_bits()
                 self._write_communication()
         trainer.hooks.call("on_fit_end")
-        self._adopt_module_changes()
+        self.adopt_module_changes()
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = checkpointing.build_checkpoint(trainer)
             path = os.path.join(trainer.default_root_dir, EXPORT)
@@ -308,7 +314,7 @@ class FitLoop(StockFitLoop):
         with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune and unfreeze
             with flat_module.optimizer.showing_parameters():
                 trainer.hooks.call("on_train_epoch_start")
-            self._adopt_module_changes()
+            self.adopt_module_changes()
             flat_module.require_trained()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.engine.schedule = replace(self.engine.schedule, accumulate=trainer.accumulate_grad_batches)
@@ -327,6 +333,8 @@ class FitLoop(StockFitLoop):
                 "prune when an epoch starts (on_train_epoch_start)."
             )
         flat_module.load_server_model(run)
+        if self.prunes_by_torch:
+            follow_torch_pruning.begin(self.engine)
         flat_module.optimizer.schedules.end_round(run.round)
         self.before_round = None
         if trainer.trains_only_client:  # the callbacks read the values of its last step, as of the others
@@ -340,8 +348,7 @@ class FitLoop(StockFitLoop):
             record |= self.privacy.loss(run)
         record = self._shown(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
-        self._follow_module()
-        between_rounds.charge_queries(self.engine)
+        self.adopt_module_changes()
         record = self._shown(record | self._logged_beside(record))
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
@@ -473,20 +480,24 @@ class FitLoop(StockFitLoop):
             )
             write_settings(trainer.default_root_dir, trainer.ckpt_path is not None, settings)
 
-    def _adopt_module_changes(self) -> None:
+    def adopt_module_changes(self) -> None:
         """Adopt callbacks' changes to the server's model."""
         self._follow_module()
         run, flat_module = self.trainer.run, self.trainer.active_module
         flat_module.bind_replaced()
         flat_module.adopt_unsaved_buffers()
+        masks, mask = masks_of(flat_module.module), torch.ones_like(run.params, dtype=torch.bool)
+        if self.prunes_by_torch:
+            masks |= follow_torch_pruning.masks_of(flat_module)
+        views = flat_module.layout.views(mask)
+        for name in views.keys() & masks.keys():  # personal parameters stay unpruned
+            views[name].copy_(masks[name])
+        if masks:
+            flat_module.params.mul_(mask)  # ModelPruning resets pruned weights, too
         run.adopt_model(flat_module.params, flat_module.read_buffers(), flat_module.read_counters())
-        if masks := masks_of(flat_module.module):
-            mask = torch.ones_like(run.params, dtype=torch.bool)
-            views = flat_module.layout.views(mask)
-            for name in views.keys() & masks.keys():  # personal parameters stay unpruned
-                views[name].copy_(masks[name])
-            if run.mask is None or not torch.equal(mask, run.mask):
-                self.engine.set_mask(mask)
+        if masks and (run.mask is None or not torch.equal(mask, run.mask)):
+            self.engine.set_mask(mask)
+            self.engine.prunings = zlib.crc32(mask.cpu().numpy().tobytes(), self.engine.prunings)
         if self._has_grown:
             self._has_grown = False
             try_runner_again(self.trainer, self.engine)

@@ -256,7 +256,8 @@ class TrainerFlags(Trainer, ABC):
             float32_precision: Precision of matrix products of float32, as in `torch.set_float32_matmul_precision`, on a GPU
                 also of convolutions and recurrent layers: highest, high (TF32) or medium; if not given, torch's setting, whose
                 default uses TF32 in convolutions and recurrent layers.
-            inference_mode: Evaluate in torch.inference_mode rather than torch.no_grad.
+            inference_mode: Evaluate in torch.inference_mode rather than torch.no_grad. Within a fit it is always the latter,
+                as in Lightning.
             detect_anomaly: Let autograd report operations that produce NaN.
             profiler: simple, advanced, pytorch, or a Lightning profiler.
 
@@ -349,7 +350,7 @@ class TrainerFlags(Trainer, ABC):
             self.loggers = [DummyLogger()]  # as in Lightning: modules may call it, and nothing is written
         self.profiler = build_profiler(profiler)
         listed_callbacks = [] if callbacks is None else listed(callbacks, Callback)
-        check_callbacks(listed_callbacks, runner == "lightning")
+        check_callbacks(listed_callbacks, runner in ("auto", "lightning"))
         if self.timer is not None and any(is_a(callback, Timer) for callback in listed_callbacks):
             rank_zero_info(f"max_time {max_time!r} is ignored, because the callbacks list already contains a Timer.")
             self.timer = None

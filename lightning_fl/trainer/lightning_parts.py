@@ -34,6 +34,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
+from lightning_fl.algorithms.compatibility import prunes
 from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
@@ -49,16 +50,16 @@ REFUSED_CALLBACKS: dict[type[Callback], str] = {
     "Lightning's Tuner with a lightning.Trainer",
     LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
     "with different model.learning_rate, or use Lightning's Tuner with a lightning.Trainer",
-    ModelPruning: "gives pruned parameters other names between rounds, and resets them to their first values, which clients that "
-    "are trained at once and resumed runs do not follow: use lightning_fl.callbacks.MagnitudePruning",
     SpikeDetection: "compares the losses of successive steps, which in a federation belong to different clients: "
     "trainer.loss_guard rejects uploads, and undoes rounds, whose loss explodes",
 }
 OF_STEPS: dict[type[Callback], str] = {
     DeviceStatsMonitor: "logs every step, which only runner 'lightning' does; --trainer.profiler simple reports where time goes",
+    ModelPruning: "renames parameters, which only runner 'lightning' follows; lightning_fl.callbacks.MagnitudePruning prunes "
+    "with all runners",
     ThroughputMonitor: "logs every step, which only runner 'lightning' does; metrics.csv contains time/round_seconds",
 }
-"""Callbacks that need single steps."""
+"""Callbacks that need single steps, or parameters that Lightning's own loop finds under other names."""
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 STOCK_FLAGS = {
@@ -146,7 +147,13 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
             and the alternative.
     """
     by_key: dict[str, Callback] = {}
+    callbacks = list(callbacks)
+    renaming = next((type(callback).__name__ for callback in callbacks if is_a(callback, ModelPruning)), None)
     for callback in callbacks:
+        require(
+            renaming is None or is_a(callback, ModelPruning) or not prunes(callback),
+            f"{renaming} renames parameters that {type(callback).__name__} prunes, too: leave one out.",
+        )
         if overrides("state_dict", callback):
             require(
                 by_key.setdefault(callback.state_key, callback) is callback,
@@ -155,6 +162,8 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
             )
         for refused, reason in (REFUSED_CALLBACKS | ({} if by_lightning else OF_STEPS)).items():
             require(not is_a(callback, refused), f"{type(callback).__name__} {reason}.")
+        if is_a(callback, ModelPruning):
+            vars(callback)["sets_mask"] = True  # as MagnitudePruning declares, for the checks of methods and features
         # A federation stops only after a round: clients that are trained at once make no separate steps.
         if is_a(callback, Timer):
             callback._interval = "epoch"

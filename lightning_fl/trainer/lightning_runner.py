@@ -151,7 +151,8 @@ class RoundEpochLoop(StockEpochLoop):
         super().__init__(trainer, trainer.min_steps, trainer.max_steps)
         self.automatic_optimization = _ClientOptimization(trainer)
         self.manual_optimization = _ClientsOwnOptimization(trainer)
-        self.val_loop = EvaluationLoop(trainer, "validation", trainer.inference_mode)
+        # As in Lightning, because hooks of a validation may make tensors that the next training uses.
+        self.val_loop = EvaluationLoop(trainer, "validation", inference_mode=False)
         self.starts_step = True
 
     def train(self, loader: ClientLoader, local: LocalTraining, most_steps: int | None) -> None:

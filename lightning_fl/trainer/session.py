@@ -39,7 +39,13 @@ from lightning_fl.processes import end_children, gather_objects, gather_tensors
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks, check_finetuning, say_when_saved
+from lightning_fl.trainer.lightning_parts import (
+    OF_STEPS,
+    check_averaging,
+    check_callbacks,
+    check_finetuning,
+    say_when_saved,
+)
 from lightning_fl.trainer.memory_format import prefers_channels_last
 from lightning_fl.vectors.pieces import BLOCKS
 
@@ -289,8 +295,6 @@ def _attach(
         trainer.metric, trainer.metric_mode = trainer.given_metric
     trainer.datamodule, trainer.algorithm = datamodule, method
     trainer.strategy.connect(model)
-    by_lightning = trainer.runner == "lightning" or (trainer.runner == "auto" and bool(changes_steps(model)))
-    trainer.by_lightning = trainer.strategy.by_lightning = trainer.fitting and by_lightning
     trainer._data_connector._datahook_selector = _BatchHooks(model, datamodule)
     trainer.fit_loop._combined_loader = None
     for loop in _evaluation_loops(trainer):
@@ -306,6 +310,9 @@ def _attach(
             part.trainer = trainer
     datamodule.trainer = trainer
     _arrange_callbacks(trainer, model)
+    needs_lightning = bool(changes_steps(model)) or any(is_a(callback, *OF_STEPS) for callback in trainer.callbacks)
+    by_lightning = trainer.runner == "lightning" or (trainer.runner == "auto" and needs_lightning)
+    trainer.by_lightning = trainer.strategy.by_lightning = trainer.fitting and by_lightning
     trainer.hooks = trainer.strategy.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
     return model, datamodule
 

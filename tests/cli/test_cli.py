@@ -649,7 +649,10 @@ FURTHER_MISTAKES = {
     "help of a model": (["--model.help", "Nope"], ["'Nope'", "ImageClassifier"]),
     "help of a callback": (["--trainer.callbacks.help", "Earlystoping"], ["did you mean 'EarlyStopping'"]),
     "help of what has no names": (["--trainer.profiler.help", "Nope"], ["--trainer.profiler.help", "'Nope'"]),
-    "monitor of steps": (["--trainer.callbacks", "DeviceStatsMonitor"], ["DeviceStatsMonitor", "--trainer.profiler"]),
+    "monitor of steps": (
+        ["--trainer.callbacks", "DeviceStatsMonitor", "--trainer.runner", "serial"],
+        ["DeviceStatsMonitor", "--trainer.profiler"],
+    ),
     "batch size finder": (["--trainer.callbacks", "BatchSizeFinder"], ["BatchSizeFinder", "data.batch_size"]),
     "learning rate finder": (["--trainer.callbacks", "LearningRateFinder"], ["LearningRateFinder", "learning_rate"]),
     "duration": (["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "1h"], ["1h", "DD:HH:MM:SS"]),

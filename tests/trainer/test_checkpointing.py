@@ -603,6 +603,19 @@ def test_rates_that_a_callback_has_set_go_on(
     resumed_like_whole(make_trainer, tmp_path, Perceptron, algorithm=algorithm, callbacks=[Halving()], **flags)
 
 
+class HalvesWeights(Callback):
+    """Callback that changes the server's model after a round."""
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.mul_(0.5)
+
+
+def test_weights_that_a_callback_has_changed_go_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    resumed_like_whole(make_trainer, tmp_path, Perceptron, algorithm=FedAvg, callbacks=[HalvesWeights()])
+
+
 class Interrupts(Callback):
     """Callback that interrupts a round, once."""
 

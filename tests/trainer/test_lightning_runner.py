@@ -380,6 +380,31 @@ def test_optimisers_and_schedulers_stay_after_the_fit(make_trainer: MakeTrainer)
     assert config.scheduler.optimizer is optimizer
 
 
+class Weighted(Perceptron):
+    """Weights its loss by a tensor that it computes in each validation."""
+
+    weight = torch.ones(())
+
+    def on_validation_epoch_end(self) -> None:
+        self.weight = self.hidden.weight.detach().norm()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.loss(batch) * self.weight
+
+
+@pytest.mark.parametrize("runner", ["lightning", "serial"])
+def test_a_tensor_of_a_validation_may_train(
+    runner: str, make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    """Lightning validates in a fit without `inference_mode`, whose tensors gradients cannot use."""
+    ours = Weighted()
+    stock = copy.deepcopy(ours)
+    make_trainer(max_rounds=3, clients_per_round=1, runner=runner).fit(ours, federation(sizes=(12,), batch_size=12))
+    data = TensorDataset(*samples(12)), TensorDataset(*samples(10, seed=1))
+    make_stock_trainer(max_epochs=3, limit_val_batches=1.0).fit(stock, *(DataLoader(each, 12) for each in data))
+    torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
+
+
 def test_callbacks_that_log_steps_work(make_trainer: MakeTrainer) -> None:
     def callbacks() -> list[Callback]:
         return [
@@ -388,9 +413,9 @@ def test_callbacks_that_log_steps_work(make_trainer: MakeTrainer) -> None:
         ]
 
     with pytest.raises(UserError, match="ThroughputMonitor logs every step, which only runner 'lightning' does"):
-        make_trainer(callbacks=callbacks())
+        make_trainer(runner="serial", callbacks=callbacks())
     logger = Keeps()
-    flags = {"runner": "lightning", "logger": logger, "log_every_n_steps": 1}
+    flags = {"runner": "auto", "logger": logger, "log_every_n_steps": 1}
     trainer = make_trainer(max_rounds=1, clients_per_round=1, callbacks=callbacks(), **flags)
     trainer.fit(Perceptron(), federation(sizes=(12,), batch_size=4))
     assert [row["lr-SGD"] for row in logger.rows if "lr-SGD" in row] == [0.1, 0.1, 0.1]
