@@ -35,6 +35,10 @@ class FileError(OSError):
     """File of a run that cannot be written or read on; the command line prints its sentence and exits with code 1."""
 
 
+class MissingFileError(UserError, FileNotFoundError):
+    """File that the user names, but that does not exist: a `UserError`, and also Python's own exception."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return the end of an error sentence about an unknown name.
 

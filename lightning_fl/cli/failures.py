@@ -84,7 +84,7 @@ def _is_users(error: BaseException) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, UserError):
         return f"the path {error.filename} cannot be used: {error.strerror}."
     return str(error)
 

@@ -37,7 +37,7 @@ def masks_of(flat_module: FlatModule) -> Masks:
     personal = {parameter: name for name, parameter in flat_module.personal_leaves.items()}
     masks: Masks = {}
     for _, part, leaf in _pruned(flat_module.module):
-        parameter = part._parameters[f"{leaf}_orig"]
+        parameter = part.get_parameter(f"{leaf}_orig")
         require(
             parameter not in personal,
             f"ModelPruning prunes {personal.get(parameter)!r}, which is personal to each client, by the server's values: name "

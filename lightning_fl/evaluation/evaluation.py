@@ -52,7 +52,8 @@ def _num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int
         source = type(getattr(loader, "dataset", loader)).__name__
         require(
             length is not None,
-            f"a limit of {limit} of the batches needs a loader with a length, which {source} lacks: use a whole number.",
+            f"{source} has no length, like any `IterableDataset`, so `Trainer(limit_*_batches)` must be `1.0` or an int, got "
+            f"{limit}.",
         )
         assert length is not None
         counts.append(int(length * limit))

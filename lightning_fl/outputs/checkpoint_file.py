@@ -20,7 +20,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from torch.utils.serialization import config
 
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import MissingFileError, UserError, require
 from lightning_fl.outputs import frozen_weights
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.losses import say_lost
@@ -83,9 +83,8 @@ def load(path: str | os.PathLike[str], weights_only: bool = True, whole: bool = 
         UserError: the file does not exist, is damaged, is not a checkpoint, contains such objects, or a run of another format.
     """
     path = Path(path)
-    require(
-        os.path.isfile(path), f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best."
-    )
+    if not os.path.isfile(path):
+        raise MissingFileError(f"Checkpoint file not found: {path}{_alternatives(path)}; allowed: a file, last, best.")
     try:
         path.open("rb").close()
     except OSError as error:

@@ -197,6 +197,7 @@ class RoundProgressBar(ProgressBar):
 
     def _close(self) -> None:
         self._bar.close()
+        self._bar = _RoundBar(disable=True)  # a bar that has been drawn cannot be copied with the callback
         self._redirected.close()
 
     def _redirect_messages(self) -> None:

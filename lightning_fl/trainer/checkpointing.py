@@ -137,6 +137,11 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
         if not best and os.path.isfile(last):
             states = checkpoint_file.load(last, trainer.weights_only).get("callbacks", {})
             best = next((s["best_model_path"] for s in states.values() if s.get("best_model_path")), "")
+            if not callbacks and not any("best_model_path" in state for state in states.values()):
+                rank_zero_warn(
+                    f"ckpt_path='best': this run has no ModelCheckpoint, so {last} is read, its last checkpoint, as in Lightning."
+                )
+                best = str(last)
         if not best:
             raise UserError(
                 "ckpt_path='best' needs a run with a ModelCheckpoint callback that monitors a metric "
@@ -243,7 +248,7 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     else:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
         if checkpoint["global_step"] > saved["run"]["num_steps"]:
-            rank_zero_info(f"It was saved within round {done + 1}, which starts again.")
+            rank_zero_warn(f"You're resuming from a checkpoint that ended within round {done + 1}, which starts again.")
         if stopped is not None:
             rank_zero_info(f"{stopped.in_words(done, planned)}; it goes on, because that has changed.")
         if changes:

@@ -21,7 +21,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import (
     check_at_least,
-    check_between,
     check_choice,
     is_a,
     is_whole,
@@ -451,8 +450,11 @@ class TrainerFlags(Trainer, ABC):
         for name, limit in {**self.limits, "overfit_batches": self.overfit_batches}.items():
             if is_whole(limit):
                 check_at_least(f"{name} as a count", limit, 0)
-            elif limit is not None:
-                check_between(f"{name} as a fraction", limit, 0, 1)
+            else:
+                require(
+                    limit is None or 0 <= limit <= 1,
+                    f"You have passed invalid value {limit} for {name}: it has to be in [0.0, 1.0] or an int.",
+                )
 
     def _check_client_times(self) -> None:
         """Check the flags about clients that are late or not there."""

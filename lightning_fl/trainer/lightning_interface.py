@@ -220,11 +220,6 @@ class TrainerInterface(TrainerFlags):
         return self.data.train_dataloader() if self.fitting and self.flat_module is not None else None
 
     @property
-    def num_devices(self) -> int:
-        """Accelerators on this machine that the run uses."""
-        return self.world_size // self.num_nodes
-
-    @property
     def log_dir(self) -> str:
         """The run's folder."""
         return self.default_root_dir
@@ -238,11 +233,6 @@ class TrainerInterface(TrainerFlags):
     def early_stopping_callbacks(self) -> list[EarlyStopping]:
         """All callbacks that stop early."""
         return [callback for callback in self.callbacks if is_a(callback, EarlyStopping)]
-
-    @property
-    def early_stopping_callback(self) -> EarlyStopping | None:
-        """The first callback that stops early."""
-        return next(iter(self.early_stopping_callbacks), None)
 
     @property
     def checkpoint_callbacks(self) -> list[Checkpoint]:

@@ -599,7 +599,7 @@ MISTAKES = {
         ["trainer.sync_batchnorm", "clients are trained apart", "running statistics"],
     ),
     "folder that cannot be written": (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere"]),
-    "missing checkpoint": (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt"]),
+    "missing checkpoint": (["--ckpt_path", "nowhere.ckpt"], ["Checkpoint file not found: nowhere.ckpt"]),
     "best of nothing": (["--ckpt_path", "best"], ["best", "ModelCheckpoint"]),
 }
 """Mistakes that the default tests make."""
@@ -732,7 +732,7 @@ FURTHER_MISTAKES = {
     "precision": (["--trainer.precision", "16-mixed"], ["16-mixed", "bf16-mixed"]),
     "folder with a long name": (["--trainer.default_root_dir", "a" * 300], ["a" * 300, "File name too long"]),
     "file with a long name": (["--data", "Arrays", "--data.path", "a" * 300], ["a" * 300, "File name too long"]),
-    "checkpoint with a long name": (["--ckpt_path", "a" * 300], ["a" * 300, "no checkpoint"]),
+    "checkpoint with a long name": (["--ckpt_path", "a" * 300], ["a" * 300, "Checkpoint file not found"]),
     "learning rate beyond the parameters' type": (["--model.learning_rate", "1e300"], ["learning_rate", "1e+300"]),
     "weight decay beyond the parameters' type": (["--model.weight_decay", "1e39"], ["weight_decay", "1e+39"]),
 }

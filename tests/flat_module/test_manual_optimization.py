@@ -328,7 +328,7 @@ def test_a_scheduler_that_cannot_go_on_with_the_optimizers_is_refused(make_train
         first: Any = [] if kind is ByHand else [sgd]
         for make, sentence in (
             (lambda _: object(), r"object of \w+.configure_optimizers has no state_dict or load_state_dict"),
-            (of_another, r"StepLR of \w+.configure_optimizers belongs to an optimizer that is not returned"),
+            (of_another, r"StepLR of \w+.configure_optimizers is attached with an optimizer that wasn"),
         ):
             with pytest.raises(UserError, match=sentence):
                 make_trainer().fit(kind(*first, make, Halves), federation())

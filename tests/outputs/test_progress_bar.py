@@ -1,5 +1,6 @@
 """Test the progress bar with a clock that the test advances: the remaining time, and the processes that show it."""
 
+import copy
 import logging
 import re
 import sys
@@ -94,6 +95,12 @@ def test_a_resumed_run_counts_its_own_rounds_alone(
     for index, elapsed, left in shown:
         if index > 3:
             assert left == pytest.approx(3 * ROUND_S - elapsed, abs=1.5)
+
+
+def test_the_callbacks_of_a_run_can_be_copied_as_those_of_lightning(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(enable_progress_bar=True)
+    trainer.fit(Perceptron(), federation())
+    assert [type(one) for one in copy.deepcopy(trainer.callbacks)] == [type(one) for one in trainer.callbacks]
 
 
 def test_no_bar_if_not_wanted_or_with_nothing_to_do(

@@ -411,7 +411,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "plateau": ({"module": lambda: Perceptron(configure=with_plateau)}, ""),
     "plateau seldom": (
         {"module": lambda: Perceptron(configure=with_plateau), "val_every_n_rounds": 2},
-        "ReduceLROnPlateau monitors 'val/loss', which was not logged",
+        "ReduceLROnPlateau conditioned on metric val/loss which is not available",
     ),
     "held out": ({"privacy": SILENT, "data": held_out}, "set data.val_fraction to 0"),
     "clock": ({"privacy": SILENT, "clock": ClientClock()}, "no expected time with a clock of clients"),

@@ -279,7 +279,7 @@ def test_any_validation_loaders(
 @pytest.mark.parametrize(
     ("validation", "limit", "sentence"),
     [
-        (LOADERS["stream"], 0.5, "a limit of 0.5 of the batches needs a loader with a length, which Stream lacks"),
+        (LOADERS["stream"], 0.5, "Stream has no length, like any `IterableDataset`, so"),
         (LOADERS["one"], 0.2, "a limit of 0.2 of the 3 batches of Numbers is less than one"),
     ],
 )

@@ -210,7 +210,7 @@ MISTAKES = {
     "empty": r"last\.ckpt cannot be read",
     "text": r"last\.ckpt cannot be read",
     "no checkpoint": r"last\.ckpt is not a Lightning checkpoint.*state_dict",
-    "missing": r"no checkpoint at .*nowhere\.ckpt",
+    "missing": r"Checkpoint file not found: .*nowhere\.ckpt",
     "other parameters": r"another model.*'hidden\.weight' has shape \(4, 3\).*\(5, 3\)",
     "other buffers": r"another model.*shift",
     "other algorithm": r"written by FedAvg.*algorithm is FedProx.*--algorithm FedAvg",
@@ -219,6 +219,23 @@ MISTAKES = {
     "newer format": r"last\.ckpt was written by a later version of lightning-fl .format 99.*: update lightning-fl",
     "earlier format": r"last\.ckpt was written by an earlier version of lightning-fl .format 3.*: use the version that wrote it",
 }
+
+
+def test_a_missing_checkpoint_is_the_file_that_python_and_lightning_do_not_find(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"^Checkpoint file not found: .*nowhere.ckpt; allowed: a file, last, best"
+    ):
+        make_trainer().fit(Perceptron(), federation(), ckpt_path="nowhere.ckpt")
+
+
+def test_without_a_model_checkpoint_the_last_checkpoint_is_the_best_as_in_lightning(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any]
+) -> None:
+    module, fresh = Perceptron(), Perceptron()
+    make_trainer(**keeps_files).fit(module, federation())
+    with pytest.warns(UserWarning, match=r"this run has no ModelCheckpoint, so .*last\.ckpt is read"):
+        make_trainer(**keeps_files).test(fresh, federation(), ckpt_path="best", verbose=False)
+    assert equal(module, fresh)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

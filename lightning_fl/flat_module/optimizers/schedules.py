@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
+from lightning_fl.checks.misconfiguration import MisconfigurationError
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.optimizers.schedule_lengths import most_steps, schedule_length
 from lightning_fl.settings.settings import Change, RunSettings
@@ -256,9 +257,13 @@ class Schedules:
             elif config.monitor is not None and config.monitor in metrics:
                 self._advance(scheduler, metrics[config.monitor])
             else:
-                missing = f"{type(scheduler).__name__} monitors {config.monitor!r}, which was not logged"
-                require(not config.strict, f"{missing}; logged: {', '.join(sorted(metrics))}.")
-                rank_zero_warn(f"{missing}, so that the learning rate stays: strict is False.")
+                missing = f"{type(scheduler).__name__} conditioned on metric {config.monitor} which is not available"
+                if config.strict:
+                    available = ", ".join(sorted(metrics)) or "none"
+                    raise MisconfigurationError(
+                        f"{missing}. Available metrics are: {available}. Name one as the scheduler's `monitor`."
+                    )
+                rank_zero_warn(f"{missing} but strict is False, so the learning rate stays.", category=RuntimeWarning)
         self._round = self._options()
         self._prepare_clients()
 
@@ -409,10 +414,10 @@ def check_schedulers(module: str, optimizers: Sequence[Any], configs: Sequence[L
             hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict"),
             f"{name} has no state_dict or load_state_dict, with which it would go on from round to round: write them.",
         )
-        require(
-            any(getattr(scheduler, "optimizer", optimizer) is optimizer for optimizer in optimizers),
-            f"{name} belongs to an optimizer that is not returned, so that it would have no effect: return that one, too.",
-        )
+        if all(getattr(scheduler, "optimizer", optimizer) is not optimizer for optimizer in optimizers):
+            raise MisconfigurationError(
+                f"{name} is attached with an optimizer that wasn't returned, so it would have no effect: return that one, too."
+            )
 
 
 def _advance(scheduler: Any, value: Any) -> None:
