@@ -324,6 +324,20 @@ def test_a_scheduler_that_cannot_go_on_with_the_optimizers_is_refused(make_train
     def of_another(optimizer: Any) -> Any:
         return lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), 1)
 
+    class Stepless:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    with pytest.raises(
+        UserError, match=r"Stepless of \w+.configure_optimizers doesn't follow PyTorch's LRScheduler API"
+    ):
+        make_trainer().fit(Scheduled(sgd, Stepless, Halves), federation())
     for kind in (ByHand, Scheduled):
         first: Any = [] if kind is ByHand else [sgd]
         for make, sentence in (

@@ -13,7 +13,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from lightning_fl.checks import needs_closure
+from lightning_fl.checks import needs_closure, overrides
+from lightning_fl.checks.misconfiguration import MisconfigurationError
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.optimizers.plain_sgd import plain_sgd
 from lightning_fl.flat_module.optimizers.schedules import Schedules, check_schedulers
@@ -79,6 +80,12 @@ class ModuleOptimizer:
             )
         configs = configured_schedulers(schedulers, monitor)
         check_schedulers(type(module).__name__, optimizers, configs)
+        for kind in (type(config.scheduler) for config in configs if not overrides("lr_scheduler_step", module)):
+            if not hasattr(kind, "step"):
+                raise MisconfigurationError(
+                    f"{kind.__name__} of {type(module).__name__}.configure_optimizers doesn't follow PyTorch's LRScheduler API, "
+                    "because it has no step: write it, or override lr_scheduler_step."
+                )
         if by_plain_sgd:
             optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
