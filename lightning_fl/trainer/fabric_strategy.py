@@ -23,6 +23,7 @@ from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimize
 from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+"""Precisions of a federation."""
 
 
 class FabricStrategy(SingleDeviceStrategy):
@@ -90,11 +91,6 @@ class FabricStrategy(SingleDeviceStrategy):
                 self.backward = self._backward_of_fabric  # type: ignore[method-assign]
             self._lightning_optimizers = list(optimizer.wrapped)  # which count the steps of a client
         self.lr_scheduler_configs = [] if optimizer is None else optimizer.schedules.configs
-
-    def remove_checkpoint(self, filepath: Any) -> None:
-        """Delete a checkpoint file."""
-        if self.is_global_zero:
-            self.checkpoint_io.remove_checkpoint(filepath)
 
 
 def lightning_flags(fabric: Fabric) -> dict[str, Any]:

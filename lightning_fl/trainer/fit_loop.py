@@ -119,6 +119,11 @@ class FitLoop(StockFitLoop):
         """Position of loggers on the axis of single steps, after the last whole round."""
         return self.batches_before_round if self.before_round else int(self.epoch_loop._batches_that_stepped)
 
+    @property
+    def loaders_of_clients(self) -> list[CombinedLoader]:
+        """Clients' own loaders, as far as they have been requested."""
+        return self._client_loaders.requested if "_client_loaders" in vars(self) else []
+
     def own_loaders(self, client: int) -> CombinedLoader:
         """Return a client's own loaders, which then are the trainer's."""
         loaders = self._combined_loader = self._client_loaders.of(client)

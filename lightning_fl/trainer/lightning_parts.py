@@ -40,8 +40,8 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.internals import MultiProcessingLauncher
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+from lightning_fl.trainer.fabric_strategy import PRECISIONS
 
-PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 STRATEGIES = ("auto", "ddp")
 SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")

@@ -77,6 +77,11 @@ class ClientLoaders:
         self._trainer = trainer
         self._requested: dict[int, tuple[CombinedLoader, int]] = {}
 
+    @property
+    def requested(self) -> list[CombinedLoader]:
+        """Those that have been requested."""
+        return [loaders for loaders, _ in self._requested.values()]
+
     def of(self, client: int) -> CombinedLoader:
         """Return the loaders of a client, with Lightning's limits.
 

@@ -144,6 +144,7 @@ def session(
         trainer.reservation.end()
         _set_switches(*switches)
         torch.set_num_threads(num_threads)
+        _end_workers(trainer)
         _release(trainer)
         BLOCKS.release()
         trainer.state.stage = None
@@ -447,6 +448,14 @@ class _Delegated:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return getattr(self._module, self._name)(*arguments, **options)
+
+
+def _end_workers(trainer: TrainerInterface) -> None:
+    """End the workers of loaders, also those that a loader keeps from pass to pass, as Lightning does."""
+    loops = (trainer.fit_loop, *_evaluation_loops(trainer), trainer.predict_loop)
+    for loaders in (*trainer.fit_loop.loaders_of_clients, *(loop._combined_loader for loop in loops)):
+        if loaders is not None:
+            loaders.reset()
 
 
 def _release(trainer: TrainerInterface) -> None:

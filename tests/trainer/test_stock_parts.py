@@ -1,6 +1,7 @@
 """Test that Lightning's own modules, data modules, callbacks and loggers run unchanged."""
 
 import copy
+import multiprocessing
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -574,6 +575,31 @@ def test_predictions_are_written(make_trainer: MakeTrainer) -> None:
     for pairs in (zip(ours.predictions, theirs.predictions, strict=True), zip(returned, ours.predictions, strict=True)):
         for one, other in pairs:
             torch.testing.assert_close(one, other)
+
+
+class OfWorkers(L.LightningDataModule):
+    """Samples that worker processes load, which a loader keeps from pass to pass."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*samples(12)), batch_size=4, num_workers=1, persistent_workers=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*samples(10, seed=1)), batch_size=4, num_workers=1, persistent_workers=True)
+
+    test_dataloader = val_dataloader
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*samples(10, seed=1)), batch_size=4, num_workers=1)
+
+
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+def test_no_worker_is_left_after_a_stage(runner: str, make_trainer: MakeTrainer) -> None:
+    own = Federated(OfWorkers(), num_clients=2, client_loaders=lambda client: OfWorkers().train_dataloader())
+    data = Federated(OfWorkers(), num_clients=2) if runner == "serial" else own
+    trainer, before = make_trainer(clients_per_round=2, runner=runner), set(multiprocessing.active_children())
+    for stage in (trainer.fit, trainer.validate, trainer.test, trainer.predict):
+        stage(Perceptron(), data)
+        assert set(multiprocessing.active_children()) <= before, stage
 
 
 class Keeps(DummyLogger):
