@@ -154,6 +154,11 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
             renaming is None or is_a(callback, ModelPruning) or not prunes(callback),
             f"{renaming} renames parameters that {type(callback).__name__} prunes, too: leave one out.",
         )
+        require(
+            renaming is None or not is_a(callback, WeightAveraging, StochasticWeightAveraging),
+            f"{renaming} moves parameters within their layers, and {type(callback).__name__} averages them by their order: leave "
+            "one out.",
+        )
         if overrides("state_dict", callback):
             require(
                 by_key.setdefault(callback.state_key, callback) is callback,

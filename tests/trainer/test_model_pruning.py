@@ -9,7 +9,7 @@ import lightning as L  # noqa: N812
 import pytest
 import torch
 from compared_runs import MakeTrainer, bits_of, equal_states
-from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, ModelPruning
+from lightning.pytorch.callbacks import BaseFinetuning, EMAWeightAveraging, ModelCheckpoint, ModelPruning
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import SIZES, Perceptron, federation, samples
@@ -191,6 +191,7 @@ class Tied(Perceptron):
         ({"runner": "serial"}, "ModelPruning renames parameters, which only runner 'lightning' follows"),
         ({"runner": "stacked"}, "ModelPruning renames parameters, which only runner 'lightning' follows"),
         ({"callbacks": MagnitudePruning(0.5)}, "ModelPruning renames parameters that MagnitudePruning prunes, too"),
+        ({"callbacks": EMAWeightAveraging()}, "and EMAWeightAveraging averages them by their order: leave one out"),
         ({"callbacks": Unfreezing()}, r"pruned 'output\.(weight|bias)' by torch.nn.utils.prune, .* leave one out"),
         ({"module": Tied}, "ModelPruning prunes 'hidden.bias', which several layers share"),
         ({"personal": ["output.bias"]}, "ModelPruning prunes 'output.bias', which is personal to each client"),
