@@ -186,7 +186,7 @@ def _all_clients(mine: list[int], world_size: int) -> list[int]:
 
 
 def _compared(sent: Tensor, decoded: Tensor, memory: Tensor | None) -> Tensor:
-    """Return what a client adds to each of `SUMS`, all 0 if it meant to send 0."""
+    """Return a client's addend to each of `SUMS`; all are 0 if its delta is 0."""
     square = float(sent.square().sum())
     if not square:
         return torch.zeros(len(SUMS), dtype=torch.float64)

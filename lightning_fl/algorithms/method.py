@@ -105,9 +105,9 @@ class Wrapper(Method):
 
         Args:
             base: The base method.
-            own: What the method lets every client keep, besides what the base method does.
-            personal: What every client keeps for itself besides: parts, or names of the module's parameters and buffers, or of
-                its parts, in place of PersonalLayers(names).
+            own: Values that the method lets every client keep, in addition to those of the base method.
+            personal: Further values that every client keeps for itself: parts, or, in place of PersonalLayers(names),
+                the names of parameters, buffers or submodules.
 
         Raises:
             UserError: the base method does not train clients in rounds, is of the same class, or fills one of the slots that are

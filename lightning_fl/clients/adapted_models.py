@@ -1,4 +1,4 @@
-"""Models that clients make of the server's on their own samples to predict with; see `lightning_fl.slots.Personal.adapt`."""
+"""Models that clients adapt to their own samples before they predict; see `lightning_fl.slots.Personal.adapt`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClientSamples:
     Attributes:
         shared: entries that the server's steps send down with the model.
         buffers: float buffers (d_b,) after the last gradient.
-        counters: integer buffers by name, as well.
+        counters: integer buffers by name, likewise.
     """
 
     def __init__(self, flat_module: FlatModule, data: FederatedDataModule, client: int, shared: Message) -> None:
@@ -32,7 +32,7 @@ class ClientSamples:
     def gradient(self, params: Tensor) -> Tensor:
         """Return the gradient of the first minibatch, in the stored order and without augmentation.
 
-        Random generators, attributes of the module and what it logs are afterwards what they were.
+        Restores random generators and attributes of the module. Values that it logs are dropped.
         """
         flat_module, data, module = self._flat_module, self._data, self._flat_module.module
         content = next(iter(data.client(self._client).batches(data.batch_size)))
@@ -65,7 +65,7 @@ class ClientSamples:
 def adapted_model(
     flat_module: FlatModule, part: Personal, data: FederatedDataModule, client: int, shared: Message
 ) -> Iterator[None]:
-    """Load what a client makes of the model in the module, and load that again at the end.
+    """Load a client's adaptation of the model in the module, and restore that model at the end.
 
     A client without samples predicts with the model as it is.
     """

@@ -55,8 +55,8 @@ def choose_runner(
 
     Args:
         wanted: value of the trainer's flag `runner`.
-        clients_at_once: most clients in a stack; None: as many as `BYTES_ON_CPU` or `BYTES_ON_GPU` are thought to hold, up to
-            `MOST_AT_ONCE_ON_CPU` or `MOST_AT_ONCE_ON_GPU`.
+        clients_at_once: most clients in a stack; None: as many as should fit into `BYTES_ON_CPU` or `BYTES_ON_GPU`, up
+            to `MOST_AT_ONCE_ON_CPU` or `MOST_AT_ONCE_ON_GPU`.
         flat_module: holds the module, with its optimiser.
         job: a client's job in the first round.
         data: the clients' samples.
@@ -161,7 +161,7 @@ def describe_runner(runner: Runner) -> dict[str, Any]:
 
 
 def agreed_runner(described: Sequence[dict[str, Any]]) -> Runner:
-    """Return the runner for all processes, given `describe_runner` of each: serial if one is, else with the smallest stack."""
+    """Return the runner for all processes, given `describe_runner` of each: serial if any is, else the smallest stack."""
     if any(one["wanted"] == "serial" for one in described):
         return serial
     return Stacked(min(one["clients_at_once"] for one in described))
@@ -250,7 +250,7 @@ def _bytes_of_samples(selection: Selection, batch_size: int) -> int:
 
 
 def _known_obstacles(flat_module: FlatModule) -> list[str]:
-    """Return the obstacles that no trial is needed for: the optimiser, and hooks within a client's step."""
+    """Return the obstacles that show without a trial: the optimiser, and hooks within a client's step."""
     obstacles = [
         f"{' and '.join(listeners)} needs each client's {hook} (use on_client_upload instead)"
         for hook in StepListeners._fields

@@ -41,7 +41,8 @@ class ClientJob:
         group: processes that train each client together; None if this process trains it alone.
         data: samples of the clients; None in the server's job, and before the round's clients begin.
         selected, answering: clients of the round that have received the broadcast, and those that answer, in all processes.
-        accepted: what the server has accepted of the round's clients so far, in this process; None as `data`.
+        accepted: outcome of the clients whose uploads the server has accepted so far, in this process; None when `data`
+            is.
         smaller: smaller network that each of some clients trains, with the message that the client has received; the other
             clients train the whole one.
     """
@@ -71,7 +72,7 @@ class ClientJob:
         return replace(self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None), personal=())
 
     def on_smaller(self, network: SmallerNetwork, received: Message) -> ClientJob:
-        """Return the job of clients that train a smaller network, from what they have received of it."""
+        """Return the job of clients that train a smaller network, given the message that they have received."""
         return replace(self, context=self.context.within(network.submodel), received=received, smaller={})
 
     def receiving(self, message: Message) -> ClientJob:
@@ -85,7 +86,7 @@ class Batch:
 
     Attributes:
         content: argument of `training_step`.
-        size: number of samples; 0 if a group of processes has more of them than the minibatch has samples.
+        size: number of samples; 0 for a process of a group that gets no share, because the minibatch is too small.
         batch_index: index of the batch in the local training, from 0.
         factor: factor of its loss in the step's gradient.
         ends_step: True for the last batch of an optimiser step.
@@ -132,7 +133,7 @@ def _copied(leaf: Any) -> Any:
 def local_batches(
     work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any], group: DeviceGroup | None = None
 ) -> Iterator[Batch]:
-    """Yield the batches of a local training, in passes without end; with `repeat`, those of each step several times.
+    """Yield the batches of a local training, in endless passes; with `repeat`, yield those of each step several times.
 
     Args:
         work: the client's samples, of at least one batch, and the seed of their order.
@@ -160,7 +161,7 @@ def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
 def _batches(
     work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any], group: DeviceGroup | None
 ) -> Iterator[Batch]:
-    """Yield the batches of passes without end, of a group of processes this one's shares."""
+    """Yield the batches of endless passes; in a group of processes, yield this one's shares."""
     order, num_samples, batch_size = (
         None if schedule.in_order else torch.Generator().manual_seed(work.seeds[0]),
         len(work.selection),

@@ -56,7 +56,7 @@ class DeviceGroup:
         return self.rank == 0
 
     def rows(self, num_samples: int) -> slice:
-        """Return the rows of a minibatch of so many samples that this process reads, as many as others, or one more, or none.
+        """Return the rows of a minibatch that this process reads: as many as the others, or one more, or none.
 
         >>> [DeviceGroup(0, 1, rank, 3).rows(7) for rank in range(3)]
         [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
@@ -66,12 +66,12 @@ class DeviceGroup:
         return slice(start, stop)
 
     def num_rows(self, num_samples: int) -> int:
-        """Return how many rows of a minibatch of so many samples this process reads."""
+        """Return the number of rows of a minibatch that this process reads."""
         rows = self.rows(num_samples)
         return int(rows.stop - rows.start)
 
     def seeds(self, seeds: Sequence[int]) -> list[int]:
-        """Return the seeds of a client's training: one order of its samples for all, other draws of the module in each."""
+        """Return the seeds of a client's training: one order of samples for all processes, other draws in each."""
         order, draws = seeds
         if self.is_first:
             return [order, draws]

@@ -1,7 +1,8 @@
-"""Gradients of a client besides that of autograd: masked and clipped for a step, or taken at another model.
+"""Gradients of a client: masked and clipped for a step, or taken at another model.
 
-Rules may read gradients at the received model, on all samples of a client or on the batches of a step, and of these batches at a
-point that they choose. A client's own model may read them at a point between itself and the model that is uploaded.
+Rules may read gradients at the received model, on all of a client's samples or on a step's batches. They may also read
+the gradient of a step's batches at a point of their choice. A client's own model may read them at a point between
+itself and the model that is uploaded.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], 
 
 
 def treat_stack(stack: Stack, job: ClientJob, stepped: Sequence[slice]) -> None:
-    """Mask the gradients of a stack in place, and clip those of each client, of the parts that the optimiser steps."""
+    """Mask the gradients of a stack in place, and clip each client's, in the parts that the optimiser steps."""
     if job.context.unpruned is not None:
         stack.gradient.mul_(job.context.unpruned.factors)
     if job.schedule.clip_value:
@@ -77,7 +78,7 @@ def full_gradient(
 
     Args:
         flat_module: module that is set up to gather gradients; its parameters stay unchanged.
-        batches: at least as many batches as `sizes` has entries; of a group of processes this one's shares.
+        batches: at least as many batches as `sizes` has entries; in a group of processes, this one's shares.
         sizes: number of samples in each whole batch.
         resident: True if the samples are on the accelerator already.
         group: processes that share the client; None if this one reads all.
@@ -101,7 +102,7 @@ def full_loss(
 ) -> Tensor:
     """Return the mean over samples of the training loss at the module's parameters, in evaluation mode; () in float64.
 
-    The module is afterwards what it was. Values that it logs are dropped. The arguments are those of `full_gradient`.
+    Restores the module. Values that it logs are dropped. The arguments are those of `full_gradient`.
     """
     module, total = flat_module.module, torch.zeros((), dtype=torch.float64, device=flat_module.fabric.device)
     with evaluating(module), keeping_attributes(list(module.modules())), torch.no_grad():
@@ -144,7 +145,7 @@ def gradient_at_point(
 ) -> Tensor:
     """Return the gradient (d,) of a step's batches at other parameters (d,), with the present buffers, without weight decay.
 
-    All is restored afterwards as by `gradient_at_received`, and what a client owns stays as it is.
+    Restores everything, as `gradient_at_received` does. The client's personal values stay as they are.
     """
     with (
         flat_module.keeping_gradient(),

@@ -160,7 +160,7 @@ class LocalSchedule:
         return self._read(batches_per_epoch, num_steps, batches_per_epoch, 1)
 
     def _read(self, batches_per_epoch: int, num_steps: int | None, per_epoch: int, per_batch: int) -> int:
-        """Return what the local training, or `num_steps` of it, reads: `per_epoch` a pass, `per_batch` a batch but the last."""
+        """Count `per_epoch` for each pass of the training or `num_steps` of it; batches count `per_batch`, a last one less."""
         if not batches_per_epoch:
             return 0
         in_step = self.step_batches(batches_per_epoch)

@@ -148,7 +148,7 @@ def _with_penalty(
 
 
 def _sum_gradient(flat_module: FlatModule, group: DeviceGroup, local: LocalTraining, has_loss: bool) -> None:
-    """Make a step's gradient that of all processes of a group, which also take the buffers of the first.
+    """Sum a step's gradient over the processes of a group, and give all of them the buffers of the first.
 
     Raises:
         UserError: this process has samples, but no loss.
@@ -239,7 +239,7 @@ def _drop_other_gradients(local: LocalTraining, flat_module: FlatModule, phase: 
 
 
 def move_schedules(local: LocalTraining, flat_module: FlatModule, num_batches: int) -> None:
-    """Advance the step-wise schedulers after a step, with which these batches of the local training end."""
+    """Advance the step-wise schedulers after a step; `num_batches` batches of the local training are done."""
     optimizer = flat_module.optimizer
     if optimizer.schedules.moves_within_round:
         optimizer.schedules.after_step(num_batches)
@@ -256,7 +256,7 @@ def finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining) -> Mes
 
 
 def change_of(after: Tensor, before: Tensor) -> Tensor:
-    """Return the change of float buffers (…, d_b); 0 where infinity or NaN, as in a mask of attention, has stayed what it was.
+    """Return the change of float buffers (…, d_b); 0 where an infinity or NaN, as in an attention mask, is unchanged.
 
     >>> inf, nan = float("inf"), float("nan")
     >>> change_of(Tensor([1.0, -inf, nan]), Tensor([0.5, -inf, nan])).tolist()

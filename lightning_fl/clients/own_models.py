@@ -1,7 +1,8 @@
-"""Models that clients keep and predict with, each beside the server's; see `lightning_fl.slots.Personal`.
+"""Models that clients keep beside the server's, and predict with; see `lightning_fl.slots.Personal`.
 
-A client's own model changes nothing of what the client uploads. Its parameters, float buffers and counters, and what the part
-keeps with it, are entries of the client's state, which masks and prunings treat as those of the model.
+A client's own model does not affect its upload. The model's parameters, float buffers and counters, and other values
+that the part keeps with it, are entries of the client's state. Masks and prunings treat them like those of the server's
+model.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def client_model(
     client: int,
     shared: Message,
 ) -> Iterator[None]:
-    """Load what a client predicts with, while the module holds the server's model, and load that again at the end.
+    """Load the model that a client predicts with in place of the server's, and restore the server's at the end.
 
     Args:
         flat_module: holds the server's model, with what clients own at first.
@@ -191,7 +192,7 @@ def predicting_model(
     client: int,
     shared: Message,
 ) -> Iterator[None]:
-    """Load what a client predicts with, whatever the module holds, and load that again at the end.
+    """Load the model that a client predicts with, whatever the module holds, and restore the module at the end.
 
     Args:
         flat_module: holds the module.
@@ -214,7 +215,7 @@ def predicting_model(
 def what_clients_own(
     flat_module: FlatModule, personal: Sequence[Personal], states: Mapping[int, State]
 ) -> dict[int, State]:
-    """Return what each client owns, of the clients whose values match this module."""
+    """Return each client's personal values that match this module."""
     expected = {name: x.shape for name, x in flat_module.read_personal().items()}
     part, names = model_keeper(personal), set(expected)
     if part is not None:
@@ -234,7 +235,7 @@ def _read(flat_module: FlatModule) -> OwnModel:
 
 
 def _copied(own: OwnModel) -> OwnModel:
-    """Return a copy of a model with all that is kept with it."""
+    """Return a copy of a model and of all values that are kept with it."""
     counters, state = ({name: x.clone() for name, x in kept.items()} for kept in (own.counters, own.state))
     return OwnModel(own.params.clone(), own.buffers.clone(), counters, state)
 
@@ -246,7 +247,7 @@ def _entries(own: OwnModel) -> State:
 
 
 def _own_model(state: Mapping[str, Tensor]) -> OwnModel:
-    """Return the model of which a client's state has the entries."""
+    """Return the client's own model from the entries of its state."""
     counters = {name.removeprefix(COUNTERS): x for name, x in state.items() if name.startswith(COUNTERS)}
     others = {
         name.removeprefix(OWN): x

@@ -1,4 +1,4 @@
-"""Representations of samples by a client's model and by others, on which a rule lays a penalty (MOON)."""
+"""Representations of samples by a client's model and by other models, which a rule compares in a penalty (MOON)."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     loss of a batch = F(y) + KL(softmax(z) ‖ softmax(z_p))
 
-z and z_p are the outputs for the batch of the client's whole network and of its first units, of which the step has drawn the
-share p. F is the module's own loss of the whole network; z takes no gradient from the second term, which is 0 if p is the
-largest share. The paper has a temperature T and a weight α of the second term; both are 1 here.
+z is the output of the client's whole network for the batch. z_p is the output of its first units, a share p that the
+step has drawn. F is the module's own loss of the whole network; z takes no gradient from the second term, which is 0 if
+p is the largest share. The paper has a temperature T and a weight α of the second term; both are 1 here.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class SelfDistillation:
 
     @torch.compiler.set_stance("force_eager")  # a compiled module calls no hook that comes later
     def training_step(self, batch: Batch) -> tuple[Any, Any, Tensor | None]:
-        """Return the result of the module's `training_step` by the whole network, and the second term (); None if it is 0.
+        """Return the result of `training_step` with the whole network, and the second term (); None if it is 0.
 
-        The module repeats its random draws for the first units, so that both networks see the same samples. This second forward
-        pass leaves no trace but in buffers: it logs nothing, and attributes stay those of the first.
+        The module repeats its random draws for the first units, so that both networks see the same samples. The second
+        forward pass changes only buffers: it logs nothing, and attributes keep the values of the first pass.
         """
         flat_module, narrows = self._flat_module, self._dropout.draw()
         again, repeat_draws = (batch.copied(), flat_module.keep_random()) if narrows else (batch, None)

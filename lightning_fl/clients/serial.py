@@ -47,7 +47,7 @@ def serial(
 
 
 def _train(flat_module: FlatModule, job: ClientJob, client: int, data: FederatedDataModule, train: Train) -> Result:
-    """Train a client; nothing but its result is kept of it."""
+    """Train a client, and keep only its result."""
     run, schedule, logs, part = job.run, job.schedule, flat_module.logs, model_keeper(job.personal)
     state = run.client_state(client, job.rule, job.received["model"])
     own_model = take_own_model(state)
@@ -92,7 +92,7 @@ def _train(flat_module: FlatModule, job: ClientJob, client: int, data: Federated
 def _of_all(
     group: DeviceGroup, logs: Sums, last_loss: tuple[float, float] | None
 ) -> tuple[Sums, tuple[float, float] | None]:
-    """Return what all processes of a group have logged of a client, and its last loss over all of them."""
+    """Return a client's logs and last loss, merged over the processes of its group."""
     parts = group.gather((on_host([logs])[0], last_loss))
     losses = [loss for _, loss in parts if loss is not None]
     samples = sum(count for _, count in losses)

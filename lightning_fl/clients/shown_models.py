@@ -1,6 +1,6 @@
-"""Models that the module holds while a hook hears of a client: what it has received, and what it has trained from that.
+"""Models that the module holds in hooks about a client: the one that it has received, and the one that it has trained.
 
-With every runner they are the same. Nothing is copied for hooks that nothing overrides.
+They are the same with every runner. Nothing is copied for hooks that nothing overrides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DOWNLOAD, UPLOAD = "on_client_download", "on_client_upload"
 
 
 def tell_download(flat_module: FlatModule, job: ClientJob, client: int, owned: Mapping[str, Tensor]) -> None:
-    """Call `on_client_download` while the module holds the received model, with what the client owns."""
+    """Call `on_client_download` while the module holds the received model and the client's personal values."""
     if flat_module.hooks.reads_module(DOWNLOAD):
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
         flat_module.load_personal(owned)
@@ -37,7 +37,7 @@ def trained_model(flat_module: FlatModule) -> TrainedModel | None:
 
 
 def show(flat_module: FlatModule, trained: TrainedModel | None) -> None:
-    """Load the model with which a client has ended its training, if a hook reads it."""
+    """Load the model that a client has trained, if a hook reads it."""
     if trained is not None:
         flat_module.load(trained.params, trained.buffers, trained.counters)
         flat_module.load_personal(trained.owned)

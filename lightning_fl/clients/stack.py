@@ -139,7 +139,7 @@ class Stack:
     def require_gradients(self) -> None:
         """Raise `UserError` if the optimiser would move a parameter of a client that has no gradient in this step.
 
-        One step serves the whole stack, so it cannot leave out what single clients have no gradient of.
+        One step serves the whole stack, so it cannot leave out a parameter for single clients.
         """
         if not self._tells_missing:
             return

@@ -50,7 +50,7 @@ class Group:
 
     Attributes:
         rows: the clients' rows in the stack, ascending.
-        leaves: leaves of the batches' content: tensors (n, …), and what else the batches have in common.
+        leaves: leaves of the batches' content: tensors (n, …), and other values, equal in all batches.
         structure: structure of the content.
         size: samples of each batch.
         batch_index: their index in the local training, from 0.
@@ -83,7 +83,7 @@ class StackBatches(ABC):
 
     @abstractmethod
     def groups(self, keep: bool = False) -> Iterator[Group]:
-        """Yield the groups of the present step; with `keep`, they can be read again, whatever the module does with them."""
+        """Yield the groups of the present step; with `keep`, they can be read again, even if the module changes them."""
 
     @abstractmethod
     def contents(self) -> Iterator[tuple[Any, int]]:
@@ -96,7 +96,7 @@ class StackBatches(ABC):
 
 
 def stack_batches(flat_module: FlatModule, members: Sequence[Member], schedule: LocalSchedule) -> StackBatches:
-    """Return the batches of a stack's local training.
+    """Return the batches of the local training of a stack.
 
     Args:
         flat_module: prepares batches for the module.
@@ -127,7 +127,7 @@ def whole_pass(flat_module: FlatModule, members: Sequence[Member], schedule: Loc
 
 
 def _joined(flat_module: FlatModule, members: Sequence[Member]) -> TensorSelection | None:
-    """Return the samples of all clients, None if each must read its own: hooks of the user's see each batch by itself."""
+    """Return the samples of all clients; None if each must read its own, because hooks of the user's see each batch."""
     if not members[0].work.resident or flat_module.hooks.changes_batches:
         return None
     return TensorSelection.join([member.work.selection for member in members])
@@ -176,7 +176,7 @@ class SeparateBatches(StackBatches):
 
 
 def groups_of(batches: Sequence[Sequence[Batch]]) -> Iterator[Group]:
-    """Yield copies of the batches of each client, those of one form together."""
+    """Yield copies of the clients' batches, batches of one form together."""
     for position in range(max(map(len, batches), default=0)):
         alike: dict[Any, list[int]] = {}
         for row, client_batches in enumerate(batches):

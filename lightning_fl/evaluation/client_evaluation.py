@@ -1,7 +1,7 @@
-"""Evaluate what each client predicts with on its own held-out samples, before and after fine-tuning on its training samples.
+"""Evaluate each client's model on its own held-out samples, before and after fine-tuning on its training samples.
 
-A client predicts with the server's model and its own personal parameters. Nothing else changes: model, logs, random generators,
-attributes of the module and learning rates are afterwards what they were, and no callback is called.
+A client predicts with the server's model and its own personal parameters. The evaluation restores the model, logs,
+random generators, attributes of the module and learning rates, and calls no callback.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ClientEvaluator:
         data: the federated data, as the clients hold them.
         run: seed, number of rounds done, and the clients' states.
         context: facts about the run.
-        schedule: length and batches of a client's local training, of which fine-tuning takes all but the length.
+        schedule: length and batches of a client's local training; fine-tuning uses everything but the length.
         personal: parts that say what clients keep.
         shared: entries that the server's steps send down with the model; {} outside a run.
     """

@@ -23,7 +23,7 @@ def as_loaders(loaders: Any, mode: Any = "sequential") -> CombinedLoader:
 
     Args:
         loaders: the loaders.
-        mode: mode of a `CombinedLoader` of them; Lightning's of training is `max_size_cycle`.
+        mode: mode of a `CombinedLoader` of them; in training Lightning uses `max_size_cycle`.
     """
     if isinstance(loaders, CombinedLoader):
         return loaders
@@ -72,7 +72,7 @@ def is_sequential(loaders: CombinedLoader) -> bool:
 def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: Sequence[int], resident: bool) -> float:
     """Return the mean over samples of the loss of `training_step` in evaluation mode; ranks take turns.
 
-    Values that the module logs are dropped, and its attributes are afterwards what they were.
+    Values that the module logs are dropped, and its attributes are restored.
 
     Args:
         flat_module: holds the model.
@@ -99,7 +99,7 @@ def summed_training_loss(
 ) -> tuple[float, float]:
     """Return the sum over samples of the loss of `training_step` in evaluation mode, and the samples that had a loss.
 
-    It is that of each `num_ranks`-th batch alone, beginning with the one at `rank`; see `mean_training_loss`.
+    Only every `num_ranks`-th batch counts, beginning with batch `rank`; see `mean_training_loss`.
     """
     module, total, num_samples = flat_module.module, 0.0, 0.0
     with evaluating(module), measuring(module), torch.no_grad(), flat_module.dropping_logs():

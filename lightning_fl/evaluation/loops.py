@@ -72,8 +72,8 @@ class EvaluationLoop(StockEvaluationLoop):
         Args:
             loaders: loaders of the data.
             limits: batches to run of each loader.
-            replacing: values of the method that stand in place of what the module logs.
-            hidden: names that nobody gets.
+            replacing: values of the method that replace logged values of the same name.
+            hidden: names of logged values to leave out.
             when_averaged: called with the averages before the last hook, in which callbacks read them.
 
         Returns:
@@ -126,7 +126,7 @@ class EvaluationLoop(StockEvaluationLoop):
 
     @property
     def _reads_own_loader(self) -> bool:
-        """True if there is one loader, of the package, where the user's data module may have several."""
+        """True if the package made the only loader; the user's data module may have had several."""
         loaders = [] if self._combined_loader is None else self._combined_loader.flattened
         return [type(loader) for loader in loaders] == [SampleLoader]
 
@@ -179,10 +179,10 @@ def measure(
     probes: Sequence[Callback] = (),
     marks_undefined: bool = False,
 ) -> dict[str, float]:
-    """Return the averages that a module logs in an evaluation with all its hooks, which leaves no trace.
+    """Evaluate a module with all its hooks, without a trace, and return the averages that it logs.
 
-    Of callbacks only probes take part, and loggers get nothing. The module's torchmetrics objects and other attributes are
-    afterwards what they were.
+    Only those callbacks that are probes are called, and loggers get nothing. The module's torchmetrics objects and
+    other attributes are restored.
 
     Args:
         flat_module: holds the model.

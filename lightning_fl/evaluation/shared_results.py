@@ -1,4 +1,4 @@
-"""Values that a module logs in an evaluation, of which each process has run a part of the batches."""
+"""Values that a module logs in an evaluation whose batches are divided among the processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Gather = Callable[[Any], list[Any]]
 
 
 class SharedResults(ResultCollection):
-    """Lightning's collection of logged values, summed in float64, which `share` makes those of all processes.
+    """Lightning's collection of logged values, summed in float64; `share` merges it over the processes.
 
     Attributes:
-        replacing: values that the method has measured, by the logged names in whose place they stand.
+        replacing: values that the method has measured, by the logged names that they replace.
         hidden: logged names to leave out.
         marks_undefined: True if a torchmetrics object is NaN where it is undefined, such as AUROC of samples of one class, in
             place of a number that means nothing.
@@ -96,12 +96,12 @@ class SharedResults(ResultCollection):
     def share(
         self, gather: Gather | None, gather_tensors: Callable[[Tensor], list[Tensor]], module: LightningModule
     ) -> None:
-        """Replace what this process has logged since the last call by what all have logged; all processes call it together.
+        """Replace the values logged here since the last call by those of all processes, which call it together.
 
         Args:
             gather: returns the objects of all processes, given that of this one; None if there is only one.
             gather_tensors: the same for a tensor, on the host.
-            module: module that logs, whose attributes the torchmetrics objects are.
+            module: module that logs; the torchmetrics objects are its attributes.
         """
         if gather is None:
             return
@@ -127,7 +127,7 @@ class SharedResults(ResultCollection):
             self._shared.add(key)
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Drop the values; at the end of an evaluation also what stands in their place."""
+        """Drop the values; at the end of an evaluation also those that replace them."""
         super().reset(metrics, fx)
         if fx is None:
             self._shared.clear()

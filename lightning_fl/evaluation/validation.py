@@ -1,4 +1,4 @@
-"""Evaluate the server's model with what each client owns."""
+"""Evaluate the server's model with each client's personal values."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class ModelValidation:
         return bool(self.flat_module.read_personal()) or has_client_models(self.personal)
 
     def averages(self) -> dict[str, float]:
-        """Return what the module logs with the server's model and with what clients own at first."""
+        """Return the averages that the module logs with the server's model and the initial personal values."""
         return measure(self.flat_module, self.stage, self.loaders, self._limits, probes=self._probes)
 
     def averages_at(self, width: Width) -> dict[str, float]:
-        """Return what the module logs as a smaller network of the server's model."""
+        """Return the averages that the module logs as a smaller network, cut from the server's model."""
         flat_module = self.flat_module
         network = flat_module.smaller_network(width, self._example)
         model = network.submodel.gather({"model": flat_module.params, "buffers": flat_module.read_buffers()})
@@ -86,7 +86,7 @@ class ModelValidation:
             return measure(flat_module, self.stage, self.loaders, self._limits)
 
     def client_means(self) -> dict[str, float]:
-        """Return the means over clients of what the module logs, and under `…_local` those on their own samples.
+        """Return means over clients of the values that the module logs, and under `…_local` those on their own samples.
 
         The processes share the clients; each measures its own on all batches.
         """
@@ -123,7 +123,7 @@ class ModelValidation:
         return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
 
     def _measure_own(self, client: int) -> dict[str, float]:
-        """Return what the module logs on the client's own validation part; {} if it has none."""
+        """Return the averages that the module logs on the client's own validation part; {} if it has none."""
         rows = self.data.client_val_indices[client]
         if not len(rows):
             return {}

@@ -18,7 +18,7 @@ from lightning_fl.flat_module.step_graph import CannotCompile, Gradient, StepGra
 class CompiledStep:
     """Compute the loss of a training step and its gradient by compiled graphs.
 
-    The first step that a graph cannot hold ends this for the rest of the run: the module then runs eagerly, and a line says why.
+    After the first step that a graph cannot hold, the module runs eagerly for the rest of the run, and a line says why.
 
     Attributes:
         gradient: gradient of the last loss, until it is added to that of the step; None if there is none.

@@ -38,7 +38,7 @@ from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
 from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry, initially_owned
 
 ENTRIES = 64
-"""About as many entries of each frozen parameter are compared after a round."""
+"""Approximate number of entries of each frozen parameter that are compared after a round."""
 
 
 class FlatModule:
@@ -245,7 +245,7 @@ class FlatModule:
         """Return the smaller network of a width.
 
         Args:
-            width: part of every hidden layer that it has.
+            width: part of every hidden layer to keep.
             example: returns a batch of inputs for the module's forward.
 
         Raises:
@@ -288,7 +288,7 @@ class FlatModule:
                 self._become_whole()
 
     def _become_whole(self) -> None:
-        """End what `cut_to` has begun, also before it ends by itself, as after an error outside the training."""
+        """Restore the whole network after `cut_to`, or within it, as after an error outside the training."""
         if self._whole is not None:
             self._whole.install(self)
             self._whole = None
@@ -432,7 +432,7 @@ class FlatModule:
         self._shared_buffers.load_floats(buffers)
 
     def load_server_model(self, run: Run) -> None:
-        """Load the server's model into the module, with what clients own at first."""
+        """Load the server's model into the module, with the initial personal values."""
         self.load(run.params, run.buffers, run.counters)
         self.load_personal(run.personal)
 
@@ -445,7 +445,7 @@ class FlatModule:
             buffers.load(owned[PERSONAL_BUFFERS], {name: owned[counter_entry(name)] for name in buffers.counter_names})
 
     def read_personal(self) -> State:
-        """Return copies of what the present client owns, as entries of its state; {} if clients own nothing."""
+        """Return copies of the present client's personal values, as entries of its state; {} if clients own nothing."""
         owned = {PERSONAL: self.personal.clone()} if self.personal_layout.names else {}
         return owned | self.read_personal_buffers()
 
@@ -465,7 +465,7 @@ class FlatModule:
         """Return the module's `state_dict` with the server's model in it, while a client's is loaded.
 
         Args:
-            run_state: the server's `params`, `buffers` and `counters`, and what clients own at first.
+            run_state: the server's `params`, `buffers` and `counters`, and the initial personal values.
             uncopied: names of entries to return themselves, if they are contiguous.
         """
         owned = self.read_personal()

@@ -48,7 +48,7 @@ class StepListeners(NamedTuple):
     on_train_batch_end: Sequence[Callable[..., Any]]
 
     def end_batch(self, loss: Tensor | None, output: Any, batch: Any, batch_index: int) -> None:
-        """Call the listeners after a batch, with the loss and what else a mapping that `training_step` returned has."""
+        """Call the listeners after a batch, with the loss and the other entries of a mapping from `training_step`."""
         extra = output if isinstance(output, Mapping) else {}
         outputs = {} if loss is None else {"loss": loss.detach(), **{n: x for n, x in extra.items() if n != "loss"}}
         for listener in self.on_train_batch_end:

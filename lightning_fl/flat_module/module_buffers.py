@@ -65,7 +65,7 @@ class ModuleBuffers:
             value.copy_(self._current(name))
 
     def adopt_unsaved_of(self, other: ModuleBuffers) -> None:
-        """Let each client begin with the values that those of the same module in another form have."""
+        """Let each client begin with the values that these buffers have in another form of the module."""
         self._unsaved = other._unsaved
 
     def read_unsaved(self) -> Tree:

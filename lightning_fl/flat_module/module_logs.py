@@ -17,7 +17,7 @@ from lightning_fl.flat_module.metric_values import computed
 LOSS = "train/loss"
 REDUCTIONS = ("mean", "avg", "sum", "min", "max")
 OWN_LOSS = "train/loss of steps"
-"""Name of the losses that `add_loss` logs until `averages`, in which what the module logs as `train/loss` replaces them all."""
+"""Name under which `add_loss` logs losses; in `averages`, values that the module logs as `train/loss` replace them."""
 Sums = dict[str | tuple[str, str], tuple[Any, float]]
 """For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0). A pair is a name and
 Lightning's name with suffix for the same value. The first is a tensor, or after `on_host` a float or a list of numbers."""
@@ -240,7 +240,7 @@ class LogCollector:
         return float(value)
 
     def knowledge(self) -> LoggedNames:
-        """Return what other processes, whose clients or batches log other names, have to know of this one's."""
+        """Return facts about this process's logged names for processes whose clients or batches log others."""
         means = {name for name in self._reductions if self._is_mean(name)}
         reductions = {name: how if isinstance(how, str) else None for name, how in self._reductions.items()}
         return LoggedNames(

@@ -1,7 +1,7 @@
 """Attributes of a module that training may change besides parameters and buffers: numbers, texts, containers, tensors.
 
-No message carries them, and stacks cannot hold them for each client. One after the other, the clients share them, unless the run
-is private: they would tell of one client to the others, and to whatever reads the module after them.
+No message carries them, and stacks cannot hold them for each client. Clients that train one after the other share them,
+unless the run is private: then they would reveal one client to the others, and to whatever reads the module later.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class RestorableAttributes(PlainAttributes):
 
 
 class SharedByClients:
-    """Says once which attributes a client's training leaves to the next client otherwise than it found them.
+    """Names, once in a run, the attributes that a client's training changes and leaves to the next client.
 
-    It looks at the second training of a run: what a module makes once and keeps, it makes in the first.
+    It watches the second training of a run, because attributes that a module makes only once appear in the first.
 
     Attributes:
         restores: True if every client begins with the attributes as they were before the first, and leaves them so.
@@ -102,7 +102,7 @@ class SharedByClients:
 
 
 def _owners(module: nn.Module) -> dict[int, tuple[str, Any]]:
-    """Return a module, its parts and the user's own objects in them by identity, each after what stands before its names."""
+    """Return a module, its parts and the user's own objects in them by identity, each with the prefix of its names."""
     parts = [part for part in module.modules() if not isinstance(part, Metric)]
     held = ((name, x) for part in parts for name, x in vars(part).items() if name not in OF_TORCH)
     objects = own_objects(held, module.modules())
@@ -127,7 +127,7 @@ def _shallow(value: Any) -> Any:
 
 
 def _marks(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]:
-    """Return what differs if a value was replaced, a tensor was changed in place, or an element of a container was either."""
+    """Return marks that differ if a value was replaced, a tensor was changed in place, or either befell an element."""
 
     def mark(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Smaller networks, cut from a module: what they keep of its flat vectors, and what of them crosses the link."""
+"""Smaller networks, cut from a module: the parts of its flat vectors that they keep, and those that cross the link."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class SmallerNetwork:
     """A network with some of the units of every hidden layer.
 
     Attributes:
-        width: part of every hidden layer that it has.
+        width: part of every hidden layer that it keeps.
         plan: cuts that lead to it.
         submodel: numbers of the model that it has.
         sent: those that cross the link: all but the statistics of batch normalisations, which are static.
         layers: names of the layers whose outputs are divided by `width.divisor` in training.
-        in_steps: for each of `width.in_steps` what layers read of its units, bools by the names of those that read less.
+        in_steps: for each of `width.in_steps` the units that layers read, as bools by the names of the layers that read fewer.
     """
 
     width: Width

@@ -27,9 +27,9 @@ from lightning_fl.flat_module.plain_attributes import PlainAttributes
 
 BACKEND = "inductor"
 OF_PACKAGES = "G['__import_torch", "G['__import_lightning_fl", "__import__('torch')"
-"""Begin the names of what torch guards of packages, whose code does not change."""
+"""Prefixes of the names of torch's guards on packages, whose code does not change."""
 INSIDE = "module."
-"""Stands before the names of the module's tensors in `TrainingStep`."""
+"""Prefix of the names of the module's tensors in `TrainingStep`."""
 
 
 class CannotCompile(Exception):  # noqa: N818 -- a decision, after which the step runs eagerly
@@ -85,7 +85,7 @@ class StepGraph:
         return loss, output, Gradient(shared, self._names, dict(zip(self._personal_names, personal, strict=True)))
 
     def prepare(self, batch: Any, index: int) -> None:
-        """Find out by a step without data what the graph reads and returns, and make the function that torch compiles.
+        """Determine the graph's inputs and outputs by a step without data, and make the function that torch compiles.
 
         Raises:
             CannotCompile: a graph cannot hold the step.
@@ -261,7 +261,7 @@ def _backend(captures: bool) -> Callable[[Any, Any], Any]:
 
 
 def _guards(guards: Sequence[Any]) -> list[bool]:
-    """Tell which guards torch checks before each step: not those of the code of torch and of this package."""
+    """Return which guards torch checks before each step: all but those on the code of torch and of this package."""
     return [not guard.name.startswith(OF_PACKAGES) for guard in guards]
 
 

@@ -117,7 +117,7 @@ def link_on_the_way(path: Path) -> Path | None:
 
 
 def remove_files(paths: Iterable[Path]) -> None:
-    """Remove those of these that are files; links, folders and what cannot be removed stay."""
+    """Remove the paths that are files; links, folders and files that cannot be removed stay."""
     for path in paths:
         if is_own_file(path):
             with suppress(OSError):

@@ -209,7 +209,7 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
 
 
 def _attack(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> str:
-    """Return an attack in words, after its success if a `BackdoorProbe` has measured that; its attackers if they are counted."""
+    """Describe the attack and, if counted, its attackers, after its success, if a `BackdoorProbe` has measured that."""
     counts = [row[ATTACKERS] for row in rows if ATTACKERS in row]
     words = type(trainer.adversary.attack).__name__
     if counts:

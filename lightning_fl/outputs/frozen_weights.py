@@ -1,8 +1,9 @@
 """Frozen weights of `last.ckpt`: in a file beside it that a run writes once, because no client trains them.
 
-`checkpoints/frozen/CHECKSUM.pt` has the parameters that need no gradient, which a checkpoint refers to by their checksums. They
-are compared with these in every checkpoint, since a module or a callback may change them all the same, such as a teacher that
-follows by a moving average; changed ones go to a new file. `lightning_fl.state.saved_frozen` writes the files.
+`checkpoints/frozen/CHECKSUM.pt` has the parameters that need no gradient, which a checkpoint refers to by their checksums. A
+run compares the parameters with these checksums for every checkpoint, because a module or callback may still change them, as a
+teacher that follows by a moving average does. Changed parameters go to a new file. `lightning_fl.state.saved_frozen` writes the
+files.
 """
 
 from __future__ import annotations

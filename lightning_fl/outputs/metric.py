@@ -1,6 +1,6 @@
-"""Metric that a run is about: the one accuracy among the names that its module logs, or else the loss, or the only name.
+"""Metric of a run: the only accuracy among the names that its module logs, or else the loss, or the only name.
 
-And what its values come to, in the same words wherever results are shown; none of them is smoothed:
+Summaries of its values, named alike wherever results are shown; none of them is smoothed:
 
     last: the value of the last evaluation
     final: the mean of the last evaluations, a tenth of all, at least 1 and at most 10; the default of reports and claims
@@ -139,7 +139,7 @@ class Spending:
     """Best value of a metric within a budget of bytes.
 
     Attributes:
-        best: a*(high), with a*(B) the best value until the last evaluation that B bytes had paid for, a step function.
+        best: a*(high), where a*(B) is the best value of all evaluations within B bytes, a step function of B.
         spent: bytes at the last evaluation within the budget.
         area: ∫ a*(B) d log B / log(high / low) from low to high: the mean of a* over all budgets on a logarithmic scale.
     """
@@ -174,7 +174,7 @@ def spend(sent: Any, values: Any, low: float, high: float, chance: float = 0.0) 
 
 
 def penalised(sent: float, best: float, target: float) -> float:
-    """Return finite bytes for a run that sent all of them and did not reach its target: more, the further away it stayed.
+    """Return a penalty in bytes for a run that missed its target: all that it sent, and more the further it stayed away.
 
     >>> penalised(1000, best=0.6, target=0.8), penalised(1000, best=0.5, target=0.25)  # the last of a loss
     (1250.0, 2000.0)

@@ -1,6 +1,7 @@
-"""What the ε of a private run is about: the federations between which its results hardly tell apart.
+"""Neighbouring federations, which the results of a private run hardly distinguish.
 
-Numbers of runs with different neighbours are no numbers of one kind: replacing a client is worth twice as much as leaving it out.
+The ε of runs with different kinds of neighbours cannot be compared: replacing a client costs twice as much as leaving
+it out.
 """
 
 from __future__ import annotations

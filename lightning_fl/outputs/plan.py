@@ -1,4 +1,4 @@
-"""What a run will cost, said before it: bytes, steps, time, memory and disk."""
+"""Costs of a run, estimated before it starts: bytes, steps, time, memory and disk."""
 
 from __future__ import annotations
 

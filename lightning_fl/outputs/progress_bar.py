@@ -59,7 +59,7 @@ class _RoundBar(Tqdm):
 
 
 class _Lines:
-    """Stream that writes the states of a bar as lines of their own, because what is no terminal shows all of them."""
+    """Stream that writes each state of a bar on a line of its own, because outputs other than terminals show all."""
 
     def write(self, text: str) -> None:
         """Write a state of the bar; it is not empty, and begins by going back to the start of the line."""

@@ -216,7 +216,7 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of these folders that are empty, the innermost first."""
+    """Remove the empty ones of some folders, the innermost first."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
@@ -249,7 +249,7 @@ def set_earlier_run_aside(root: str) -> None:
 def bring_earlier_run_back(root: str) -> None:
     """Undo a move of an earlier run that a kill cut short; the new run had written nothing yet.
 
-    Only what `set_earlier_run_aside` moves comes back, and nothing that stands in its place is overwritten.
+    Only files that `set_earlier_run_aside` moves are moved back, and they overwrite nothing.
     """
     for moving in Path(root).glob("earlier-*.moving"):
         if not (re.fullmatch(r"earlier-[0-9]+\.moving", moving.name) and is_own_folder(moving)):

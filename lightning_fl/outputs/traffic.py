@@ -26,7 +26,7 @@ def in_directions(uplink: Any, downlink: Any) -> dict[str, Any]:
 
 
 def in_words(traffic: str) -> str:
-    """Return what a direction's bytes are called.
+    """Return the name of a direction's bytes.
 
     >>> [in_words(traffic) for traffic in COSTS]
     ['uplink', 'downlink', 'total traffic']

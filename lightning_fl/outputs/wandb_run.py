@@ -34,7 +34,7 @@ HOST = "https://api.wandb.ai"
 LONGEST = {"name": 128, "group": 128, "tag": 64}
 """Characters that W&B accepts."""
 VARIABLES = {"name": "WANDB_NAME", "group": "WANDB_RUN_GROUP", "tags": "WANDB_TAGS"}
-"""Variables of the environment in which a user may give what a run is called."""
+"""Environment variables with which a user may name a run."""
 
 
 def has_key(environment: Mapping[str, str] = os.environ) -> bool:

@@ -1,4 +1,4 @@
-"""YAML files, read within bounds; those that a user writes also strictly, because YAML itself drops and misreads in silence."""
+"""YAML files, read within limits, and users' files also strictly, because YAML silently drops and misreads values."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_extent(root: yaml.Node, name: str, most: int) -> None:
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """Loader that refuses texts with characters that no file or command can hold, and what is nested too deeply, at once."""
+    """Loader that refuses characters that no file or command can hold, and too deep nesting, at once."""
 
     depth = 0
 

@@ -1,4 +1,4 @@
-"""Outcome of a round's clients, and the server's proposal: what a run is handed to book and to commit."""
+"""Outcome of a round's clients, its costs, and the server's proposal, which a run books and commits."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Run:
         buffers: float buffers (d_b,), averaged like parameters.
         counters: shared integer buffers by name. They are never sent; the server takes the maximum over clients.
         personal_layout, personal_buffer_layout: position of each parameter and float buffer that clients own.
-        personal: what a client owns before it takes part, as entries of its state.
+        personal: a client's personal values before it takes part, as entries of its state.
         round: rounds completed, hence the index of the next one.
         num_steps: optimiser steps of all clients, and of the server on samples of its own, so far.
         num_successive_steps: optimiser steps one after the other: of each round those of the client that made the most.
@@ -73,7 +73,7 @@ class Run:
         macs_at_start: multiply-accumulates of one sample's forward pass before any pruning; None if they cannot be counted.
         features: state of each feature by its name: a dictionary of tensors, plain values and such dictionaries, whose vectors of
             the model follow masks and prunings, or an object whose `state_dict` returns plain values.
-        again: trainings of a client on one version before the present one, which decide its random draws besides.
+        again: number of a client's earlier trainings on the same version; its random draws depend on it, too.
         staging: memory through which client states travel to the device and back.
     """
 
@@ -320,7 +320,7 @@ class Run:
             self._prune_to(growth.vector(self.mask, torch.ones_like(params)))
 
     def first_state(self, rule: Rule, received: Tensor) -> State:
-        """Return a client's first state: that of the rule, and what the client owns."""
+        """Return a client's first state: that of the rule, and the personal values."""
         return rule.init(received) | {name: entry.clone() for name, entry in self.personal.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -400,7 +400,7 @@ class Run:
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in self._layouts():
-            # Checkpoints of earlier versions lack the keys of what did not exist then.
+            # Checkpoints of earlier versions lack keys that did not exist then.
             names, shapes = state.get(f"{prefix}names", []), state.get(f"{prefix}shapes", [])
             saved = dict(zip(names, map(tuple, shapes), strict=True))
             current = dict(zip(layout.names, layout.shapes, strict=True))

@@ -4,8 +4,9 @@ A run that begins or resumes has a folder of files of its own, `client_states/1`
 checkpoint does not need any more is written to again only after the next checkpoint, because the checkpoint before it, now
 `previous.ckpt`, still refers to it. The checkpoint contains a checksum of each row, so that damaged rows are noticed.
 
-A folder that neither checkpoint needs is deleted if one of them has referred to it, or if a run has made it at its place, which a
-file in it tells, as after a kill. Of such a folder only the files of rows are deleted, and nothing is deleted through a link.
+A folder that neither checkpoint needs is deleted if one of them has referred to it, or if a file in it says that a run
+made it at this place, as after a kill. Only the files of rows in such a folder are deleted, and nothing is deleted
+through a link.
 """
 
 from __future__ import annotations

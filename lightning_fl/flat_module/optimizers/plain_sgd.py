@@ -17,8 +17,9 @@ from lightning_fl.flat_module.optimizers.schedules import parts_of
 def plain_sgd(source: Optimizer, configs: Sequence[LRSchedulerConfig]) -> SGD:
     """Return SGD without momentum for the parameters of an optimiser, and say so in one line.
 
-    It has the learning rates of the source and, if that is SGD as well, its weight decay: that of adaptive optimisers is another
-    thing and is left out. The schedulers move it from now on, but no momentum.
+    It has the learning rates of the source and, if the source is SGD as well, its weight decay. The weight decay of
+    adaptive optimisers means something else, and is left out. From now on, the schedulers move its learning rates, but
+    no momentum.
 
     Args:
         source: the module's optimiser.

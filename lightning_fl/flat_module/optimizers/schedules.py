@@ -122,7 +122,7 @@ class Schedules:
         )
 
     def adopt(self) -> None:
-        """Adopt what callbacks have changed since the last local training, such as a learning rate, for all that follows."""
+        """Adopt changes that callbacks have made since the last local training, such as a new learning rate."""
         self._adopt_groups()
         for group, round_group, client_group in zip(self._groups, self._round, self._client, strict=True):
             changed = _changed(group, client_group)
@@ -298,7 +298,7 @@ class Schedules:
         """Train with the hyper-parameters of an earlier round; a resumed run that has changed them trains with its own.
 
         Args:
-            state: what `state_dict` returned in that round.
+            state: result of `state_dict` in that round.
             num_rounds: rounds completed then.
             present: rounds completed now.
         """
@@ -379,7 +379,7 @@ class Schedules:
         }
 
     def load_state_dict(self, state: dict[str, Any], num_rounds: int) -> None:
-        """Restore what `state_dict` returned, or the rates after as many rounds if the rate or the schedule is another now."""
+        """Restore a result of `state_dict`; if the rate or schedule has changed, set its rates after as many rounds."""
         self._adopt_groups()
         if changes := [change for change in self.changes_since(state) if _moves_rates(change)]:
             require(

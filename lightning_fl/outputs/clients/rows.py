@@ -14,7 +14,7 @@ from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.metrics_csv import read_rows
 
 OF_CLIENT = {"round", "client", "name", "samples"}
-"""Columns that are no values of a client's."""
+"""Columns that hold no values of a client."""
 
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
