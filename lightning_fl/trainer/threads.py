@@ -64,6 +64,6 @@ def set_threads(trainer: TrainerInterface, work: int | None) -> None:
         )
     elif trainer.threads is None and chosen != present:
         rank_zero_info(
-            f"Computing with {chosen} of {present} threads, because a step is small ({(work or 0) / 1e6:.1f} million "
-            "multiply-accumulates); trainer.threads sets another number."
+            f"Computing with {chosen} of {present} threads, because a step is small ({work or 0:,} multiply-accumulates); "
+            "trainer.threads sets another number."
         )

@@ -79,7 +79,8 @@ def test_a_fit_on_fewer_threads_says_so(
     finally:
         torch.set_num_threads(1)
     assert seen.threads == [1, 1]
-    assert "Computing with 1 of 2 threads" in caplog.text
+    work = 4 * (3 * 4 + 4 * 2)  # four samples through two linear layers
+    assert f"Computing with 1 of 2 threads, because a step is small ({work} multiply-accumulates)" in caplog.text
 
 
 @pytest.mark.parametrize(("load", "warns"), [(0.2, False), (1.5, True)])
