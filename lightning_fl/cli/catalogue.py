@@ -54,12 +54,20 @@ SUM_ONLY = (
 INDENT = 13
 """Indentation of the rest of an equation that is wider than the terminal, in columns."""
 HELP = (
-    "List every algorithm by the problem that it is for, and every network, data set, partition, attack, callback and part of a "
-    "method, with one line each. With a NAME such as Digits or TopK: its parameters; such as FedDU: also the paper, equations, "
-    "parts and configurations of the method; such as algorithms or codecs: the names of one kind; configs: the configurations "
-    "that come with the package; trainer: the trainer's flags. With --source: the code of a method and of its parts, in the "
-    "order of a round. With --json: the same names with all parameters as JSON, see docs/how-to/json.md."
+    "List all methods by problem, and all networks, data sets, partitions, attacks, callbacks and parts of methods, with one "
+    "line each; or one of them in detail."
 )
+NAMES = {
+    "Digits, TopK …": "a class: its parameters",
+    "FedDU …": "a method: its parameters, paper, equations, parts and configurations",
+    "algorithms, codecs …": "all names of one kind",
+    CONFIGS: "the configurations that come with the package",
+    "trainer": "the flags of the trainer",
+}
+OPTIONS = {
+    "--source": "print the code of a method and of its parts, in the order of a round",
+    "--json": "print the names with all parameters as one JSON document (docs/how-to/json.md)",
+}
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,8 @@ def configurations_of(method: Entry) -> list[str]:
 
 def help_text() -> str:
     """Return the text of `lightning-fl list --help`."""
-    return "\n".join(["usage: lightning-fl list [NAME] [--source | --json]", "", *_wrapped("", HELP)])
+    head = "\n".join(["usage: lightning-fl list [NAME] [--source | --json]", "", *_wrapped("", HELP)])
+    return "\n\n".join([head, _table("names:", NAMES), _table("options:", OPTIONS)])
 
 
 def content(words: Sequence[str]) -> dict[str, Any]:

@@ -155,11 +155,17 @@ def _nearest_key(word: str, parser: ArgumentParser) -> str:
 
 
 def _key_elsewhere(name: str, group: str, owner: str | None, keys: list[str]) -> str | None:
-    """Return a key of this name in another section than `group`, or than the section of the class `owner`; None without."""
+    """Return a key of this name of the data's partition or shift, or in another section than `group` or that of `owner`.
+
+    None without such a key.
+    """
     sections = {key: classes_under(key) for key in SECTIONS}
     home = group if owner is None else next((key for key, classes in sections.items() if owner in classes), None)
     if home is None:
         return None
+    parts = [key for key in keys if key in CLASS_PACKAGES] if home == "data" else []
+    if part := next((key for key in parts if any(name in parameters_of(c) for c in classes_under(key).values())), None):
+        return f"{home}.{part}.{name}"
     flags = keys if owner is None else [f"trainer.{flag}" for flag in parameters_of(FederatedTrainer)]
     class_keys = [
         f"{key}.{name}" for key, section in sections.items() if any(name in parameters_of(c) for c in section.values())

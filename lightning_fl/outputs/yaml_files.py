@@ -75,8 +75,18 @@ def _content(text: str, name: str, strictly: bool, most: int) -> Any:
         raise
     except RecursionError:
         raise UserError(f"{name} is nested more than {MAX_DEPTH} levels deep.") from None
+    except yaml.MarkedYAMLError as error:
+        raise UserError(f"{name} is not valid YAML: {_reason(error)}.") from error
     except Exception as error:  # a date or a number that does not exist raises any type of error
         raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
+def _reason(error: yaml.MarkedYAMLError) -> str:
+    """Return the parser's reason with its line, and the line in which the part that it was reading begins."""
+    mark, begin = error.problem_mark, error.context_mark
+    where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+    context = "" if begin is None or error.context is None else f", {error.context} from line {begin.line + 1}"
+    return f"{error.problem}{where}{context}"
 
 
 def _check_extent(root: yaml.Node, name: str, most: int) -> None:

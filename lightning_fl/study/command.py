@@ -55,7 +55,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--part",
         metavar="I/N",
-        help="train only the I-th of N parts of the runs, as 3/8, for several machines with one folder",
+        help="train only the I-th of N parts of the runs, such as 3/8, for several machines with one folder",
     )
     parser.add_argument("--retry", action="store_true", help="try failed runs again")
     parser.add_argument(

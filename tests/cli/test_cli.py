@@ -724,6 +724,10 @@ FURTHER_MISTAKES = {
         ["--trainer.macs_per_second", "5"],
         ["did you mean 'trainer.clock.macs_per_second'"],
     ),
+    "a parameter of the partition": (
+        ["--data.alpha", "0.1"],
+        ["Digits", "'alpha'", "did you mean 'data.partition.alpha'"],
+    ),
     "a parameter of the data, for the model": (["--model.batch_size", "5"], ["did you mean 'data.batch_size'"]),
     "no YAML for steps": (["--trainer.local_steps", "["], ["trainer.local_steps must be int"]),
     "an octal seed": (["--seed_everything=010"], ["--seed_everything has 010", "reads as 8"]),

@@ -47,3 +47,19 @@ def test_what_is_nested_too_deeply_is_refused_without_reading_all_of_it(
     assert len(composed) < 6 * MAX_DEPTH
     assert is_too_deep(text)
     assert not is_too_deep("[" + "[1], " * 500 + "]"), "many brackets are not deep"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: 1\n  b: 2", "mapping values are not allowed here in line 2, column 4."),
+        (
+            "a:\n- {b",
+            "expected ',' or '}', but got '<stream end>' in line 2, column 5, while parsing a flow mapping from line 2.",
+        ),
+    ],
+)
+def test_what_is_no_yaml_is_refused_with_the_line(text: str, reason: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_strictly(text, "the text")
+    assert str(refused.value) == f"the text is not valid YAML: {reason}"
