@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import (
     EngFormatter,
     FixedLocator,
@@ -237,7 +238,8 @@ def draw_bits(groups: Sequence[Group], look: Look = Look()) -> Figure | None:  #
     kinds = [kind for kind in KINDS if any(bits[way, kind] for _, bits in recorded for way in ("up", "down"))]
     with matplotlib.rc_context(look.style):
         lines = 0.017 * look.font_size * (10 + 1.9 * len(recorded))  # inches
-        figure = Figure(figsize=(look.size[0], lines), layout="constrained")
+        space = ConstrainedLayoutEngine(w_pad=0.7 * look.font_size / 72)  # so that the ticks of the panels stay apart
+        figure = Figure(figsize=(look.size[0], lines), layout=space)
         both = figure.subplots(1, 2, sharex=True, sharey=True)  # same scale in both directions
         for axes, way in zip(both, ("up", "down"), strict=True):
             left = np.zeros(len(recorded))

@@ -98,6 +98,21 @@ def test_rows_of_bars_leave_room_for_them_at_column_width(tmp_path: Path) -> Non
     assert min(axes.get_window_extent().width for axes in figure.axes) / figure.dpi > 0.5
 
 
+def test_ticks_of_the_two_panels_of_bytes_stay_apart(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(5))
+    (run / "communication.json").write_text(
+        '{"uplink_bits": {"model": 61920000}, "downlink_bits": {"model": 61920000}}'
+    )
+    (group,) = groups_of(run)
+    look = Look()
+    figure = draw_bits([Group("FedAvg, clients_per_round=100, epsilon=2.0", group.curves)], look)
+    assert figure is not None
+    figure.draw_without_rendering()
+    up, down = ([tick.label1.get_window_extent() for tick in axes.xaxis.get_major_ticks()] for axes in figure.axes)
+    within = [box for box in up if box.x0 < figure.axes[0].get_window_extent().x1]
+    assert min(box.x0 for box in down) - max(box.x1 for box in within) > figure.dpi / 72 * look.font_size
+
+
 @pytest.mark.parametrize(
     ("data", "metric", "ylabel", "said"),
     [
