@@ -61,9 +61,11 @@ class LocalSchedule:
         reports_last_loss: True if results contain the mean training loss of the last pass.
         straggler_rate: probability that a client stops before its last step.
         skips_single_samples: True if a last batch of one sample is left out.
-        repeat: optimiser steps on the batches of each step, one after the other; `steps`, `epochs` and batches count the first.
+        repeat: optimiser steps that the batches of each step serve, one after the other; `steps`, `epochs` and batches count
+            only the first of these.
         drop_last: True if a pass leaves out its last batch when that is not full.
-        most_steps: optimiser steps of a client at most, those that are left until `max_steps`; None without such a limit.
+        most_steps: largest number of optimiser steps of a client, those that are left until `max_steps`; None without such a
+            limit.
         in_order: True if each pass reads the samples in the stored order, without augmentation.
     """
 

@@ -236,7 +236,7 @@ class _Reader:
 
 
 class GatheredBatches(StackBatches):
-    """Views of gathers that each read the batches of a pass, as many samples as the clients have together, or fewer."""
+    """Views of gathered samples; each gather reads the batches of one pass of all clients, or fewer."""
 
     def __init__(
         self,

@@ -159,7 +159,7 @@ class EvaluationLoop(StockEvaluationLoop):
 
 
 class PredictionLoop(StockPredictionLoop):
-    """Lightning's loop of a prediction, which every process makes in full; it knows the samples of the package's own loaders."""
+    """Lightning's loop of a prediction, which every process runs in full; it knows the samples of the package's own loaders."""
 
     def _get_batch_indices(self, dataloader: object) -> list[list[int]]:
         if not isinstance(dataloader, SampleLoader):

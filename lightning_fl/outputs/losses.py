@@ -1,4 +1,4 @@
-"""Sentences about what a run has lost: they come from the logger, as no filter of Python's warnings may silence them."""
+"""Messages about lost results of a run: they go to the logger, because filters of Python's warnings must not silence them."""
 
 from __future__ import annotations
 

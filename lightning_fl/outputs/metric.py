@@ -31,7 +31,7 @@ ACCURACIES = {"accuracy", "acc"}
 STAGES = {"val", "valid", "validation", "test", "train", "training", "dev", "eval"}
 TRAINING = {"train", "training"}
 VALIDATION, TEST = r"(?<![A-Za-z])val(id(ation)?)?(?![A-Za-z])", r"(?<![A-Za-z])test(?![A-Za-z])"
-"""The words in the names of a validation's values, and of a test's."""
+"""Words in the names of validation values, and of test values."""
 MOST_FINAL = 10
 """Evaluations of which `final` is the mean, at most."""
 FINAL = f"the mean of the last values of a run, a tenth of all, at least 1 and at most {MOST_FINAL}"

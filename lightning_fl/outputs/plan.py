@@ -28,7 +28,7 @@ class Plan:
         downlink_bytes: bytes down in the run.
         is_fixed: True if the bytes do not depend on what is trained.
         has_fixed_work: True if neither steps nor multiply-accumulates depend on what is trained.
-        rehearsed_rounds: rounds that were rehearsed; the others are taken to cost what the last of these does.
+        rehearsed_rounds: rounds that were rehearsed; the others are assumed to cost as much as the last of these.
         round_steps: optimiser steps of the first round, of all clients, and of the server on its own samples.
         steps: optimiser steps of the run.
         macs: multiply-accumulates of the clients' training in the run, three forward passes for a step; None if unknown.

@@ -63,7 +63,7 @@ class Outcome:
         num_attackers: uploads of attackers, also rejected ones.
         num_accepted: uploads that the server accepted.
         silent: accepted clients that sent nothing, as the server has drawn others.
-        num_samples: samples of the accepted clients together; of a client with two uploads twice.
+        num_samples: samples of the accepted clients together, counted twice for a client with two uploads.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
         memory: new codec memories of the same clients, on the host.
