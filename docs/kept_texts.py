@@ -134,8 +134,8 @@ def sum_only(method: Algorithm) -> str:
     """Return yes or no, and why: whether sums over the clients of a round suffice for a method, as its parts declare."""
     readers = ", ".join(f"{slot} ({name})" for slot, name in method.readers_of_single_clients())
     if method.setup_reads_clients:
-        return f"yes + set-up, before the first round {method.name} reads what each client sends"
-    return f"no, single clients are read in {readers}" if readers else "yes"
+        return f"yes + set-up, because {method.name} reads single clients before the first round"
+    return f"no, because these parts read single clients: {readers}" if readers else "yes"
 
 
 def parameters(found: type) -> dict[str, dict[str, Any]]:

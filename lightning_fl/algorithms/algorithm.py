@@ -91,8 +91,8 @@ class Algorithm(Remembering):
             exchange: Turns of a round, and the parts that clients upload.
             aggregator: Merges the uploads.
             steps: The server's steps after aggregation, in this order; Apply() alone if not given.
-            personal: What every client keeps for itself: parts, or names of the module's parameters and buffers, or of its parts,
-                in place of PersonalLayers(names).
+            personal: Values that every client keeps for itself: parts, or, in place of PersonalLayers(names), the names of
+                parameters, buffers or submodules.
 
         Raises:
             UserError: a part is of another slot, or some slots do not fit each other; the message names all problems.

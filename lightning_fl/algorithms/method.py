@@ -74,8 +74,8 @@ class Method(Algorithm):
             exchange: Turns of a round, and the parts that clients upload; one upload of all if not given.
             aggregator: Merges the uploads; their mean by samples if not given.
             steps: Further steps of the server, after the method's own.
-            personal: What every client keeps for itself: parts, or names of the module's parameters and buffers, or of its parts,
-                in place of PersonalLayers(names).
+            personal: Values that every client keeps for itself: parts, or, in place of PersonalLayers(names), the names of
+                parameters, buffers or submodules.
         """
         parts = {"rule": rule, "uplink": uplink, "downlink": downlink, "exchange": exchange, "aggregator": aggregator}
         further = () if steps is None else made_steps(steps)
