@@ -75,7 +75,7 @@ def choose_runner(
     keeps_models = model_keeper(job.personal) is not None
     require(
         wanted != "stacked" or not keeps_models,
-        "runner 'stacked' keeps no model of each client's own, as this method does: use runner 'auto' or 'serial'.",
+        "runner 'stacked' cannot keep a model for each client, as this method does: use runner 'auto' or 'serial'.",
     )
     losses = f"{type(job.rule).__name__} reads losses of whole models"
     require(
@@ -91,7 +91,7 @@ def choose_runner(
     compares = Gradients.REPRESENTATIONS in job.rule.reads
     require(
         wanted != "stacked" or not compares,
-        f"runner 'stacked' reads no representations by other models, as {type(job.rule).__name__} does: use runner 'auto' or "
+        f"runner 'stacked' cannot read representations by other models, as {type(job.rule).__name__} does: use runner 'auto' or "
         "'serial'.",
     )
     if compares and _is_compiled(flat_module.module):
@@ -131,7 +131,7 @@ def choose_runner(
         if not on_cpu:
             rank_zero_info(
                 f"Clients train one after the other, because {name} draws random numbers, which would depend on the stack; "
-                "trainer.runner stacked trains several at once all the same."
+                "trainer.runner stacked trains several at once anyway."
             )
         return serial
     if clients_at_once is None:

@@ -179,7 +179,7 @@ class FlatModule:
             require(
                 not moved.any(),
                 f"{type(self.module).__name__} moves {name} while a client trains, but it is frozen, so clients do not send it "
-                "and the next client would go on with it: register it as a buffer, which clients send and the server averages, "
+                "and the next client would start from it: register it as a buffer, which clients send and the server averages, "
                 "or move it between rounds, in on_train_epoch_end.",
             )
 

@@ -201,7 +201,7 @@ def test_a_convolution_may_be_named(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"runner": "stacked"}, "runner 'stacked' reads no representations by other models, as ModelContrast does"),
+        ({"runner": "stacked"}, "runner 'stacked' cannot read representations by other models, as ModelContrast does"),
         ({"runner": "lightning", "clients_per_round": 1}, "ModelContrast"),
     ],
 )

@@ -171,7 +171,7 @@ class Schedules:
                 self._says_restarts = False
                 rank_zero_info(
                     f"{type(config.scheduler).__name__} steps while a client trains, and the next client begins again with the "
-                    "learning rates of the round, which only steps between rounds move, as in on_train_epoch_end."
+                    "learning rates of the round; steps between rounds, as in on_train_epoch_end, change these."
                 )
                 return
 
@@ -412,7 +412,7 @@ def check_schedulers(module: str, optimizers: Sequence[Any], configs: Sequence[L
         name = f"{type(scheduler).__name__} of {module}.configure_optimizers"
         require(
             hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict"),
-            f"{name} has no state_dict or load_state_dict, with which it would go on from round to round: write them.",
+            f"{name} has no state_dict or load_state_dict, which carry it from round to round: write them.",
         )
         if all(getattr(scheduler, "optimizer", optimizer) is not optimizer for optimizer in optimizers):
             raise MisconfigurationError(
