@@ -14,7 +14,7 @@ from gpu.rounds import our_round
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Stacked
 from lightning_fl.engine.engine import Engine
-from lightning_fl.flat_module import step_graph
+from lightning_fl.flat_module import graph
 
 NETWORK = "cnn"
 STACKS = 10, 64
@@ -24,7 +24,7 @@ def compiled(plan: Plan) -> None:
     """Time a round of many clients, eager and compiled, one after the other and in stacks."""
     allow_tf32(False)
     if plan.device != "cuda":
-        step_graph.BACKEND = "aot_eager"  # in small, without a C++ compiler
+        graph.BACKEND = "aot_eager"  # in small, without a C++ compiler
     clients = plan.sizes.cohorts[1]
     label = Row("compiled", f"{NETWORK} × {clients}", "all ways")
     plan.attempt(label, partial(_cell, label, clients, plan))

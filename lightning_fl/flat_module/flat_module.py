@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, add_note, require
+from lightning_fl.flat_module.compiled_evaluation import CompiledEvaluation
 from lightning_fl.flat_module.compiled_step import CompiledStep
 from lightning_fl.flat_module.convolution_chains import ConvolutionChains
 from lightning_fl.flat_module.form import Form
@@ -68,6 +69,7 @@ class FlatModule:
         smaller: smaller networks that clients train; None until they are asked for.
         dropout: draws the units of every step; None unless clients train with ordered dropout.
         compiled: computes losses and gradients by compiled graphs; None if the run asks for none.
+        compiled_evaluation: the same for the steps of validation and test.
     """
 
     optimizer: ModuleOptimizer | ManualOptimizers
@@ -91,6 +93,7 @@ class FlatModule:
         self.smaller: SmallerNetworks | None = None
         self.dropout: OrderedDropout | None = None
         self.compiled: CompiledStep | None = None
+        self.compiled_evaluation: CompiledEvaluation | None = None
         self._forms: dict[Layout, Form] = {}
         self._whole: Form | None = None
         self.trained_at_first = trainable_names(module)
@@ -565,6 +568,19 @@ class FlatModule:
         if self.compiled is not None and (computed := self.compiled(batch, index)) is not None:
             return computed
         return self.training_step(batch, index)
+
+    def evaluation_step(self, name: str, batch: Any, *more: Any) -> Any:
+        """Return what `validation_step` or `test_step` returns, by a compiled graph if the run asks for it.
+
+        Args:
+            name: name of the step.
+            batch: the batch.
+            more: further arguments of the step.
+        """
+        compiled = self.compiled_evaluation
+        if compiled is not None and (computed := compiled(batch, name, more)) is not None:
+            return computed[0]
+        return getattr(self.module, name)(batch, *more)
 
     def backward(self, loss: Tensor, factor: float) -> bool:
         """Add the gradient of the last loss of `loss_of`, or of a sum of it and a penalty, to that of the step.

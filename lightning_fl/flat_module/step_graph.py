@@ -7,33 +7,22 @@ and whether there is something that it cannot hold.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad_and_value
-from torch.utils._pytree import tree_leaves, tree_map
-from torchmetrics import Metric
+from torch.utils._pytree import tree_map
 
-from lightning_fl.checks.evaluation_mode import keeping_attributes
-from lightning_fl.flat_module.plain_attributes import PlainAttributes
+from lightning_fl.flat_module.graph import Graph, compiled
+from lightning_fl.flat_module.step_trial import CannotCompile, Log, try_step
+from lightning_fl.vectors.layout import Tree
 
-BACKEND = "inductor"
-OF_PACKAGES = "G['__import_torch", "G['__import_lightning_fl", "__import__('torch')"
-"""Prefixes of the names of torch's guards on packages, whose code does not change."""
 INSIDE = "module."
 """Prefix of the names of the module's tensors in `TrainingStep`."""
-
-
-class CannotCompile(Exception):  # noqa: N818 -- a decision, after which the step runs eagerly
-    """The step does something that a graph cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +51,14 @@ class TrainingStep(nn.Module):
         return self.module.training_step(*arguments)
 
 
-class StepGraph:
+class StepGraph(Graph):
     """Compiled function of loss and gradient for batches of one shape."""
 
+    step_name = "training_step"
+
     def __init__(self, step: TrainingStep, flat_module: Any) -> None:
+        super().__init__()
         self._step, self._flat_module, self._module = step, flat_module, flat_module.module
-        self.is_compiled = self.is_outdated = False
 
     def __call__(self, batch: Any, index: int) -> tuple[Tensor, Any, Gradient]:
         """Return the loss (), the complete output of the training step, and the gradient."""
@@ -109,7 +100,8 @@ class StepGraph:
             (name in facts.trained, size)
             for name, size in zip(flat_module.layout.names, flat_module.layout.sizes, strict=True)
         ]
-        self._compute = self._compiled(_function(self._step, len(self._personal_names), sizes, self._returns_loss))
+        function = _function(self._step, len(self._personal_names), sizes, self._returns_loss)
+        self._compute = compiled(function, self, self._captures)
 
     def _buffers(self) -> dict[str, Tensor]:
         return {f"{INSIDE}{name}": home[leaf] for name, home, leaf in self._homes}
@@ -123,63 +115,24 @@ class StepGraph:
 
     def _try(self, batch: Any, index: int) -> _Facts:
         """Make a step on tensors without data, which leaves no trace in the module."""
-        flat_module, module = self._flat_module, self._module
-        fakes, logs = FakeTensorMode(allow_non_fake_inputs=True), []
-        names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-        present = {name: flat_module.holders(name)[0][0][flat_module.holders(name)[0][1]] for name in names}
-        lent = {name: fakes.from_tensor(tensor.detach()) for name, tensor in present.items()}
-        leaves = {name: lent[name].requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
-        versions = {name: lent[name]._version for name in lent}
 
-        def record(name: str, value: Any, *how: Any, **named: Any) -> None:
-            if isinstance(value, Metric):
-                raise CannotCompile(f"training_step logs {name!r} as a torchmetrics object")
-            if any(isinstance(x, Tensor) for x in tree_leaves((how, named))):
-                raise CannotCompile(f"training_step logs {name!r} with a tensor as an argument of self.log")
-            logs.append((name, how, named))
+        def step(batch: Any, leaves: Tree) -> tuple[dict[str, bool], bool]:
+            loss, output = self._flat_module.training_step(batch, index)
+            if loss is None:
+                raise CannotCompile("training_step returns no loss for some batches")
+            if not loss.requires_grad:
+                raise CannotCompile("its loss has no gradient")
+            found = torch.autograd.grad(loss.reshape(()), list(leaves.values()), allow_unused=True)
+            trained = {name: gradient is not None for name, gradient in zip(leaves, found, strict=True)}
+            return trained, isinstance(output, Tensor)
 
-        with keeping_attributes(flat_module.own_parts):
-            attributes, random_states = PlainAttributes(module), _host_random()
-            metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
-            updates = [metric.update_count for metric in metrics]
-            with fakes, flat_module.lending(lent, record):
-                given = tree_map(lambda x: fakes.from_tensor(x) if isinstance(x, Tensor) else x, batch)
-                loss, output = flat_module.training_step(given, index)
-                if loss is None:
-                    raise CannotCompile("training_step returns no loss for some batches")
-                if not loss.requires_grad:
-                    raise CannotCompile("its loss has no gradient")
-                now = {name: flat_module.holders(name)[0][0][flat_module.holders(name)[0][1]] for name in names}
-                found = torch.autograd.grad(loss.reshape(()), list(leaves.values()), allow_unused=True)
-            if changed := attributes.names_of(attributes.changed()):
-                raise CannotCompile(f"training_step changes {' and '.join(map(repr, changed))} of the module")
-            if updates != [metric.update_count for metric in metrics]:
-                raise CannotCompile("training_step updates a torchmetrics object")
-            if random_states != _host_random():
-                raise CannotCompile("training_step draws random numbers of Python or NumPy")
-        if replaced := [name for name in names if now[name] is not lent[name]]:
-            raise CannotCompile(f"training_step replaces the buffer {replaced[0]!r} instead of writing to it")
+        (trained, returns_loss), logs, written = try_step(self._flat_module, "training_step", batch, step)
         return _Facts(
             logs,
-            frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None),
-            [name for name in names if name not in leaves and lent[name]._version != versions[name]],
-            isinstance(output, Tensor),
+            frozenset(name for name, has_gradient in trained.items() if has_gradient),
+            [name for name in written if name not in trained],
+            returns_loss,
         )
-
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function compiled, for one set of Python values only."""
-        inner, has_begun = _backend(self._captures), False
-
-        def compile_once(graph: Any, inputs: Any) -> Any:
-            nonlocal has_begun
-            if has_begun:
-                self.is_outdated = True
-                raise CannotCompile("training_step reads values of Python that change between its steps")
-            has_begun = True
-            return inner(graph, inputs)
-
-        options: dict[str, Any] = {"guard_filter_fn": _guards}
-        return torch.compile(function, fullgraph=True, dynamic=False, backend=compile_once, options=options)
 
 
 @dataclass(frozen=True)
@@ -193,7 +146,7 @@ class _Facts:
         returns_loss: True if it returns the loss alone, False if it returns a mapping.
     """
 
-    logs: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+    logs: list[Log]
     trained: frozenset[str]
     changed_buffers: list[str]
     returns_loss: bool
@@ -211,6 +164,9 @@ def _function(
         returns_loss: True if the step returns the loss alone.
     """
     module = step.module
+    names = {id(tensor): name for name, tensor in (*step.named_parameters(), *step.named_buffers())}
+    tensors = (*step.named_parameters(remove_duplicate=False), *step.named_buffers(remove_duplicate=False))
+    aliases = {name: names[id(tensor)] for name, tensor in tensors}
 
     def compute(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
         def loss_of(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> Any:
@@ -223,7 +179,10 @@ def _function(
             attributes = vars(module)  # here, where the graph knows whose they are
             log = attributes["log"]
             attributes["log"] = record
-            output = functional_call(step, {**params, **changed}, arguments)
+            given = {**params, **changed}
+            # All names of tied tensors are given: torch would look at every tensor of the module to find them, and guard these.
+            tied = {alias: given[name] for alias, name in aliases.items() if name in given}
+            output = functional_call(step, tied, arguments, tie_weights=False)
             attributes["log"] = log
             loss = output if returns_loss else output["loss"]
             extra = {} if returns_loss else {name: value for name, value in output.items() if name != "loss"}
@@ -240,32 +199,4 @@ def _function(
             count += is_trained
         return loss, torch.cat(pieces), personal, logged, extra
 
-    # Torch keeps its graphs by code: without a copy, those of all shapes and runs would share one limited list.
-    return FunctionType(
-        compute.__code__.replace(), compute.__globals__, compute.__name__, compute.__defaults__, compute.__closure__
-    )
-
-
-def _backend(captures: bool) -> Callable[[Any, Any], Any]:
-    """Return torch's backend; random numbers of the module are drawn as without it."""
-    if BACKEND != "inductor":
-        return torch._dynamo.lookup_backend(BACKEND)
-    from torch._inductor.compile_fx import compile_fx
-
-    options = {"fallback_random": True, "triton.cudagraphs": captures}
-
-    def inductor(graph: Any, inputs: Any) -> Any:
-        return compile_fx(graph, inputs, config_patches=options)
-
-    return inductor
-
-
-def _guards(guards: Sequence[Any]) -> list[bool]:
-    """Return which guards torch checks before each step: all but those on the code of torch and of this package."""
-    return [not guard.name.startswith(OF_PACKAGES) for guard in guards]
-
-
-def _host_random() -> tuple[Any, ...]:
-    """Return the states of the global generators of Python and NumPy."""
-    name, keys, *more = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), name, tuple(keys), *more
+    return compute

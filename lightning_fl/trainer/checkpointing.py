@@ -272,9 +272,11 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
         trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
     if trainer.threads is None and device == "cpu" and is_the_same_device:
         torch.set_num_threads(earlier["threads"])
-    compiled = trainer.active_module.compiled
+    compiled, evaluation = trainer.active_module.compiled, trainer.active_module.compiled_evaluation
     if compiled is not None and is_the_same_device:
         compiled.why_not = earlier.get("why_not_compiled") or ""
+    if evaluation is not None and is_the_same_device:
+        evaluation.why_not = earlier.get("why_evaluated_eagerly") or ""
     if trainer.float32_precision is None and "float32" in earlier:
         Float32(*earlier["float32"]).set()  # until the session ends
     now = execution(engine)
@@ -289,7 +291,7 @@ def execution(engine: Engine) -> dict[str, Any]:
     """Return the kind of device, the runner and the threads of a federation, which decide the last bits of its results.
 
     It includes the precision of float32 on an accelerator, or if it is not torch's default, and in a run that compiles steps
-    why they are not compiled, "" if they are.
+    why they are not compiled, "" if they are; for steps of evaluation only if they are not.
     """
     device = engine.flat_module.fabric.device.type
     settings = {"device": device, "runner": describe_runner(engine.runner), "threads": torch.get_num_threads()}
@@ -297,6 +299,9 @@ def execution(engine: Engine) -> dict[str, Any]:
         settings["float32"] = list(Float32.now())
     if engine.flat_module.compiled is not None:
         settings["why_not_compiled"] = engine.flat_module.compiled.why_not
+    evaluation = engine.flat_module.compiled_evaluation
+    if evaluation is not None and evaluation.why_not:
+        settings["why_evaluated_eagerly"] = evaluation.why_not
     return settings
 
 

@@ -6,7 +6,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.choose_runner import Runner
 from lightning_fl.errors import UserError, require
-from lightning_fl.flat_module import step_graph
+from lightning_fl.flat_module import graph
+from lightning_fl.flat_module.compiled_evaluation import CompiledEvaluation
+from lightning_fl.flat_module.compiled_graphs import CompiledGraphs
 from lightning_fl.flat_module.compiled_step import CompiledStep
 from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Gradients
@@ -14,7 +16,7 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 def compile_steps(trainer: TrainerInterface) -> None:
-    """Let the training steps of a run be compiled, or say in a line why they are not.
+    """Let the steps of training and evaluation in a run be compiled, or say in a line why they are not.
 
     Raises:
         UserError: a flag or the module does not allow it, or there is no compiler.
@@ -35,10 +37,12 @@ def compile_steps(trainer: TrainerInterface) -> None:
         "trainer.detect_anomaly looks into autograd's own graph, which trainer.compile replaces: leave one of them out.",
     )
     _require_compiler(flat_module.fabric.device.type)
+    if method.exchange.cuts:
+        _say("Clients train and are evaluated", f"clients of {method.name} train networks of several sizes")
+        return
+    flat_module.compiled_evaluation = CompiledEvaluation(flat_module)
     if any(Gradients.REPRESENTATIONS in rule.reads for rule in method.rules()):
-        _say(f"{method.name} compares what layers read within a step")
-    elif method.exchange.cuts:
-        _say(f"clients of {method.name} train networks of several sizes")
+        _say("Clients train", f"{method.name} compares what layers read within a step")
     else:
         flat_module.compiled = CompiledStep(flat_module)
 
@@ -48,9 +52,12 @@ def seconds_of_compiling(trainer: TrainerInterface) -> float:
 
     If one process cannot compile a step, all processes run eagerly from now on: the checkpoint keeps what the first one knows.
     """
-    compiled = trainer.active_module.compiled
-    if compiled is None:
-        return 0.0
+    flat_module = trainer.active_module
+    both = (flat_module.compiled, flat_module.compiled_evaluation)
+    return sum(_seconds_of(compiled, trainer) for compiled in both if compiled is not None)
+
+
+def _seconds_of(compiled: CompiledGraphs, trainer: TrainerInterface) -> float:
     all_seconds, numbers, reasons = zip(
         *gather_objects(trainer.fabric, (*compiled.take_times(), compiled.why_not)), strict=True
     )
@@ -58,7 +65,7 @@ def seconds_of_compiling(trainer: TrainerInterface) -> float:
     if number:
         shapes = "one shape" if number == 1 else f"{number} shapes"
         rank_zero_info(
-            f"Compiling the training step for {shapes} of batches took {seconds:.1f} s, which time/round_seconds leaves out."
+            f"Compiling the {compiled.what} for {shapes} of batches took {seconds:.1f} s, which time/round_seconds leaves out."
         )
     if why_not and not compiled.why_not:
         compiled.end(why_not)
@@ -74,13 +81,13 @@ def say_of_stacks(trainer: TrainerInterface, runner: Runner) -> None:
         )
 
 
-def _say(why: str) -> None:
-    rank_zero_info(f"Clients train without torch.compile, although trainer.compile asks for it, because {why}.")
+def _say(what: str, why: str) -> None:
+    rank_zero_info(f"{what} without torch.compile, although trainer.compile asks for it, because {why}.")
 
 
 def _require_compiler(device: str) -> None:
     """Raise `UserError` if there is no compiler for the code that torch writes for this device."""
-    if step_graph.BACKEND != "inductor":
+    if graph.BACKEND != "inductor":
         return
     if device == "cuda":
         from torch.utils._triton import has_triton

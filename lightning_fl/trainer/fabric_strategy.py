@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_module
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
 from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
@@ -72,6 +73,22 @@ class FabricStrategy(SingleDeviceStrategy):
         """True if `decision` is true in all processes, or in any if `all` is False."""
         votes = self.fabric.all_reduce(torch.tensor(int(decision), device=self.root_device), reduce_op="sum")
         return int(votes) == self.world_size if all else int(votes) > 0  # type: ignore[arg-type]
+
+    def validation_step(self, *arguments: Any, **named: Any) -> Any:
+        """Return what the module's `validation_step` returns, by a compiled graph if the run asks for it."""
+        with self.precision_plugin.val_step_context():
+            return self._flat_module.evaluation_step("validation_step", *arguments, **named)
+
+    def test_step(self, *arguments: Any, **named: Any) -> Any:
+        """Return what the module's `test_step` returns, by a compiled graph if the run asks for it."""
+        with self.precision_plugin.test_step_context():
+            return self._flat_module.evaluation_step("test_step", *arguments, **named)
+
+    @property
+    def _flat_module(self) -> FlatModule:
+        trainer: Any = self.lightning_module.trainer  # type: ignore[union-attr]
+        flat_module: FlatModule = trainer.active_module
+        return flat_module
 
     def _backward_of_fabric(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *arguments: Any, **options: Any

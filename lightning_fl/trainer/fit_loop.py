@@ -214,6 +214,7 @@ class FitLoop(StockFitLoop):
         trainer.lightning_module.zero_grad()
         trainer.active_module.zero_gradient()  # whose views that has removed
         self.evaluation.sanity_check()
+        seconds_of_compiling(trainer)  # which are not part of the first round
         hyperparameters = {**self._hyperparameters, "algorithm": trainer.algorithm.name} | privacy.hyperparameters(run)
         if trainer.secure_aggregation is not None:
             hyperparameters["sum_only"] = True

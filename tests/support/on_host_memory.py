@@ -66,7 +66,7 @@ from lightning_fl.codecs import (
 )
 from lightning_fl.data import Digits, Dirichlet, Federated
 from lightning_fl.exchanges import TwoTurns
-from lightning_fl.flat_module import step_graph
+from lightning_fl.flat_module import graph
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Compress
 
@@ -219,7 +219,7 @@ def test_every_algorithm_has_the_answer_of_the_cpu(
 def test_a_step_in_one_graph_has_the_answer_of_the_cpu(
     on_accelerator: MakeTrainer, make_trainer: MakeTrainer, watch: host_memory.Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_graph, "BACKEND", "eager")  # torch writes no code for this accelerator
+    monkeypatch.setattr(graph, "BACKEND", "eager")  # torch writes no code for this accelerator
     here, there = Perceptron(), Perceptron()
     there.load_state_dict(here.state_dict())
     flags = {"local_epochs": 2, "runner": "serial", "compile": True}

@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,15 @@ from compared_runs import MakeTrainer, resumed_like_whole
 from lightning.pytorch import Callback
 from roster import ROSTER
 from torch import Tensor, nn
-from toys import Convolved, Measuring, Normalised, Perceptron, Pruning, Statistics, Tied, federation, vector
+from torchmetrics import MeanMetric
+from toys import Convolved, Measuring, Normalised, Perceptron, Pruning, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.algorithms import SCAFFOLD, FedAvg, FedBN
+from lightning_fl.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedBN
+from lightning_fl.callbacks import ClientEvaluation
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
-from lightning_fl.flat_module import compiled_step, step_graph
+from lightning_fl.flat_module import compiled_evaluation, compiled_graphs, graph
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.trainer.checkpointing import execution
 
@@ -31,24 +34,32 @@ EVEN = partial(federation, (4, 8, 4), batch_size=4)
 """Data whose batches have one shape, since each is compiled."""
 
 
+class Traced(list[Any]):
+    """Traced graphs of training steps; `evaluations` has those of other steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluations: list[Any] = []
+
+
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Let dynamo trace the steps, but run the traced operations as they are; returns the list of the traced graphs."""
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Traced:
+    """Let dynamo trace the steps, but run the traced operations as they are; returns the traced graphs."""
     return trace_only(monkeypatch)
 
 
-def trace_only(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    traced: list[Any] = []
+def trace_only(monkeypatch: pytest.MonkeyPatch) -> Traced:
+    traced = Traced()
 
     def backend(captures: bool) -> Callable[[Any, Any], Any]:
-        def keep(graph: Any, inputs: Any) -> Any:
-            traced.append(graph)
-            return graph
+        def keep(found: Any, inputs: Any) -> Any:
+            (traced if torch.is_grad_enabled() else traced.evaluations).append(found)
+            return found
 
         return keep
 
-    monkeypatch.setattr(step_graph, "_backend", backend)
-    monkeypatch.setattr(step_graph, "BACKEND", "eager")  # which needs no compiler
+    monkeypatch.setattr(graph, "_backend", backend)
+    monkeypatch.setattr(graph, "BACKEND", "eager")  # which needs no compiler
     return traced
 
 
@@ -82,14 +93,15 @@ def compare_method(name: str, make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.parametrize("name", ["SCAFFOLD"])
-def test_some_methods_train_as_without_the_compiler(name: str, graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_some_methods_train_as_without_the_compiler(name: str, graphs: Traced, make_trainer: MakeTrainer) -> None:
     compare_method(name, make_trainer)
     assert graphs
+    assert graphs.evaluations
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROSTER)
-def test_every_method_trains_as_without_the_compiler(name: str, graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_every_method_trains_as_without_the_compiler(name: str, graphs: Traced, make_trainer: MakeTrainer) -> None:
     compare_method(name, make_trainer)
 
 
@@ -123,16 +135,17 @@ def in_place() -> Statistics:
     [Normalised, Telling, *(pytest.param(made, marks=pytest.mark.slow) for made in (Tied, Dropping, in_place))],
 )
 def test_buffers_draws_logs_and_unused_layers_are_those_of_eager_steps(
-    module: Callable[[], Any], graphs: list[Any], make_trainer: MakeTrainer
+    module: Callable[[], Any], graphs: Traced, make_trainer: MakeTrainer
 ) -> None:
     assert_equal(pair(make_trainer, module(), accumulate_grad_batches=2, gradient_clip_val=0.5))
     assert graphs
 
 
-def test_a_step_is_compiled_once_for_each_shape(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_a_step_is_compiled_once_for_each_shape(graphs: Traced, make_trainer: MakeTrainer) -> None:
     data = lambda: federation((8, 8, 6, 6, 5), batch_size=4)  # noqa: E731 -- batches of 4, 2 and 1
     assert_equal(pair(make_trainer, Perceptron(), data, max_rounds=3, clients_per_round=5))
     assert len(graphs) == 3
+    assert len(graphs.evaluations) == 2, "of batches of 4 and 2"
 
 
 class Watching(Callback):
@@ -152,7 +165,7 @@ class Watching(Callback):
 
 
 @pytest.mark.slow
-def test_hooks_of_batches_see_the_same(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_hooks_of_batches_see_the_same(graphs: Traced, make_trainer: MakeTrainer) -> None:
     seen = []
     for compiles in (None, True):
         torch.manual_seed(0)
@@ -164,7 +177,7 @@ def test_hooks_of_batches_see_the_same(graphs: list[Any], make_trainer: MakeTrai
 
 
 @pytest.mark.slow
-def test_personal_layers(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_personal_layers(graphs: Traced, make_trainer: MakeTrainer) -> None:
     trained = pair(make_trainer, Normalised(), algorithm=FedBN())
     assert_equal(trained)
     eager, compiled = ({k: trainer.run.clients[k] for k in trainer.run.clients} for _, trainer in trained)
@@ -173,7 +186,7 @@ def test_personal_layers(graphs: list[Any], make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.slow
-def test_a_pruned_model_is_compiled_anew(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_a_pruned_model_is_compiled_anew(graphs: Traced, make_trainer: MakeTrainer) -> None:
     assert_equal(pair(make_trainer, Convolved(), max_rounds=3, callbacks=[Pruning(1)]))
     assert (
         len({tuple(node.meta["example_value"].shape for node in g.graph.find_nodes(op="placeholder")) for g in graphs})
@@ -196,7 +209,7 @@ class Reading(Perceptron):
 
 @pytest.mark.slow
 def test_a_step_that_reads_what_changes_goes_on_eagerly_also_when_resumed(
-    graphs: list[Any], make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    graphs: Traced, make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         resumed_like_whole(make_trainer, tmp_path, Reading, EVEN, stop=3, end=4, runner="serial", compile=True)
@@ -204,9 +217,147 @@ def test_a_step_that_reads_what_changes_goes_on_eagerly_also_when_resumed(
 
 
 @pytest.mark.slow
-def test_resumed_runs_end_as_whole_ones(graphs: list[Any], make_trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_resumed_runs_end_as_whole_ones(graphs: Traced, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     resumed_like_whole(make_trainer, tmp_path, Normalised, EVEN, algorithm=SCAFFOLD, runner="serial", compile=True)
     assert graphs
+
+
+class Reporting(Perceptron):
+    """Module whose evaluation logs in many ways, and whose hooks read what it returns."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        super().validation_step(batch, batch_idx)
+        self.log_dict({"val/double": 2 * self.loss(batch), "val/constant": 0.1}, batch_size=1)
+        self.log("val/most", batch[0].max(), reduce_fx="max")
+        self.log("val/draw", torch.rand(()), sync_dist=True)
+        return {"outputs": self(batch[0]), "labels": batch[1]}
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val/outputs", outputs["outputs"].sum() + outputs["labels"].sum())
+
+
+@pytest.mark.parametrize("num_loaders", [1, 2])
+def test_evaluations_log_and_return_what_eager_steps_do(
+    num_loaders: int, graphs: Traced, make_trainer: MakeTrainer
+) -> None:
+    def data() -> Arrays:
+        made = EVEN()
+        single = made.val_dataloader
+        made.val_dataloader = lambda: [single() for _ in range(num_loaders)]  # type: ignore[method-assign]
+        return made
+
+    assert_equal(pair(make_trainer, Reporting(), data))
+    assert len(graphs.evaluations) == 2 * num_loaders, "for batches of 4 and 2"
+
+
+def held_out() -> Arrays:
+    """Return data of clients with validation samples of their own."""
+    return Arrays(
+        train=samples(48), test=samples(8, seed=1), num_clients=3, batch_size=4, eval_batch_size=4, val_fraction=0.25
+    )
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, FedBN, Ditto])
+def test_models_of_clients_and_tests_are_compiled_too(
+    algorithm: Callable[[], Any], graphs: Traced, make_trainer: MakeTrainer
+) -> None:
+    flags = {"callbacks": [ClientEvaluation()], "test_every_n_rounds": 1, "max_rounds": 3, "clients_per_round": 3}
+    assert_equal(pair(make_trainer, Normalised(), held_out, algorithm(), **flags))
+    assert len(graphs.evaluations) == 2, "one for batches of validation_step, one for those of test_step"
+
+
+def test_stacks_and_moon_are_evaluated_by_graphs(graphs: Traced, make_trainer: MakeTrainer) -> None:
+    for flags, algorithm in (({"runner": "stacked"}, FedAvg()), ({}, MOON())):
+        graphs.evaluations.clear()
+        assert_equal(pair(make_trainer, Perceptron(), algorithm=algorithm, **flags))
+        assert not graphs
+        assert graphs.evaluations
+
+
+class Itemised(Perceptron):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch).item())
+
+
+class Metered(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean(self.loss(batch))
+        self.log("val/loss", self.mean)
+
+
+class Collecting(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.losses.append(self.loss(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/loss", torch.stack(self.losses).mean())
+        self.losses.clear()
+
+
+class Remembering(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.copy_(self.loss(batch))
+        self.log("val/loss", self.seen)
+
+
+class Scheduled(Perceptron):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch) * (1 + self.current_epoch // 2))
+
+
+class Probing(Perceptron):
+    """Module that reads in every second validation what a layer computes."""
+
+    def on_validation_start(self) -> None:
+        self.outputs: list[Tensor] = []
+        if self.current_epoch % 2:
+            self.handle = self.hidden.register_forward_hook(lambda layer, x, output: self.outputs.append(output))
+
+    def on_validation_epoch_end(self) -> None:
+        if self.current_epoch % 2:
+            self.handle.remove()
+            self.log("val/outputs", torch.cat(self.outputs).sum())
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Itemised, "torch cannot compile its validation step"),
+        (Metered, "torch cannot compile its validation step"),
+        (Collecting, "validation_step changes 'losses' of the module"),
+        (Remembering, "validation_step writes to 'seen'"),
+        (Scheduled, "validation_step reads values of Python that change between its steps"),
+        (Probing, "hooks of its layers see what they compute"),
+    ],
+)
+def test_evaluations_that_a_graph_cannot_hold_run_eagerly_and_a_line_says_why(
+    module: Callable[[], Any],
+    why: str,
+    graphs: Traced,
+    make_trainer: MakeTrainer,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    flags: dict[str, Any] = {"num_sanity_val_steps": 0, "runner": "serial"}
+    with caplog.at_level("INFO"):
+        assert_equal(pair(make_trainer, module(), max_rounds=4, **flags))
+        lines = [line for line in caplog.messages if "without torch.compile from here on" in line]
+        assert len(lines) == 1
+        assert f"{module.__name__} is evaluated without torch.compile from here on, because {why}" in lines[0]
+        assert graphs
+        resumed_like_whole(make_trainer, tmp_path, module, EVEN, stop=3, end=4, compile=True, **flags)
 
 
 class Counting(Perceptron):
@@ -246,7 +397,7 @@ class Hooked(Perceptron):
     ids=lambda given: given.__name__ if callable(given) else "",
 )
 def test_what_a_graph_cannot_hold_runs_eagerly_and_a_line_says_why(
-    module: Callable[[], Any], why: str, graphs: list[Any], make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+    module: Callable[[], Any], why: str, graphs: Traced, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         assert_equal(pair(make_trainer, module()))
@@ -279,7 +430,7 @@ class Putting(Perceptron):
 
 
 @pytest.mark.matrix
-def test_deterministic_algorithms_are_asked_for_within_graphs(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_deterministic_algorithms_are_asked_for_within_graphs(graphs: Traced, make_trainer: MakeTrainer) -> None:
     assert_equal(pair(make_trainer, Perceptron(), deterministic=True))
     assert graphs
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
@@ -296,7 +447,7 @@ class Failing(Perceptron):
         raise ValueError("no step")
 
 
-def test_a_failed_graph_leaves_torch_as_it_was(graphs: list[Any], make_trainer: MakeTrainer) -> None:
+def test_a_failed_graph_leaves_torch_as_it_was(graphs: Traced, make_trainer: MakeTrainer) -> None:
     """Test the hooks of saved tensors, which stacks use to measure their memory."""
     for module in (Failing(), Putting()):
         with pytest.raises((ValueError, RuntimeError)):
@@ -318,9 +469,7 @@ class Manual(Perceptron):
         (Perceptron, {"detect_anomaly": True}, "trainer.detect_anomaly looks into autograd's own graph"),
     ],
 )
-def test_refusals(
-    module: Any, flags: dict[str, Any], sentence: str, graphs: list[Any], make_trainer: MakeTrainer
-) -> None:
+def test_refusals(module: Any, flags: dict[str, Any], sentence: str, graphs: Traced, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=sentence):
         make_trainer(compile=True, **flags).fit(module(), federation())
 
@@ -387,17 +536,34 @@ def test_two_processes_compile_and_agree_on_what_a_graph_cannot_hold(
                 assert metrics[name] == pytest.approx(float(trainer.callback_metrics[name]), rel=1e-9), name
 
 
-def test_compiling_is_not_part_of_the_rounds_seconds(
-    graphs: list[Any], make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_compiling_in_the_sanity_check_is_not_part_of_the_first_round(
+    graphs: Traced, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled_step.CompiledStep, "take_times", lambda step: (1e6, 0))
+    class Slow(compiled_evaluation.EvaluationGraph):
+        def prepare(self, batch: Any, more: Any) -> None:
+            super().prepare(batch, more)
+            time.sleep(1)
+
+    monkeypatch.setattr(compiled_evaluation, "EvaluationGraph", Slow)
+    trainer = make_trainer(**EXACT, compile=True, num_sanity_val_steps=-1, max_rounds=1)
+    with caplog.at_level("INFO"):
+        trainer.fit(Perceptron(), EVEN())
+    (line,) = [line for line in caplog.messages if "Compiling the evaluation for 2 shapes of batches took" in line]
+    assert caplog.messages.index(line) < min(i for i, said in enumerate(caplog.messages) if "training step for" in said)
+    assert trainer.fit_loop.rows[0]["time/round_seconds"] > 0
+
+
+def test_compiling_is_not_part_of_the_rounds_seconds(
+    graphs: Traced, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiled_graphs.CompiledGraphs, "take_times", lambda step: (1e6, 0))
     make_trainer(**EXACT, compile=True, logger=True).fit(Perceptron(), EVEN())
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert all(float(row["time/round_seconds"]) < 0 for row in csv.DictReader(file))
 
 
 def test_the_seconds_of_compiling_are_said(
-    graphs: list[Any], make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+    graphs: Traced, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         make_trainer(**EXACT, compile=True).fit(Perceptron(), EVEN())
