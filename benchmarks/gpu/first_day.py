@@ -238,7 +238,9 @@ def _two(label: Row, plan: Plan) -> None:
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=max(30.0, plan.seconds_left),
+            timeout=max(
+                30.0, min(plan.seconds_left, 3600.0)
+            ),  # a plan without an end has infinity, which no wait takes
             check=False,
         )
         if done.returncode:
