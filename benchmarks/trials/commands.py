@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from lightning_fl.cli import main
+from lightning_fl.flat_module import graph
 
+graph.BACKEND = "eager"  # in forked trials: torch's compiler would take up to minutes for each
 PATIENCE_S = 240.0
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

@@ -195,7 +195,7 @@ def draw(random: np.random.Generator, images: Path) -> list[str]:
         flags["--trainer.selection"] = json.dumps(draws.part(selection, "selection"))
         if selection == "Fastest":
             flags["--trainer.clock.devices"] = "phones"
-    if maybe(0.02):  # torch compiles for half a minute
+    if maybe(0.05):
         flags["--trainer.compile"] = "true"
     if maybe(0.5):
         flags["--trainer.callbacks"] = json.dumps([draws.callback() for _ in range(one_of(1, 1, 2, 3))])
