@@ -20,7 +20,15 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("lightning_fl", "modules", "callbacks")
 MARKER = "<!-- sentences -->"
 PAGE = "errors"
-RAISERS = {"UserError": 0, "FileError": 0, "require": 1, "rank_zero_warn": 0, "say_lost": 0}
+RAISERS = {
+    "UserError": 0,
+    "MisconfigurationError": 0,
+    "MissingFileError": 0,
+    "FileError": 0,
+    "require": 1,
+    "rank_zero_warn": 0,
+    "say_lost": 0,
+}
 """Functions that take a sentence, and its position among their arguments."""
 VALUE = "…"
 FEWEST_WORDS = 4
