@@ -492,22 +492,31 @@ class FitLoop(StockFitLoop):
         run, flat_module = self.trainer.run, self.trainer.active_module
         flat_module.bind_replaced()
         flat_module.adopt_unsaved_buffers()
-        masks, mask = masks_of(flat_module.module), torch.ones_like(run.params, dtype=torch.bool)
-        if self.prunes_by_torch:
-            masks |= follow_torch_pruning.masks_of(flat_module)
-        views = flat_module.layout.views(mask)
-        for name in views.keys() & masks.keys():  # personal parameters stay unpruned
-            views[name].copy_(masks[name])
-        if masks:
+        mask = self._mask()
+        if mask is not None:
             flat_module.params.mul_(mask)  # ModelPruning resets pruned weights, too
         run.adopt_model(flat_module.params, flat_module.read_buffers(), flat_module.read_counters())
-        if masks and (run.mask is None or not torch.equal(mask, run.mask)):
+        if mask is not None and (run.mask is None or not torch.equal(mask, run.mask)):
             self.engine.set_mask(mask)
             self.engine.prunings = zlib.crc32(mask.cpu().numpy().tobytes(), self.engine.prunings)
         if self._has_grown:
             self._has_grown = False
             try_runner_again(self.trainer, self.engine)
         between_rounds.charge_queries(self.engine)
+
+    def _mask(self) -> torch.Tensor | None:
+        """Return the mask (d,) under which callbacks let the module train; None if they have set none."""
+        flat_module = self.trainer.active_module
+        masks = masks_of(flat_module.module)
+        if self.prunes_by_torch:
+            masks |= follow_torch_pruning.masks_of(flat_module)
+        if not masks:
+            return None
+        mask = torch.ones_like(flat_module.params, dtype=torch.bool)
+        views = flat_module.layout.views(mask)
+        for name in views.keys() & masks.keys():  # personal parameters stay unpruned
+            views[name].copy_(masks[name])
+        return mask
 
     def _follow_module(self) -> None:
         """Adapt the federation to what callbacks have pruned and unfrozen."""
