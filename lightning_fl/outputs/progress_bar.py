@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -35,6 +36,10 @@ class _RoundBar(Tqdm):
 
     main: Sequence[str] = ()
     more: Sequence[str] = ()
+
+    def __reduce__(self) -> Any:
+        """Copy the bar, with its callback, as a hidden one: a drawn one cannot be copied, and tqdm would give the copy a line."""
+        return partial(_RoundBar, disable=True), ()
 
     @property
     def format_dict(self) -> Any:
@@ -197,7 +202,6 @@ class RoundProgressBar(ProgressBar):
 
     def _close(self) -> None:
         self._bar.close()
-        self._bar = _RoundBar(disable=True)  # a bar that has been drawn cannot be copied with the callback
         self._redirected.close()
 
     def _redirect_messages(self) -> None:

@@ -14,6 +14,7 @@ from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from lightning_utilities.core import rank_zero as rank_zero_module
 from toys import Perceptron, federation
+from tqdm import tqdm
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.outputs import progress_bar
@@ -100,7 +101,9 @@ def test_a_resumed_run_counts_its_own_rounds_alone(
 def test_the_callbacks_of_a_run_can_be_copied_as_those_of_lightning(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(enable_progress_bar=True)
     trainer.fit(Perceptron(), federation())
+    bars = list(tqdm._instances)
     assert [type(one) for one in copy.deepcopy(trainer.callbacks)] == [type(one) for one in trainer.callbacks]
+    assert list(tqdm._instances) == bars
 
 
 def test_no_bar_if_not_wanted_or_with_nothing_to_do(

@@ -476,9 +476,10 @@ def test_refusals(module: Any, flags: dict[str, Any], sentence: str, graphs: Tra
 
 def test_a_missing_compiler_is_said(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
+    from torch._inductor.utils import fresh_inductor_cache
 
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+    with fresh_inductor_cache(), pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
         make_trainer(compile=True).fit(Perceptron(), federation())
 
 

@@ -53,16 +53,16 @@ ROWS = {  # the tests by the row's first words
         (SIDE, "test_no_attribute_of_the_module_passes_from_a_client_to_others"),
     ],
     "attributes of the module": [(SIDE, "test_no_attribute_of_the_module_passes_from_a_client_to_others")],
-    "what a module logs while clients train": [
+    "values that a module logs while clients train": [
         (HERE, "test_what_a_module_logs_in_training_is_left_out_with_drop"),
         (REFUSALS, "test_what_acts_on_a_value_of_the_training_is_refused_when_its_name_is_known"),
         (SIDE, "test_nothing_of_clients_is_logged_and_the_models_stay"),
     ],
-    "validation with what clients own": [
+    "validation with clients' personal values": [
         (SIDE, "test_no_value_depends_on_clients_whose_uploads_do_not_count"),
         REFUSED,
     ],
-    "who came": [
+    "which clients took part": [
         (SIDE, "test_nothing_of_clients_is_logged_and_the_models_stay"),
         (SIDE, "test_the_table_says_nothing_of_attackers_that_are_not_counted"),
     ],
@@ -71,13 +71,13 @@ ROWS = {  # the tests by the row's first words
         (SIDE, "test_costs_are_those_of_a_fixed_cohort_with_drop_outs_on_average"),
     ],
     "the duration of a training": [REFUSED],
-    "single steps": [(HERE, "test_loggers_get_single_steps_from_callbacks_alone")],
-    "what callbacks such as `LearningRateMonitor` send": [
+    "values that the module logs in single steps": [(HERE, "test_loggers_get_single_steps_from_callbacks_alone")],
+    "values that callbacks such as `LearningRateMonitor` send": [
         (HERE, "test_loggers_get_single_steps_from_callbacks_alone"),
         REFUSED,
     ],
     "`clients.csv`": [(SIDE, "test_no_values_of_single_clients_are_written"), REFUSED],
-    "what callbacks log, write or send": [REFUSED],
+    "values that callbacks log, write or send": [REFUSED],
     "columns that a feature": [
         ("features/test_own_feature.py", "test_a_private_run_without_side_channels_shows_what_a_feature_declares")
     ],
