@@ -357,7 +357,8 @@ def test_evaluations_that_a_graph_cannot_hold_run_eagerly_and_a_line_says_why(
         assert len(lines) == 1
         assert f"{module.__name__} is evaluated without torch.compile from here on, because {why}" in lines[0]
         assert graphs
-        resumed_like_whole(make_trainer, tmp_path, module, EVEN, stop=3, end=4, compile=True, **flags)
+        _, resumed = resumed_like_whole(make_trainer, tmp_path, module, EVEN, stop=3, end=4, compile=True, **flags)
+    assert why in execution(resumed.fit_loop.engine)["why_evaluated_eagerly"]
 
 
 class Counting(Perceptron):
