@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -19,6 +19,7 @@ from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.errors import noting
 from lightning_fl.evaluation.shared_results import Gather, SharedResults
 from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.metric_values import unsynchronised
 from lightning_fl.internals import LoggerConnector, StockEvaluationLoop, StockPredictionLoop, call
 
 STAGES = {"validation": RunningStage.VALIDATING, "test": RunningStage.TESTING}
@@ -202,7 +203,7 @@ def measure(
     loop.results.marks_undefined = marks_undefined
     if not alone:
         loop.gather, loop.gather_tensors = flat_module.logs.gather, flat_module.logs.gather_tensors
-    with measuring(module), without_callbacks(trainer, probes):
+    with measuring(module), unsynchronised(module) if alone else nullcontext(), without_callbacks(trainer, probes):
         return loop.evaluate(loaders, limits)
 
 

@@ -33,6 +33,7 @@ class SharedResults(ResultCollection):
         self.replacing: Mapping[str, float] = {}
         self.hidden: set[str] = set()
         self._shared: set[str] = set()
+        self._logged_elsewhere: set[str] = set()
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
         """Add a value to those of its name."""
@@ -116,6 +117,7 @@ class SharedResults(ResultCollection):
             facts, _ = next(part[key] for part in parts if key in part)
             states = [part[key][1] for part in parts if key in part]
             if key not in self or self[key].has_reset:
+                self._logged_elsewhere.add(key)
                 self[key] = ResultMetric(_metadata(facts), is_tensor=not isinstance(states[0], str))
             item = self[key]
             item.has_reset = False
@@ -129,6 +131,9 @@ class SharedResults(ResultCollection):
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         """Drop the values; at the end of an evaluation also those that replace them."""
         super().reset(metrics, fx)
+        for key in [key for key in self._logged_elsewhere if self[key].has_reset]:
+            del self[key]  # the next evaluation may log it here, with metadata that differ: how this process reduces
+            self._logged_elsewhere.remove(key)
         if fx is None:
             self._shared.clear()
             self.replacing, self.hidden = {}, set()

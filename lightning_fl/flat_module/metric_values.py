@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 UNDEFINED = re.compile(r"^No (positive|negative) samples (found )?in targets?")
@@ -38,6 +39,20 @@ def computed(metric: Metric, gather_tensors: Callable[[Tensor], list[Tensor]]) -
     finally:
         for part, function in zip(parts, before, strict=True):
             part.dist_sync_fn = function
+
+
+@contextmanager
+def unsynchronised(module: nn.Module) -> Iterator[None]:
+    """Let the torchmetrics objects of a module compute values of this process alone, without a word to the others."""
+    metrics = [part for part in module.modules() if isinstance(part, Metric)]
+    before = [metric.distributed_available_fn for metric in metrics]
+    for metric in metrics:
+        metric.distributed_available_fn = lambda: False
+    try:
+        yield
+    finally:
+        for metric, function in zip(metrics, before, strict=True):
+            metric.distributed_available_fn = function
 
 
 def watched(compute: Callable[[], Any]) -> tuple[Any, bool]:

@@ -648,7 +648,7 @@ def evaluate_in_processes(folder: str, num_processes: int) -> None:
     assert found["val/loss_clients_mean"] == pytest.approx(float(trainer.callback_metrics["val/loss_clients_mean"]))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_three_processes_evaluate_as_one(tmp_path: Path) -> None:
     """Test torchmetrics objects, personal parameters and fine-tuning; some process has fewer clients than others."""
     for count in (1, 3):
@@ -659,6 +659,10 @@ def test_three_processes_evaluate_as_one(tmp_path: Path) -> None:
         assert here.keys() == there.keys() >= {"val/error", "val/error_tuned"}
         for name in here:
             assert float(here[name]) == pytest.approx(float(there[name]), rel=1e-5, abs=1e-7), name
+    for here, there in zip(*(read_rows(tmp_path / str(count)) for count in (1, 3)), strict=True):
+        assert float(here["val/error"]) == pytest.approx(float(there["val/error"]), rel=1e-5), (
+            "over clients' own models"
+        )
 
 
 @pytest.mark.slow
