@@ -39,8 +39,8 @@ settings.load_profile("any machine")
 
 TIERS = ("process", "matrix", "slow", "thirdparty")
 """Marks of tests that `pytest` alone leaves out."""
-CASES_OF_A_TRAINING_TEST = 2
-"""Cases of a test that trains that are in no other tier, unless the mark `sampled` says another number."""
+CASES_OF_A_TRAINING_TEST = 1
+"""Cases of a test that trains that run by default, unless the mark `sampled` says another number."""
 TRAINING = {"make_trainer", "make_stock_trainer", "lightning_fl", "types_of_a_new_process"}
 """Fixtures of tests that train, or that make the parser of the command line."""
 NOT_QUICK = ("tests/report", "tests/study", "tests/callbacks")

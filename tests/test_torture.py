@@ -58,6 +58,7 @@ def test_nothing_is_found_of_plans_and_side_channels(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("types_of_a_new_process")
 @pytest.mark.parametrize("number", range(4))
+@pytest.mark.matrix
 def test_a_plan_of_any_configuration_says_what_the_fit_says(
     number: int, tmp_path: Path, part: Any, lightning_fl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

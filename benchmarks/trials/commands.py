@@ -22,7 +22,6 @@ import torch
 from lightning_fl.cli import main
 from lightning_fl.flat_module import graph
 
-graph.BACKEND = "eager"  # in forked trials: torch's compiler would take up to minutes for each
 PATIENCE_S = 240.0
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -76,6 +75,7 @@ class Command:
             for name, stream in (("stdout", 1), ("stderr", 2)):
                 os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
             sys.argv = ["lightning-fl", *flags]
+            graph.BACKEND = "eager"  # torch's compiler would take up to minutes
             if prepare is not None:
                 prepare()
             code = _exit_code()

@@ -130,6 +130,7 @@ def test_norms_are_found_by_their_types(norms: Any) -> None:
     assert len(owned.buffers) == (6 if norms == "all" else 3)
 
 
+@pytest.mark.matrix
 def test_bits_of_vgg11_bn(make_trainer: MakeTrainer) -> None:
     """Count by hand: 9,756,426 parameters, of which the 2,752 channels of eight norms keep two each; no statistics cross."""
     images = torch.zeros(6, 32, 32, 3, dtype=torch.uint8).random_().numpy()

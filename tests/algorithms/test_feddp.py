@@ -211,6 +211,7 @@ def accuracy(w: np.ndarray, gates: np.ndarray | None, x: Tensor, y: Tensor) -> f
     return float(np.mean(out.argmax(1) == y.argmax(1)))
 
 
+@pytest.mark.matrix
 def test_what_is_measured(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
     """Check metrics with a client's gates on all validation data, on its own part, and without gates, MACs and both costs."""
     x, y = samples(120)

@@ -28,6 +28,7 @@ def mean_gradient(trainer: FederatedTrainer) -> Tensor:
 
 
 @pytest.mark.parametrize(("cohort_size", "rounds", "runner"), [(3, 20, "serial"), (2, 40, "stacked")])
+@pytest.mark.matrix
 def test_its_fixed_point_is_the_optimum_and_that_of_fedavg_is_not(
     cohort_size: int, rounds: int, runner: str, make_trainer: MakeTrainer
 ) -> None:

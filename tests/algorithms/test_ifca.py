@@ -135,6 +135,7 @@ class Chosen(Callback):
         self.means.append(sum(losses) / len(losses))
 
 
+@pytest.mark.matrix
 def test_each_client_predicts_with_the_model_that_suits_it(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

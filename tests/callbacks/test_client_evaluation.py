@@ -491,6 +491,7 @@ def test_gates_of_each_client_are_used(make_trainer: MakeTrainer, keeps_files: d
 @pytest.mark.parametrize(
     "algorithm", [APFL(), Ditto(), FedRep(head_epochs=1), PFedMe(strength=5.0)], ids=lambda algorithm: algorithm.name
 )
+@pytest.mark.matrix
 def test_what_each_client_keeps_is_used(
     algorithm: Algorithm, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:

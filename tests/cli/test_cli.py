@@ -181,6 +181,7 @@ def test_short_names_class_paths_and_parameters_say_the_same(lightning_fl: Comma
         assert shown | {"init_args": given} == expected
 
 
+@pytest.mark.matrix
 def test_an_algorithm_put_together_at_the_command_line_is_saved_whole(lightning_fl: Command, small: str) -> None:
     words = ["--algorithm", "Algorithm", "--algorithm.rule", "Proximal", "--algorithm.rule.mu", "0.5"]
     assert lightning_fl("fit", "--config", small, *words).code == 0
@@ -189,6 +190,7 @@ def test_an_algorithm_put_together_at_the_command_line_is_saved_whole(lightning_
     assert metrics("again") == metrics("run")
 
 
+@pytest.mark.matrix
 def test_any_codec_serves_any_method(lightning_fl: Command, small: str) -> None:
     quantiser = {"class_path": "Quantiser", "init_args": {"levels": "uniform", "bits": 4, "groups": "global"}}
     slots = {
@@ -434,6 +436,7 @@ def test_going_on_with_last_starts_where_there_is_none(lightning_fl: Command, sm
     assert len(metrics("run")) == 2
 
 
+@pytest.mark.matrix
 def test_evaluation_of_checkpoints(lightning_fl: Command, small: str) -> None:
     keep_best = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor", "val/accuracy"]
     keep_best += ["--trainer.callbacks.mode", "max"]
@@ -980,6 +983,7 @@ def test_what_is_to_be_printed_is_checked_too(lightning_fl: Command, small: str,
     assert f"did you mean {meant}" in outcome.sentence
 
 
+@pytest.mark.matrix
 def test_a_flag_without_a_value_is_named_whole(lightning_fl: Command, small: str) -> None:
     for words, flag in (
         (["--data.augment"], "--data.augment"),
@@ -1001,6 +1005,7 @@ def test_the_text_none_is_no_null(lightning_fl: Command, small: str) -> None:
     assert "got the text None: write null" in lightning_fl("fit", "--config", small, "--config", "none.yaml").sentence
 
 
+@pytest.mark.matrix
 def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
     lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1147,6 +1152,7 @@ def test_without_its_package_a_logger_is_refused_before_training(
     assert not Path("run").exists()
 
 
+@pytest.mark.matrix
 def test_a_timer_ends_a_run(lightning_fl: Command, small: str) -> None:
     timer = ["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "00:00:00:01"]
     assert printed(lightning_fl("fit", "--config", small, *timer, "--print_config"))
@@ -1160,6 +1166,7 @@ def test_list_has_help(lightning_fl: Command) -> None:
     assert "lightning-fl list" in lightning_fl("list", "--help").out
 
 
+@pytest.mark.matrix
 def test_a_truncated_checkpoint_is_refused(lightning_fl: Command, small: str) -> None:
     lightning_fl("fit", "--config", small)
     last = Path("run/checkpoints/last.ckpt")
@@ -1195,6 +1202,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     assert "another model" in lightning_fl(command, "--config", small, *words).sentence
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_of_another_algorithm_or_federation_is_not_resumed(lightning_fl: Command, small: str) -> None:
     lightning_fl("fit", "--config", small)
     resume = ["fit", "--config", small, "--ckpt_path", "last", "--trainer.max_rounds", "3"]

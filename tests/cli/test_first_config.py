@@ -270,6 +270,7 @@ def test_the_groups_of_few_bytes_say_the_directions() -> None:
 # ------------------------------------------------------------------------------------------- shipped configurations
 
 
+@pytest.mark.matrix
 def test_a_configuration_of_the_package_is_found_by_name_from_any_folder(lightning_fl: Command, tmp_path: Path) -> None:
     names = lightning_fl("list", "configs").out.splitlines()[1:]
     assert [line.split()[0] for line in names] == shipped_configs.names()

@@ -97,6 +97,7 @@ def test_a_report_has_every_number_of_its_runs(lightning_fl: Command) -> None:
     assert sorted(found["files"]) == sorted(str(path) for path in Path("report").iterdir() if path.name[0] != ".")
 
 
+@pytest.mark.matrix
 def test_a_study_has_its_plan_and_later_its_claims_and_budgets(lightning_fl: Command) -> None:
     grid = {"method": {name: [f"--algorithm={name}"] for name in ("FedAvg", "FedProx")}}
     claims = [{"text": "x", "better": "FedProx", "than": "FedAvg", "in": "target_uplink"}]

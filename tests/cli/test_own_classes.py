@@ -39,6 +39,7 @@ def curve(outcome: Outcome) -> list[dict[str, str]]:
 # ------------------------------------------------------------------------------------------- --optimizer, --lr_scheduler
 
 
+@pytest.mark.matrix
 def test_a_module_without_an_optimizer_takes_that_of_the_command_line(fit: Command) -> None:
     expected = curve(fit("WithAdam"))
     assert curve(fit("Bare", *ADAM, *HALVING)) == expected
@@ -51,12 +52,14 @@ def test_a_module_without_an_optimizer_takes_that_of_the_command_line(fit: Comma
     assert given != expected
 
 
+@pytest.mark.matrix
 def test_a_module_s_own_optimizer_is_overridden_with_a_warning_as_in_any_lightning_cli(fit: Command) -> None:
     expected = curve(fit("WithAdam"))
     with pytest.warns(UserWarning, match="`WithSGD.configure_optimizers` will be overridden"):
         assert curve(fit("WithSGD", *ADAM, *HALVING)) == expected
 
 
+@pytest.mark.matrix
 def test_a_plateau_watches_its_metric(fit: Command) -> None:
     plateau = ["--lr_scheduler", "lightning.pytorch.cli.ReduceLROnPlateau", "--lr_scheduler.monitor", "val_loss"]
     plateau += [
@@ -76,6 +79,7 @@ def test_a_plateau_watches_its_metric(fit: Command) -> None:
     assert still[2] != moving[2]
 
 
+@pytest.mark.matrix
 def test_methods_that_make_their_own_steps_take_sgd_of_the_command_line(fit: Command) -> None:
     sgd = ["--optimizer", "SGD", "--optimizer.lr", "0.5", "--algorithm", "SCAFFOLD"]
     assert curve(fit("Bare", *sgd)) == curve(fit("WithSGD", "--algorithm", "SCAFFOLD"))
@@ -172,7 +176,7 @@ def test_a_class_that_takes_any_parameter_gets_them(fit: Command) -> None:
 
 
 @pytest.mark.parametrize(("model", "free"), [("Saves", []), ("SavesAny", ["--model.dict_kwargs.x", "3"])])
-@pytest.mark.sampled(1)
+@pytest.mark.matrix
 def test_a_checkpoint_s_hyper_parameters_are_those_of_the_class(
     model: str, free: list[str], fit: Command, lightning_fl: Command
 ) -> None:

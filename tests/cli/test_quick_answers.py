@@ -100,6 +100,7 @@ def test_the_output_may_end_early_be_closed_or_lack_characters() -> None:
     assert ascii_only.stdout.isascii()
 
 
+@pytest.mark.matrix
 def test_a_run_s_configuration_may_come_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

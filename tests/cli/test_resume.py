@@ -79,6 +79,7 @@ def test_another_seed_on_the_command_line_is_refused(command: Command, checkpoin
     assert {path: path.read_bytes() for path in Path("run").rglob("*.*")} == files
 
 
+@pytest.mark.matrix
 def test_each_leg_of_a_run_has_a_configuration_of_its_own(command: Command) -> None:
     command("fit")
     first = Path("run/config.yaml").read_text()
@@ -105,6 +106,7 @@ def test_a_run_that_moves_to_another_folder_takes_its_history_along(command: Com
     assert yaml.safe_load(Path("moved/config-2.yaml").read_text())["trainer"]["max_rounds"] == 2
 
 
+@pytest.mark.matrix
 def test_the_report_reads_the_last_configuration_and_names_what_changed(command: Command) -> None:
     command("fit")
     command("fit", "--ckpt_path", "last", "--trainer.max_rounds", "2", "--trainer.local_epochs", "2")
@@ -121,6 +123,7 @@ def test_the_report_reads_the_last_configuration_and_names_what_changed(command:
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "predict"])
+@pytest.mark.matrix
 def test_an_evaluation_says_which_hyper_parameters_come_from_the_checkpoint(command: Command, name: str) -> None:
     command("fit")
     said = command(name, "--ckpt_path", LAST, "--model.momentum", "0.5", "--model.learning_rate", "0.2")

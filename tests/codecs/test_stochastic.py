@@ -158,6 +158,7 @@ def test_the_mean_over_draws_tells_a_biased_codec() -> None:
         check_mean_over_draws(TernGrad(clip=0.5))
 
 
+@pytest.mark.matrix
 def test_the_error_of_qsgd_is_the_paper_s() -> None:
     x, context = torch.randn(200, generator=torch.Generator().manual_seed(0)), setting_of((200,))
     v, squares = float(x.double().norm()), float(x.double().square().sum())

@@ -269,6 +269,7 @@ def test_classes_that_cannot_be_dealt_are_refused() -> None:
 NUM_DRAWS = 600
 
 
+@pytest.mark.matrix
 def test_class_priors_are_drawn_one_by_one_without_replacement() -> None:
     """A plain loop, one sample at a time, has the same mean and spread of class counts."""
     labels, sizes, alpha = np.repeat(np.arange(3), [30, 20, 10]), [20, 20, 20], 1.0

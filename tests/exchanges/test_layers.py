@@ -373,6 +373,7 @@ def test_a_mask_crosses_a_lossy_codec_unharmed(make_trainer: MakeTrainer) -> Non
     layer=st.integers(0, 1),
     factor=st.floats(1.0, 50.0),
 )
+@pytest.mark.matrix
 def test_the_choice_of_layers(n: int, seed: int, order: list[int], client: int, layer: int, factor: float) -> None:
     context = setting_of(Perceptron())
     stacked = torch.randn(5, 26, generator=torch.Generator().manual_seed(seed))

@@ -40,6 +40,7 @@ def same(a: Any, b: Any) -> bool:
 @example(0.0, 0)
 @example(1.0, 7)
 @given(st.floats(0, 1), st.integers(0, 7))
+@pytest.mark.matrix
 def test_a_flipped_bit_is_noticed_or_changes_nothing(path: Path, where: float, bit: int) -> None:
     """Check all bits of a file: data, checksums, names, and the fields of a zip file that nobody reads, such as dates."""
     content = bytearray(path.read_bytes())

@@ -47,6 +47,7 @@ def test_a_run_without_a_curve_says_nothing_of_the_run_before_it(fit: Fit, witho
     assert "curve" not in again
 
 
+@pytest.mark.matrix
 def test_a_run_of_no_rounds_names_no_curve(fit: Fit) -> None:
     assert "curve" not in fit("--trainer.max_rounds=0")
     fit()
@@ -78,6 +79,7 @@ def test_a_best_value_of_the_logged_rounds_alone_says_so(make_trainer: MakeTrain
         assert lines["at best validation"].endswith(f"(after {best.partition('after ')[2]}")
 
 
+@pytest.mark.matrix
 def test_rejected_uploads_are_counted_in_the_table(fit: Fit) -> None:
     assert "rejected" not in fit()
     boom = ["--model.learning_rate=1e38", "--trainer.max_rounds=2"]

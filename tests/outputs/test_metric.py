@@ -349,6 +349,7 @@ def test_a_resumed_method_goes_on_with_the_given_accuracy(
     assert resumed.callback_metrics["feddu/accuracy"] == 0.75
 
 
+@pytest.mark.matrix
 def test_a_report_reads_the_metric_that_the_run_kept(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
@@ -371,6 +372,7 @@ def test_a_report_finds_the_metric_of_a_run_that_names_none(
     assert "final val_acc" in report([str(tmp_path), "--out", str(tmp_path / "report")])
 
 
+@pytest.mark.matrix
 def test_runs_about_different_metrics_need_a_choice(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_resnet_with_group_normalisation_loses_whole_groups() -> None:
 
 @settings(max_examples=10)
 @given(groups=st.sampled_from([(2, 3), (4, 2), (8, 1)]), seed=st.integers(0, 99))
+@pytest.mark.matrix
 def test_any_groups_may_go(groups: tuple[int, int], seed: int) -> None:
     """Also of two layers one after the other, and behind a depthwise convolution."""
     count, size = groups
@@ -182,6 +183,7 @@ def test_a_group_is_not_torn() -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_where_nothing_can_be_pruned_few_trials_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 24 layers that no cut suits, bisection would make 47 trials."""
     trials = []
@@ -239,6 +241,7 @@ def test_in_the_stock_trainer(pruning: str, make_stock_trainer: Callable[..., L.
 
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.matrix
 def test_in_a_federation(
     runner: str, make_trainer: Callable[..., FederatedTrainer], keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_perceptron_is_cut_as_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("lenet5", 4), ("vgg11_bn", 10), ("resnet18", 12), ("cnn_mnist", 3)])
+@pytest.mark.matrix
 def test_every_hidden_layer_of_the_networks_can_be_cut(name: str, count: int) -> None:
     channels, size = (1, 28) if name == "cnn_mnist" else (3, 32)
     net = network(name, 10, **({"width": 0.125} if name == "vgg11_bn" else {}))

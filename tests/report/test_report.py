@@ -146,6 +146,7 @@ def test_a_curve_that_stays_at_a_target_reaches_it(hundredths: int, more: str, w
     assert reached(target - 1e-4) == (1 if is_rounded else None)
 
 
+@pytest.mark.matrix
 def test_a_report_says_to_how_many_decimals_it_rounds(run: Callable[..., tuple], tmp_path: Path) -> None:
     write_run(tmp_path / "a", rising(90))
     for target, decimals in (("0.8", "three"), ("0.8125", "4")):
@@ -207,6 +208,7 @@ class Links(HTMLParser):
 
 
 @pytest.mark.usefixtures("all_formats")
+@pytest.mark.matrix
 def test_a_report_is_files_that_need_nothing_else(tmp_path: Path) -> None:
     write_run(tmp_path / "a<b>", rising(50), "FedAvg")
     write_run(tmp_path / "b", rising(50, 0.012), "FedProx", mu=0.1)
@@ -362,6 +364,7 @@ def test_the_method_is_a_setting_that_differs_where_a_label_does_not_name_it(tmp
 # ------------------------------------------------------------------------------------------------- a real run
 
 
+@pytest.mark.matrix
 def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple], tmp_path: Path) -> None:
     words = ["--model", "ImageClassifier", "--model.network", "linear", "--data", "Digits", "--data.num_clients", "5"]
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
@@ -528,6 +531,7 @@ def test_rounds_without_a_row_do_not_count_in_remarks(run: Callable[..., tuple],
     )
 
 
+@pytest.mark.matrix
 def test_values_that_are_not_finite_are_left_out_and_counted(run: Callable[..., tuple], tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", rising(9)) / "metrics.csv"
     text = (
@@ -634,6 +638,7 @@ def test_a_mistyped_metric_has_its_nearest_among_all_columns(run: Callable[..., 
 
 
 @pytest.mark.usefixtures("all_formats")
+@pytest.mark.matrix
 def test_a_report_leaves_nothing_of_the_one_before_it(run: Callable[..., tuple], tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", rising(9)) / "metrics.csv"
     path.write_text(path.read_text().replace("clients/accepted", "val/loss"))
@@ -654,6 +659,7 @@ def test_a_report_leaves_nothing_of_the_one_before_it(run: Callable[..., tuple],
     assert path.is_file()
 
 
+@pytest.mark.matrix
 def test_what_someone_has_changed_is_not_removed(run: Callable[..., tuple], tmp_path: Path) -> None:
     write_run(tmp_path / "a", rising(9))
     run("report", "a", "--html")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from made_runs import groups_of, require_readable, rising, write_run
 
 from lightning_fl.report.clients import draw_clients
@@ -52,6 +53,7 @@ def test_a_report_shows_the_clients_of_the_last_round_that_evaluated_them(
     assert Path("report/accuracy_of_clients.svg").is_file()
 
 
+@pytest.mark.matrix
 def test_a_report_on_a_statistic_over_clients_shows_the_clients_of_its_metric(
     run: Callable[..., tuple], tmp_path: Path
 ) -> None:
@@ -65,6 +67,7 @@ def test_a_report_on_a_statistic_over_clients_shows_the_clients_of_its_metric(
     assert "| 0.962 |" in section
 
 
+@pytest.mark.matrix
 def test_runs_without_evaluated_clients_have_no_such_section(run: Callable[..., tuple], tmp_path: Path) -> None:
     folder = write_run(tmp_path / "one", rising(9))
     (folder / "clients.csv").write_text("round,client,samples,val/other\n8,0,10,0.5\n")

@@ -265,6 +265,7 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: py
 # ---------------------------------------------------------------------------------------------- work
 
 
+@pytest.mark.matrix
 def test_the_work_of_a_long_run_grows_with_its_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axis, calls = Curve.axis, list[str]()
 
@@ -347,6 +348,7 @@ def test_texts_of_the_user_are_no_markup_of_a_page(tmp_path: Path) -> None:
 
 
 @given(st.text("<ab/`[]()!\n \\", max_size=12))
+@pytest.mark.matrix
 def test_markdown_has_no_html_outside_of_code(text: str) -> None:
     found = plain(text)
     assert "\n" not in found

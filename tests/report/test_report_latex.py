@@ -118,6 +118,7 @@ def test_any_label_is_text_for_latex(label: str, tmp_path: Path) -> None:
     assert not set(text) & set("&%#_{}\\$~^")
 
 
+@pytest.mark.matrix
 def test_a_table_alone_needs_no_picture(tmp_path: Path) -> None:
     runs = map(str, seeded(tmp_path, "FedAvg", [0.01, 0.012]))
     out = tmp_path / "out"

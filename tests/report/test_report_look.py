@@ -25,6 +25,7 @@ def two_runs(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.matrix
 def test_pictures_have_the_formats_the_size_and_the_text_that_journals_ask_for(tmp_path: Path) -> None:
     out = tmp_path / "out"
     look = ["--format", "pdf,svg,png", "--size", "3.5x2.4", "--dpi", "300", "--font-size", "8"]
@@ -43,6 +44,7 @@ def test_pictures_have_the_formats_the_size_and_the_text_that_journals_ask_for(t
     assert "![Accuracy against rounds](accuracy_by_rounds.svg)" in (out / "report.md").read_text()
 
 
+@pytest.mark.matrix
 def test_a_report_of_pdf_files_alone_links_them(tmp_path: Path) -> None:
     out = tmp_path / "out"
     report([*two_runs(tmp_path), "--out", str(out), "--format", "pdf", "--html"])
@@ -119,6 +121,7 @@ def test_nothing_overlaps_in_a_picture_with_panels(
     assert [text.get_text() for text in legend.get_texts()] == names
 
 
+@pytest.mark.matrix
 def test_text_and_formulas_have_the_users_font(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = tmp_path / "out"
     look = ["--format", "pdf", "--font", "STIXGeneral", "--ylabel", r"$\mu$ of the accuracy"]
@@ -131,6 +134,7 @@ def test_text_and_formulas_have_the_users_font(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.matrix
 def test_what_is_printed_fits_the_terminal_and_the_page_stays_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
@@ -157,6 +161,7 @@ def test_what_is_printed_fits_the_terminal_and_the_page_stays_whole(
     ]
 
 
+@pytest.mark.matrix
 def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     flags = ["--out", str(tmp_path / "out"), "--format", "svg", "--ylabel", "Test accuracy"]
     runs = two_runs(tmp_path)
@@ -169,6 +174,7 @@ def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
     assert caption in (tmp_path / "out" / "report.md").read_text(encoding="utf-8"), "nothing of energy"
 
 
+@pytest.mark.matrix
 def test_runs_found_below_a_folder_that_differ_in_their_task_are_named_a_mixture(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out"), "--format", "svg"]
     runs = [
@@ -229,6 +235,7 @@ def test_a_report_begins_with_the_settings_and_the_commands_of_its_runs(tmp_path
     assert f"<pre># FedAvg\n{command}</pre>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.matrix
 def test_labels_and_order_are_the_users(tmp_path: Path) -> None:
     average, proximal = two_runs(tmp_path)
     flags = ["--out", str(tmp_path / "out"), "--label", "Proximal term", "--label", "Baseline"]
@@ -261,6 +268,7 @@ def test_a_look_that_is_impossible_is_refused_in_one_sentence(tmp_path: Path, fl
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.matrix
 def test_a_folder_stands_for_the_runs_below_it(tmp_path: Path, run: Callable[..., tuple]) -> None:
     for name in ("FedAvg/10", "FedAvg/9", "FedProx", "FedAvg/9/earlier-1", ".hidden"):
         write_run(
@@ -306,6 +314,7 @@ class Cells(HTMLParser):
         self._in_head = False
 
 
+@pytest.mark.matrix
 def test_a_phone_knows_each_cells_column(tmp_path: Path) -> None:
     report([write_run(tmp_path / 'a"b', rising(50)).as_posix(), "--out", str(tmp_path / "out"), "--html"])
     page = Cells()

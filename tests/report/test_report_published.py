@@ -50,6 +50,7 @@ def test_rows_of_momentum_are_those_of_methods_with_server_data() -> None:
 ENDS = ("SM", "DM", "DA")
 
 
+@pytest.mark.matrix
 def test_own_runs_stand_under_the_rows_of_their_method_and_setting(tmp_path: Path) -> None:
     five = {"data": {"server_fraction": 0.05}}
     write_run(tmp_path / "du", rising(50, 0.0124), "FedDU", **five)

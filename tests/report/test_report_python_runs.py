@@ -91,6 +91,7 @@ def test_a_run_from_python_has_the_settings_of_the_same_command(
     assert [len(group.curves) for group in groups] == [2], "they share a line"
 
 
+@pytest.mark.matrix
 def test_seeds_of_runs_from_python_share_a_line_and_settings_that_differ_are_listed(tmp_path: Path) -> None:
     folders = [fit(tmp_path / f"{mu}-{seed}", FedProx(mu), seed=seed) for mu in (0.1, 0.2) for seed in (0, 1)]
     printed = report([*folders, "--out", str(tmp_path / "report")])

@@ -49,6 +49,7 @@ def test_pictures_and_tables_name_and_show_the_bytes_of_the_direction(
         assert re.search(rf"& (\\textbf{{)?{cost}\b", row), row
 
 
+@pytest.mark.matrix
 def test_a_report_says_when_total_traffic_turns_the_order(runs: list[str], tmp_path: Path) -> None:
     said = report([*runs, "--target", "0.2", "--out", str(tmp_path / "out")])
     assert (

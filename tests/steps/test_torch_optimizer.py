@@ -255,7 +255,7 @@ def test_a_run_from_python_writes_the_optimiser_with_its_options(
     ],
     ids=["default", "FedOpt", "Algorithm"],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.matrix
 def test_a_printed_configuration_gives_the_same_run(
     algorithm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ def exchanged(pairs: list[Pair]) -> Iterator[list[Pair]]:
 @pytest.mark.parametrize(
     "number", ["final", "last", "best", "at_best_validation", "mean", "target_rounds", "at_uplink", "simulated_seconds"]
 )
-@pytest.mark.sampled(1)
+@pytest.mark.matrix
 def test_methods_that_do_not_differ_are_rarely_told_apart(
     number: str, samples: list[tuple[tuple[Curve, Curve], ...]]
 ) -> None:

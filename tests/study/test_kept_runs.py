@@ -160,6 +160,7 @@ def test_every_claim_of_a_paper_says_where_it_is_printed() -> None:
             assert not claim.is_of_paper or file.regime, path.stem
 
 
+@pytest.mark.matrix
 def test_a_mean_is_over_the_last_half_of_the_rounds() -> None:
     """Check that the later stage of FedLDF's paper is the same part of all studies, and so of none chosen after the runs."""
     for path in STUDIES:

@@ -119,6 +119,7 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     assert {path: path.stat().st_mtime_ns for path in done} == before, "what is done is skipped"
 
 
+@pytest.mark.matrix
 def test_a_run_that_cannot_be_compared_is_left_out_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Look, "formats", ("svg",))
     claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg"}]

@@ -86,6 +86,7 @@ def test_runs_without_a_finite_value_are_no_runs_that_are_missing(number: str, s
     assert "not run yet" not in said
 
 
+@pytest.mark.matrix
 def test_a_report_tells_the_floor_and_the_claims_below_it() -> None:
     grid = {"FedAvg": ["--algorithm=FedAvg"], "again": ["--threads=2"], "FedProx": ["--algorithm=FedProx"]}
     path = write_study(claims=[CLAIM], floor=[["FedAvg", "again"]], grid={"method": grid})
@@ -113,6 +114,7 @@ def test_claims_of_the_file_are_not_judged_by_another_metric_or_target() -> None
 
 
 @pytest.mark.usefixtures("types_of_a_new_process")
+@pytest.mark.matrix
 def test_a_report_needs_no_file_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path("study.yaml")
     base = ["--model=ImageClassifier", "--data=Arrays", "--data.path=away.npz", "--trainer.max_rounds=9"]

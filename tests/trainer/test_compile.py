@@ -134,6 +134,7 @@ def in_place() -> Statistics:
     "module",
     [Normalised, Telling, *(pytest.param(made, marks=pytest.mark.slow) for made in (Tied, Dropping, in_place))],
 )
+@pytest.mark.matrix
 def test_buffers_draws_logs_and_unused_layers_are_those_of_eager_steps(
     module: Callable[[], Any], graphs: Traced, make_trainer: MakeTrainer
 ) -> None:
@@ -141,6 +142,7 @@ def test_buffers_draws_logs_and_unused_layers_are_those_of_eager_steps(
     assert graphs
 
 
+@pytest.mark.matrix
 def test_a_step_is_compiled_once_for_each_shape(graphs: Traced, make_trainer: MakeTrainer) -> None:
     data = lambda: federation((8, 8, 6, 6, 5), batch_size=4)  # noqa: E731 -- batches of 4, 2 and 1
     assert_equal(pair(make_trainer, Perceptron(), data, max_rounds=3, clients_per_round=5))
@@ -258,6 +260,7 @@ def held_out() -> Arrays:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, FedBN, Ditto])
+@pytest.mark.matrix
 def test_models_of_clients_and_tests_are_compiled_too(
     algorithm: Callable[[], Any], graphs: Traced, make_trainer: MakeTrainer
 ) -> None:
@@ -342,6 +345,7 @@ class Probing(Perceptron):
         (Probing, "hooks of its layers see what they compute"),
     ],
 )
+@pytest.mark.matrix
 def test_evaluations_that_a_graph_cannot_hold_run_eagerly_and_a_line_says_why(
     module: Callable[[], Any],
     why: str,
@@ -397,6 +401,7 @@ class Hooked(Perceptron):
     ],
     ids=lambda given: given.__name__ if callable(given) else "",
 )
+@pytest.mark.matrix
 def test_what_a_graph_cannot_hold_runs_eagerly_and_a_line_says_why(
     module: Callable[[], Any], why: str, graphs: Traced, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -477,10 +482,9 @@ def test_refusals(module: Any, flags: dict[str, Any], sentence: str, graphs: Tra
 
 def test_a_missing_compiler_is_said(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
-    from torch._inductor.utils import fresh_inductor_cache
 
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    with fresh_inductor_cache(), pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
         make_trainer(compile=True).fit(Perceptron(), federation())
 
 
@@ -538,6 +542,7 @@ def test_two_processes_compile_and_agree_on_what_a_graph_cannot_hold(
                 assert metrics[name] == pytest.approx(float(trainer.callback_metrics[name]), rel=1e-9), name
 
 
+@pytest.mark.matrix
 def test_compiling_in_the_sanity_check_is_not_part_of_the_first_round(
     graphs: Traced, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

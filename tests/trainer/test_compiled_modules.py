@@ -77,6 +77,7 @@ def test_a_compiled_module_is_not_compiled_again_and_again_and_trains_as_the_mod
 
 
 @pytest.mark.parametrize("way", ["network", "module"])
+@pytest.mark.matrix
 def test_a_stack_of_compiled_modules_computes_without_the_compiler_and_says_so(
     way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -188,6 +188,7 @@ def test_log_every_n_rounds_and_after_the_last(
 
 
 @pytest.mark.parametrize("max_time", ["00:00:00:01", {"seconds": 1}])
+@pytest.mark.matrix
 def test_max_time(max_time: Any, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
     class Slow(Callback):
         def on_train_epoch_end(self, *arguments: Any) -> None:

@@ -425,6 +425,7 @@ def test_robust_parts_report_what_they_keep_of_attackers(
 
 
 @pytest.mark.trains
+@pytest.mark.matrix
 def test_the_mean_breaks_under_sign_flips_and_the_median_does_not(fitted: Fitted) -> None:
     """Test acceptance 16: digits IID, 4 of 20 clients send −10 times their change."""
 

@@ -27,6 +27,7 @@ KNOWN: list[tuple[str, dict[Event, int], float, float, float | None]] = [
 @pytest.mark.parametrize(
     ("events", "delta", "by_rdp", "by_pld"), [case[1:] for case in KNOWN], ids=[c[0] for c in KNOWN]
 )
+@pytest.mark.matrix
 def test_known_values(events: dict[Event, int], delta: float, by_rdp: float, by_pld: float | None) -> None:
     assert epsilon(events, delta) == pytest.approx(by_rdp, abs=1e-5)
     if by_pld is not None:
@@ -67,6 +68,7 @@ def test_rounds_before_and_after_a_resumption_are_rounds_of_one_run() -> None:
     ("by", "found", "digits"),
     [("rdp", 1.553480, 1e-5), pytest.param("pld", 1.3977, 1e-3, marks=pytest.mark.slow)],
 )
+@pytest.mark.matrix
 def test_the_noise_for_a_target_meets_it_and_less_does_not(
     by: accountant.Accountant, found: float, digits: float
 ) -> None:

@@ -193,7 +193,7 @@ class Steps(Callback):
     ],
     ids=str,
 )
-@pytest.mark.sampled(1)
+@pytest.mark.matrix
 def test_the_expected_update_is_that_of_full_participation(
     selection: ClientSelection, is_unbiased: bool, make_trainer: MakeTrainer
 ) -> None:
