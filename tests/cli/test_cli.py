@@ -713,7 +713,10 @@ FURTHER_MISTAKES = {
     "no samples": (["--data.client_fraction", "0"], ["client_fraction", "0", "(0, 1]"]),
     "fraction for validation": (["--data.val_fraction", "1.0"], ["val_fraction", "1.0", "[0, 1)"]),
     "dropout rate": (["--trainer.dropout_rate", "1.0"], ["dropout_rate", "1.0", "[0, 1)"]),
-    "fraction of batches": (["--trainer.limit_val_batches", "1.5"], ["limit_val_batches", "1.5", "[0, 1]"]),
+    "fraction of batches": (
+        ["--trainer.limit_val_batches", "1.5"],
+        ["limit_val_batches", "1.5", "[0.0, 1.0] or an int"],
+    ),
     "epochs and steps": (
         ["--trainer.local_steps", "3", "--trainer.local_epochs", "2"],
         ["local_epochs=2", "local_steps=3", "exclude each other"],

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from glob import glob
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,8 @@ def test_a_search_from_the_command_line_that_is_killed_and_shared(
     assert not Path("runs").exists()
 
     killed, deadline = started("--jobs=1"), time.monotonic() + 300
-    while not list(Path().rglob("trial-0/metrics.csv")) and time.monotonic() < deadline:
+    # Unlike Path.rglob, glob ignores folders that vanish while it looks.
+    while not glob("**/trial-0/metrics.csv", recursive=True) and time.monotonic() < deadline:
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=60)
