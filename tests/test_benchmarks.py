@@ -40,6 +40,13 @@ def work(round_time: ModuleType) -> Any:
     return round_time.Work(ImageClassifier("lenet5").network, clients, batch_size=4, epochs=2, learning_rate=0.1)
 
 
+def test_every_peer_has_the_class_that_is_loaded(round_time: ModuleType) -> None:
+    """Read, not imported: tests do without the other simulators."""
+    for name in round_time.peers.PACKAGES:
+        source = (BENCHMARKS / "peers" / f"{name}.py").read_text(encoding="utf-8")
+        assert re.search(r"^class Federation:", source, re.MULTILINE), name
+
+
 @pytest.mark.parametrize(("method", "loop_of"), [("FedAvg", "BareLoop"), ("SCAFFOLD", "BareScaffold")])
 def test_our_rounds_give_the_model_of_the_bare_loops(
     method: str, loop_of: str, round_time: ModuleType, work: Any, make_trainer: Callable[..., FederatedTrainer]

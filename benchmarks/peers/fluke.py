@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import Work
 
 
-class Engine:
+class Federation:
     """FedAvg of fluke, with its clients, channel and loader."""
 
     def __init__(self, work: Work) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelPruning
 
 from lightning_fl import aggregators, rules, steps
+from lightning_fl.checks import is_a
 from lightning_fl.slots import (
     PROPOSAL,
     SENT,
@@ -361,7 +364,12 @@ def asks_clients(callback: Callback, has_server_samples: bool) -> bool:
 
 def prunes(callback: Callback) -> bool:
     """True if a callback declares that it removes filters, or prunes by a mask."""
-    return getattr(callback, "removes_filters", False) or getattr(callback, "sets_mask", False)
+    return getattr(callback, "removes_filters", False) or sets_mask(callback)
+
+
+def sets_mask(part: Any) -> bool:
+    """True if a callback or server step prunes by a mask; Lightning's ModelPruning does."""
+    return getattr(part, "sets_mask", False) or is_a(part, ModelPruning)
 
 
 def pace_incompatibilities(slots: Slots) -> list[str]:

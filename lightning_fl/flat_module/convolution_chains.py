@@ -15,6 +15,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.vectors.layout import is_channels_last
+
 INSIDE = frozenset(
     {
         nn.Conv2d,
@@ -36,7 +38,8 @@ INSIDE = frozenset(
     }
 )
 """Layers that compute the same in both formats. Dropout draws its mask in the order of storage, so it is not one of them."""
-OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+INDICES = frozenset({nn.MaxPool2d, nn.AdaptiveMaxPool2d})
+"""Layers that can return indices, too, in the order of the other format."""
 
 
 class ConvolutionChains:
@@ -52,7 +55,7 @@ class ConvolutionChains:
             and type(part) is nn.Sequential
             and id(part) not in compiled
             and "forward" not in vars(part)
-            and any(type(inner) is nn.Conv2d for inner in part.modules())
+            and any(type(inner) is nn.Conv2d and not is_channels_last(inner.weight) for inner in part.modules())
         ]
 
     def __enter__(self) -> None:
@@ -126,9 +129,10 @@ def _is_mapped(x: Tensor) -> bool:
 
 def _is_inside(part: nn.Module) -> bool:
     """True if a chain goes on in this layer, whose output nobody else reads."""
-    return type(part) in INSIDE and not _has_hooks(part) and not getattr(part, "return_indices", False)
+    kind = type(part)
+    return kind in INSIDE and not _has_hooks(part) and not (kind in INDICES and part.return_indices)
 
 
 def _has_hooks(part: nn.Module) -> bool:
     """True if hooks see what the layer reads or returns."""
-    return any(getattr(part, hooks) for hooks in OF_HOOKS)
+    return bool(part._forward_pre_hooks or part._forward_hooks or part._backward_pre_hooks or part._backward_hooks)

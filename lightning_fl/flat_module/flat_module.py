@@ -411,7 +411,7 @@ class FlatModule:
         self._become_whole()
         for parameter in (*self.parameters, *self.personal_leaves.values()):
             parameter.grad = None
-            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+            parameter.data = parameter.data.clone()
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase) and vars(part).get("flatten_parameters") is _stay:
                 del part.flatten_parameters
@@ -742,7 +742,7 @@ class FlatModule:
 
 
 def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str, Any]:
-    """Return contiguous copies of a module's state; entries that are one tensor, such as tied weights, share their copy.
+    """Return copies of a module's state; entries that are one tensor, such as tied weights, share their copy.
 
     Args:
         module: the module.
@@ -755,7 +755,7 @@ def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str,
             return value.detach()
         same = value.data_ptr(), value.dtype, value.shape, value.stride()
         if same not in copies or not value.numel():
-            copies[same] = value.detach().clone(memory_format=torch.contiguous_format)
+            copies[same] = value.detach().clone()
         return copies[same]
 
     return {name: copied(name, value) for name, value in module.state_dict().items()}

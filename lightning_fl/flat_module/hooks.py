@@ -71,6 +71,7 @@ class Hooks:
         self._callbacks = callbacks
         self.hides_steps = False
         self._listeners: dict[tuple[str, bool | None], list[Callable[..., Any]]] = {}
+        self._reading: dict[str, bool] = {}
         # As in Lightning, the datamodule's batch hooks replace the module's.
         self._batch_hooks = [
             getattr(datamodule if overrides(name, datamodule) else module, name) for name in BATCH_HOOKS
@@ -130,12 +131,12 @@ class Hooks:
     @contextmanager
     def without_callbacks(self) -> Iterator[None]:
         """Call the hooks of the module alone, for a training that no callback should notice."""
-        before = self._callbacks, self._listeners
-        self._callbacks, self._listeners = (), {}
+        before = self._callbacks, self._listeners, self._reading
+        self._callbacks, self._listeners, self._reading = (), {}, {}
         try:
             yield
         finally:
-            self._callbacks, self._listeners = before
+            self._callbacks, self._listeners, self._reading = before
 
     def overridden_by(self, name: str) -> list[str]:
         """Return the class names of the hook's callbacks and module, without Lightning's own callbacks."""
@@ -149,9 +150,15 @@ class Hooks:
         return [type(listener).__name__ for listener in listening]
 
     def reads_module(self, name: str) -> bool:
-        """True if the module, or a callback other than a progress bar, has this hook, and so may read the module in it."""
-        others = (callback for callback in self._callbacks if not is_a(callback, ProgressBar))
-        return self.module_overrides(name) or any(_overrides(callback, name) for callback in others)
+        """True if the module, or a callback other than a progress bar, has this hook, and so may read the module in it.
+
+        Computed once for each hook.
+        """
+        if name not in self._reading:
+            others = (callback for callback in self._callbacks if not is_a(callback, ProgressBar))
+            overriding = any(_overrides(callback, name) for callback in others)
+            self._reading[name] = overriding or self.module_overrides(name)
+        return self._reading[name]
 
     def transfer_batch(self, batch: Any, device: torch.device, loader_index: int = 0) -> Any:
         """Move a batch to the accelerator with the hooks of module or datamodule."""

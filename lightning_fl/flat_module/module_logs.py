@@ -115,9 +115,12 @@ class LogCollector:
             if self.computes_for_each_client and is_training:
                 self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
             return
-        # A copy, as in Lightning: the module may go on to change the tensor in place.
+        self._append(name, value, self._samples_of(name) if batch_size is None else batch_size)
+
+    def _append(self, name: str, value: Any, weight: float) -> None:
+        """Append a value to those of a name; a copy, as in Lightning, because the module may go on to change it in place."""
         self._values[name].append(value.detach().clone() if isinstance(value, Tensor) else value)
-        self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
+        self._weights[name].append(weight)
 
     def _check_value(self, name: str, value: Any) -> None:
         if not _is_number(value):
@@ -137,7 +140,11 @@ class LogCollector:
         """Log the loss of a training step as `train/loss`, unless the module logs it itself."""
         if self._module_logs_loss is None:
             self._module_logs_loss = LOSS in self._values
-        if not self._module_logs_loss:
+        if self._module_logs_loss:
+            return
+        if OWN_LOSS in self._values:
+            self._append(OWN_LOSS, loss, self._samples_of(OWN_LOSS))
+        else:
             self.log(OWN_LOSS, loss)
 
     @property
@@ -328,8 +335,10 @@ class RowLogs(LogCollector):
         """Record a value of each client; same signature as `LightningModule.log`."""
         if isinstance(value, Metric):
             raise UserError(f"{name} is a torchmetrics object, which cannot distinguish several clients.")
-        self._check_value(name, value)
-        super().log(name, value.reshape(len(self.rows)), *how, **named)
+        super().log(name, value, *how, **named)
+
+    def _append(self, name: str, value: Any, weight: float) -> None:
+        super()._append(name, value.reshape(len(self.rows)), weight)
         self._rows.setdefault(name, []).append(self.rows)
 
     def _check_value(self, name: str, value: Any) -> None:

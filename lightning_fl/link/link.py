@@ -20,6 +20,7 @@ from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, Stat
 from lightning_fl.vectors.submodel import Submodel
 
 DIRECTIONS: tuple[Direction, Direction] = ("up", "down")
+DENSE = Dense()
 NO_BITS = (0, 0)
 """Bits of a client that has neither sent nor received any."""
 
@@ -222,7 +223,7 @@ class Link:
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send the same message to each of some clients, uncompressed."""
-        transfer = self._send(self._draw("down"), Dense(), message, {}, None, len(clients))
+        transfer = self._send(self._draw("down"), DENSE, message, {}, None, len(clients))
         self._count("down", clients, transfer.bits)
 
     def send_up(
@@ -315,7 +316,7 @@ class Link:
         coded = {name: entry for name, entry in shorter.items() if name not in exact}
         decoded: Message = {}
         new, parts = receiver_memory, list[tuple[Codec, Payload]]()
-        for part, through in ((exact, Dense()), (coded, codec)):
+        for part, through in ((exact, DENSE), (coded, codec)):
             # Who has nothing to add to a sum must still help to remove the masks.
             if part or (self.only_sum is not None and through is self.uplink):
                 payload, new = through.encode(part, receiver_memory, context)

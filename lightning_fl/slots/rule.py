@@ -15,6 +15,9 @@ from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.vectors.pieces import difference
 
+EMPTY = torch.zeros(0)
+"""A vector that nobody reads, the same for all clients."""
+
 
 class Gradients(Flag):
     """Gradients that a rule reads; the runner computes only these."""
@@ -78,12 +81,12 @@ class LocalTraining:
     num_steps: int = 0
     steps_in_pass: int | Tensor = 1
     sum_learning_rate: float | Tensor = 0.0
-    full_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
-    gradient_at_received: Tensor = field(default_factory=lambda: torch.zeros(0))
-    gradient_at_point: Tensor = field(default_factory=lambda: torch.zeros(0))
+    full_gradient: Tensor = EMPTY
+    gradient_at_received: Tensor = EMPTY
+    gradient_at_point: Tensor = EMPTY
     num_samples: float | Tensor = 0.0
     full_loss: Callable[[Tensor], Tensor] = _no_loss
-    buffers: Tensor = field(default_factory=lambda: torch.zeros(0))
+    buffers: Tensor = EMPTY
 
     def where_it_learns(self, number: float) -> float | Tensor:
         """Return a number where the learning rate is above 0, and 0 elsewhere: a number, or (d,) in the model's dtype."""
@@ -93,8 +96,7 @@ class LocalTraining:
     def drop_vectors(self) -> None:
         """Drop the vectors that nobody reads after `Rule.finish`. The object stays, for readers of the client's progress."""
         self.state, self.memory = {}, {}
-        self.buffers = torch.zeros(0)
-        self.full_gradient = self.gradient_at_received = self.gradient_at_point = torch.zeros(0)
+        self.buffers = self.full_gradient = self.gradient_at_received = self.gradient_at_point = EMPTY
 
 
 class Rule(Part):

@@ -8,6 +8,7 @@ from functools import partial
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.algorithms.compatibility import sets_mask
 from lightning_fl.checks.float32 import Float32
 from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.engine.engine import Engine
@@ -149,5 +150,5 @@ def _check_callbacks(trainer: TrainerInterface) -> None:
     for callback in trainer.callbacks:
         if getattr(callback, "removes_filters", False):
             require_prunable(trainer.algorithm, type(callback).__name__)
-        if getattr(callback, "sets_mask", False):
+        if sets_mask(callback):
             trainer.algorithm.check_mask(type(callback).__name__)

@@ -167,8 +167,6 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
             )
         for refused, reason in (REFUSED_CALLBACKS | ({} if by_lightning else OF_STEPS)).items():
             require(not is_a(callback, refused), f"{type(callback).__name__} {reason}.")
-        if is_a(callback, ModelPruning):
-            vars(callback)["sets_mask"] = True  # as MagnitudePruning declares, for the checks of methods and features
         # A federation stops only after a round: clients that are trained at once make no separate steps.
         if is_a(callback, Timer):
             callback._interval = "epoch"

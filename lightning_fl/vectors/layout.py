@@ -30,20 +30,25 @@ class Layout:
     Attributes:
         names: keys of the tree, in the order of storage (`named_parameters()` order).
         shapes: shape of each tensor.
-        channels_last: True for each tensor stored (O, H, W, I) and read as (O, I, H, W); only 4-D tensors can be.
+        channels_last: True for each tensor (O, I, H, W) stored as (O, H, W, I), if that is another order.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     channels_last: tuple[bool, ...]
 
+    def __post_init__(self) -> None:
+        told_apart = (_has_two_orders(shape) for shape in self.shapes)
+        channels_last = tuple(last and two for last, two in zip(self.channels_last, told_apart, strict=True))
+        object.__setattr__(self, "channels_last", channels_last)
+
     @classmethod
-    def of(cls, tree: Mapping[str, Tensor], channels_last: bool = False) -> Layout:
-        """Return the layout of `tree`; `channels_last` applies to its 4-D tensors."""
+    def of(cls, tree: Mapping[str, Tensor]) -> Layout:
+        """Return the layout of `tree`, whose tensors keep their memory format."""
         return cls(
             tuple(tree),
             tuple(tuple(tensor.shape) for tensor in tree.values()),
-            tuple(channels_last and tensor.dim() == 4 for tensor in tree.values()),
+            tuple(map(is_channels_last, tree.values())),
         )
 
     @cached_property
@@ -114,6 +119,22 @@ class Layout:
     def relay(self, vector: Tensor, source: Layout) -> Tensor:
         """Bring a vector stored under `source` (same names and shapes) into this layout's order; no copy if both are equal."""
         return vector if source == self else self.flatten(source.views(vector))
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """True if a tensor (O, I, H, W) is stored with its channels innermost; False if both orders are the same.
+
+    >>> is_channels_last(torch.empty(5, 3, 2, 2).to(memory_format=torch.channels_last))
+    True
+    >>> is_channels_last(torch.empty(5, 3, 1, 1).to(memory_format=torch.channels_last))
+    False
+    """
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _has_two_orders(shape: Sequence[int]) -> bool:
+    """True if tensors of this shape can be stored (O, H, W, I), and differ then from (O, I, H, W)."""
+    return len(shape) == 4 and 0 not in shape and shape[1] > 1 and shape[2] * shape[3] > 1
 
 
 NO_LAYOUT = Layout((), (), ())

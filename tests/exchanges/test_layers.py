@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
 from torch import Tensor, nn
-from toys import SIZES, Normalised, Perceptron, Poisoned, federation, samples, vector
+from toys import SIZES, Normalised, Perceptron, Poisoned, federation, in_format, samples, vector
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import MaskedMean, WeightedMean
@@ -40,7 +40,7 @@ from lightning_fl.vectors.submodel import Submodel
 def setting_of(module: nn.Module, num_clients: int = 6, channels_last: bool = False) -> RoundContext:
     """Return the context that parts of a federation of `module` get."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
-    layout = Layout.of(dict(module.named_parameters()), channels_last)
+    layout = Layout.of(in_format(dict(module.named_parameters()), channels_last))
     return RoundContext(layout, Layout.of(buffers), num_clients, layer_groups(module))
 
 

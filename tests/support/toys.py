@@ -2,7 +2,7 @@
 
 import copy
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +188,15 @@ def fit_until(trainer: Any, rounds: int, *given: Any, **named: Any) -> None:
     with suppress(KeyboardInterrupt):
         trainer.fit(*given, **named)
     assert trainer.run.round == rounds
+
+
+def in_format(tree: Mapping[str, Tensor], channels_last: bool) -> dict[str, Tensor]:
+    """Return tensors, those of four dimensions with their channels innermost if that is asked for."""
+    channels_innermost = {name for name, x in tree.items() if x.dim() == 4 and channels_last}
+    return {
+        name: x.detach().to(memory_format=torch.channels_last) if name in channels_innermost else x
+        for name, x in tree.items()
+    }
 
 
 def vector(module: nn.Module) -> np.ndarray:

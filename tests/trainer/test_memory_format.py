@@ -1,6 +1,6 @@
-"""Test runs that go on where weights are stored in another order, as on another device."""
+"""Test modules that store their weights with the channels innermost, and runs that go on in another order."""
 
-from functools import partial
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
+from lightning.pytorch import Trainer
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from toys import vector
 
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAdamSSM, FedBuff, PruneFL, ServerM
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAdamSSM, FedBuff, HeteroFL, PruneFL, ServerM
 from lightning_fl.codecs import ErrorFeedback, TopK
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.vectors.layout import Layout
 
 METHODS: dict[str, Any] = {
     "client states": SCAFFOLD,
@@ -25,23 +26,20 @@ METHODS: dict[str, Any] = {
     "models of clients": Ditto,
     "masks": lambda: PruneFL(interval=1, initial_passes=2, max_density=0.6),
     "versions under way": lambda: FedBuff(buffer_size=2),
+    "smaller networks": lambda: HeteroFL({1.0: 0.4, 0.2: 0.6}),  # of one filter, in which both orders are the same
 }
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("kept", METHODS)
-def test_a_run_goes_on_in_another_order_of_weights(
-    kept: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    of_tree = Layout.of
-
+def test_a_run_goes_on_in_another_order_of_weights(kept: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def fit(folder: str, rounds: int, innermost: bool, **options: Any) -> np.ndarray:
-        monkeypatch.setattr(Layout, "of", partial(of_tree, channels_last=innermost))
         generator = torch.Generator().manual_seed(1)
         images, labels = torch.randn(72, 3, 6, 6, generator=generator), torch.arange(72) % 4
         torch.manual_seed(0)
         layers = nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 2, 2), nn.Flatten(), nn.Linear(18, 4)
-        module = ImageClassifier(nn.Sequential(*layers), num_classes=4, image_size=6, learning_rate=0.05)
+        network = nn.Sequential(*layers).to(memory_format=torch.channels_last if innermost else torch.contiguous_format)
+        module = ImageClassifier(network, num_classes=4, image_size=6, learning_rate=0.05)
         data = Arrays(
             train=(images, labels), test=(images[:8], labels[:8]), num_clients=5, batch_size=6, server_fraction=0.1
         )
@@ -57,3 +55,44 @@ def test_a_run_goes_on_in_another_order_of_weights(
     other = fit("other", 4, innermost=True, ckpt_path="last")
     assert np.abs(whole - begun).max() > 1e-4
     np.testing.assert_allclose(other, whole, rtol=0, atol=1e-9)
+
+
+class RecordsStrides(ImageClassifier):
+    """Notes the strides of the convolutions' weights and gradients in a step, and of the weights in the checkpoint."""
+
+    def __init__(self, **options: Any) -> None:
+        layers = nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 2, 2), nn.Flatten(), nn.Linear(18, 4)
+        network = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        super().__init__(network, num_classes=4, image_size=6, learning_rate=0.05, **options)
+        self.strides: set[Any] = set()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        for name, parameter in self.named_parameters():
+            assert parameter.grad is not None
+            self.strides.add((name, parameter.stride(), parameter.grad.stride()))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.strides |= {(name, tensor.stride()) for name, tensor in checkpoint["state_dict"].items()}
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("runner", ["serial", "stacked", "lightning"])
+def test_a_module_keeps_the_format_that_it_has(runner: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    images, labels = torch.randn(24, 3, 6, 6, generator=generator), torch.arange(24) % 4
+    torch.manual_seed(0)
+    start = RecordsStrides()
+    if runner == "stacked":  # which calls no hooks at steps
+        start.on_before_optimizer_step = None  # type: ignore[assignment, method-assign]
+    stock, plain = copy.deepcopy(start), copy.deepcopy(start).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    data = Arrays(train=(images, labels), test=(images, labels), num_clients=3, batch_size=4)
+    for module in (start, plain):
+        trainer = make_trainer(max_rounds=2, runner=runner, default_root_dir=tmp_path, enable_checkpointing=True)
+        trainer.fit(module, data)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path / "stock", accelerator="cpu", **quiet)
+    trainer.fit(stock, DataLoader(TensorDataset(images, labels), 4))
+    assert start.strides == stock.strides
+    assert [p.stride() for p in start.parameters()] == [p.stride() for p in stock.parameters()]
+    assert start.network[0].weight.stride(1) == 1
+    np.testing.assert_allclose(vector(start), vector(plain), rtol=0, atol=1e-6)

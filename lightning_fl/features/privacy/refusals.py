@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from lightning.pytorch import Callback
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.algorithms.compatibility import asks_clients, name_of, prunes
+from lightning_fl.algorithms.compatibility import asks_clients, name_of, prunes, sets_mask
 from lightning_fl.errors import nearest, require
 from lightning_fl.features.privacy.client_privacy import ClientPrivacy
 from lightning_fl.features.privacy.local_privacy import LocalPrivacy
@@ -258,7 +258,7 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
     if Traits.CATCHES_UP in algorithm.downlink.traits:
         yield f"privacy.side_channels drop has no expected bits with {name_of(algorithm.downlink)}, which is charged to who comes"
     for owner in (*trainer.callbacks, *algorithm.chain):
-        if getattr(owner, "sets_mask", False):
+        if sets_mask(owner):
             name = type(owner).__name__
             yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
 
