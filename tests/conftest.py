@@ -47,6 +47,12 @@ NOT_QUICK = ("tests/report", "tests/study", "tests/callbacks")
 """Folders of tests that write whole reports, read whole studies, or train with Lightning's own trainer."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the folders that have no quick test if only quick tests are wanted."""
+    is_left_out = collection_path in [config.rootpath / folder for folder in NOT_QUICK]
+    return True if is_left_out and config.option.markexpr == "quick" else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before the tests of other tiers are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the quick tests, and the cases beyond the samples; refuse a test of two tiers."""
@@ -62,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in found:
             if item in further:
                 item.add_marker("matrix")
-            elif not trains(item):
+            elif not trains(item) and not item.get_closest_marker("long"):
                 item.add_marker("quick")
 
 

@@ -79,6 +79,7 @@ class Finished:
         return self.weights
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [{}, {"epochs": 3}, {"batch_size": 3}, {"learning_rate": 0.11}])
 def test_a_peer_that_does_other_work_is_found_out(change: dict[str, Any], round_time: ModuleType, work: Any) -> None:
     work = replace(work, shuffle=False)
@@ -128,6 +129,7 @@ def codec_times(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_every_codec_is_timed_at_both_sizes(codec_times: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     codec_times.main()

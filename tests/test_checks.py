@@ -24,11 +24,13 @@ from lightning_fl.checks import (
 from lightning_fl.errors import UserError
 
 
+@pytest.mark.long
 @given(st.integers(0, 10_000), st.integers(0, 1_000_000))
 def test_a_share_is_that_of_the_decimal_that_was_written(digits: int, count: int) -> None:
     assert whole_share(digits / 10_000, count) == Fraction(digits, 10_000) * count // 1
 
 
+@pytest.mark.long
 @given(st.floats(1e-6, 1e6), st.booleans())
 def test_a_value_has_reached_the_target_that_it_is(target: float, falls: bool) -> None:
     near = np.array([np.float32(target), np.nextafter(target, 0), np.nextafter(target, np.inf)])

@@ -26,6 +26,7 @@ def rows_of(first_day: ModuleType, part: str) -> list[Any]:
     return rows
 
 
+@pytest.mark.long
 def test_torchs_own_precision_is_compared(first_day: ModuleType) -> None:
     Float32.of("highest").set()
     rows = rows_of(first_day, "numerics")
@@ -34,6 +35,7 @@ def test_torchs_own_precision_is_compared(first_day: ModuleType) -> None:
     assert [(row.failed, row.numbers["deviation"]) for row in rows] == [(None, 0.0)] * 3
 
 
+@pytest.mark.long
 def test_the_choice_of_auto_is_named_and_memory_that_runs_out_is_a_failure(
     first_day: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +61,7 @@ def test_modules_agree_with_the_cpu(first_day: ModuleType) -> None:
     assert rows["LSTM", "serial"].numbers == {"deviation": 0.0}
 
 
+@pytest.mark.long
 def test_runs_repeat_and_resume(first_day: ModuleType) -> None:
     rows = rows_of(first_day, "repeats")
     assert [(row.case, row.way) for row in rows] == [

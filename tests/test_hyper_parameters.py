@@ -8,6 +8,7 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import pytest
 from all_classes import GIVEN, classes
 
 from lightning_fl import FederatedTrainer, UserError
@@ -34,6 +35,7 @@ def needed_by(found: type, folder: Path) -> dict[str, Any]:
     return quiet | GIVEN.get(found.__name__, {})
 
 
+@pytest.mark.long
 def test_absurd_numbers_are_refused_in_a_sentence(tmp_path: Path) -> None:
     wrong = []
     for found, name in numbers():
@@ -124,6 +126,7 @@ def ranges() -> Iterator[tuple[type, str, list[float], list[float], bool]]:
             yield found, name, allowed, refused, is_whole
 
 
+@pytest.mark.long
 def test_the_documented_range_is_the_allowed_one(tmp_path: Path) -> None:
     """Check the ends of the range that the documentation states, and values just outside."""
     wrong, count = [], 0

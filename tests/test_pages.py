@@ -171,6 +171,7 @@ def test_titles_use_the_terms_of_the_field(term: str) -> None:
     assert any(title.lower().startswith(term.lower()) for title in titles)
 
 
+@pytest.mark.long
 def test_the_diagram_of_the_round_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
     import diagrams
@@ -191,6 +192,7 @@ def test_the_page_of_the_round_names_every_role() -> None:
     assert {field.name for field in fields(Roles)} - {"counts_each"} <= named
 
 
+@pytest.mark.long
 def test_the_page_of_errors_quotes_sentences_of_the_code() -> None:
     pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
     import sentences

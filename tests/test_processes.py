@@ -30,6 +30,7 @@ from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.saved_states import read_states
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
 def test_shares_are_a_partition_and_balanced(sizes: list[int], num_ranks: int) -> None:
     clients = list(range(len(sizes)))[::-1]

@@ -100,6 +100,7 @@ def test_a_tolerance_is_for_averages_and_weights_alone(tmp_path: Path, part: Any
         commands.require_same(whole, left_by_run(tmp_path / "more", bits=8_000_001), 1e9)
 
 
+@pytest.mark.long
 def test_draws_depend_on_their_seed_and_reach_everything(part: Any) -> None:
     draw = part("trials.configurations").draw
     drawn = [draw(np.random.default_rng([0, number]), Path("images.npz")) for number in range(400)]

@@ -1,5 +1,6 @@
 """Test that tests stand behind each row of the tables in docs/federates.md."""
 
+import pytest
 from tested_rows import TESTS, check_rows, check_tests, first_cells
 
 PAGE = TESTS.parent / "docs" / "federates.md"
@@ -295,5 +296,6 @@ def test_each_row_has_its_tests() -> None:
     check_rows(cells, ROWS)
 
 
+@pytest.mark.long
 def test_these_tests_exist_and_are_not_skipped() -> None:
     check_tests(ROWS)

@@ -114,6 +114,7 @@ def test_is_the_uniform_mean_in_the_limit(aggregator: Aggregator) -> None:
     torch.testing.assert_close(found["buffers"], buffers.mean(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sign", [1e9, -1e9])
 @given(seed=seeds)
 @settings(max_examples=20)
@@ -143,6 +144,7 @@ def krum_by_hand(rows: np.ndarray, f: int, left: list[int]) -> list[float]:
     return scores
 
 
+@pytest.mark.long
 @given(seed=seeds, num=st.integers(7, 11), f=st.integers(0, 1))
 @settings(max_examples=20)
 def test_krum_and_bulyan_are_those_of_a_brute_force(seed: int, num: int, f: int) -> None:
@@ -166,6 +168,7 @@ def test_krum_and_bulyan_are_those_of_a_brute_force(seed: int, num: int, f: int)
     np.testing.assert_allclose(merged(Bulyan(f), rows)["model"].numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @given(seed=seeds, num=st.integers(1, 8), trim=st.integers(0, 3))
 @settings(max_examples=40)
 def test_coordinates_are_merged_over_those_that_sent_them(seed: int, num: int, trim: int) -> None:
@@ -458,6 +461,7 @@ def turn_of(rows: Tensor, delta: Tensor | None = None, **more: Tensor) -> Server
     return ServerTurn(context_of(rows.shape[1]), server, 0, clients, 1.0, {}, zero, buffers, merged, zero, buffers)
 
 
+@pytest.mark.long
 @given(seed=seeds, radius=st.floats(0.1, 3))
 @settings(max_examples=20)
 def test_centred_clipping_from_zero_is_the_norm_bound_and_moves_so_far(seed: int, radius: float) -> None:
@@ -581,6 +585,7 @@ def test_what_is_kept_of_buckets_are_the_uploads_in_them(seed: int, num: int, s:
         assert told(Bucketing(Krum(0), s), rows, [1])["robust/kept"] == pytest.approx(s)
 
 
+@pytest.mark.long
 @given(seed=seeds, num=st.integers(7, 11))
 @settings(max_examples=15)
 def test_shares_are_those_of_plain_loops(seed: int, num: int) -> None:

@@ -132,6 +132,7 @@ def test_a_run_is_that_of_the_parts(
     assert bytes_sent == other_bytes_sent
 
 
+@pytest.mark.long
 def test_the_command_line_takes_them_and_prints_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

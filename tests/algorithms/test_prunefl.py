@@ -26,6 +26,7 @@ some_weights = st.lists(
 )  # (True if it is a candidate, Z, t)
 
 
+@pytest.mark.long
 @given(some_weights, st.integers(0, 30), st.integers(1, 10))
 def test_no_other_choice_trains_faster(weights: list[tuple[bool, int, int]], numerator: int, denominator: int) -> None:
     candidates, importance, seconds = (torch.tensor(column) for column in zip(*weights, strict=True))

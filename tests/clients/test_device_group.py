@@ -30,6 +30,7 @@ from lightning_fl.features.privacy import AdaptiveClip, ClientPrivacy
 from lightning_fl.trainer.build_runner import device_group
 
 
+@pytest.mark.long
 @given(st.integers(0, 40), st.integers(1, 7), st.integers(1, 2))
 def test_shares_of_a_batch_are_a_partition_and_nearly_equal(num_samples: int, size: int, least: int) -> None:
     groups = [DeviceGroup(0, 1, rank, size, least) for rank in range(size)]

@@ -104,6 +104,7 @@ def of_kind(some: Sequence[Member], schedule: LocalSchedule, gathered: bool, mos
     return found
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 7)), min_size=1, max_size=4).filter(
         lambda x: any(n for _, n in x)

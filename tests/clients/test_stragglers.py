@@ -96,6 +96,7 @@ def test_the_clock_waits_until_the_time_is_up(make_trainer: MakeTrainer) -> None
     assert seconds[0] == seconds[1] > 0
 
 
+@pytest.mark.long
 @given(
     num_samples=st.integers(0, 40),
     epochs=st.integers(1, 3),

@@ -101,6 +101,7 @@ def length(x: Tensor) -> float:
     return float(x.double().norm())
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(st.integers(0, 32), st.lists(st.integers(0, 2**32 - 1), max_size=40))
 def test_whole_numbers_survive_packing(width: int, values: list[int]) -> None:
@@ -111,6 +112,7 @@ def test_whole_numbers_survive_packing(width: int, values: list[int]) -> None:
     assert unpack(packed, len(values), width).tolist() == expected.tolist()
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(st.lists(st.booleans(), max_size=100))
 def test_positions_survive_packing_in_the_shorter_way(chosen: list[bool]) -> None:
@@ -134,6 +136,7 @@ with_nan = st.integers(1, 40).flatmap(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(st.one_of(with_nan, vectors), st.data())
 def test_top_k_is_exact_and_takes_the_first_of_equal_ones(x: np.ndarray, data: st.DataObject) -> None:
@@ -163,6 +166,7 @@ def test_top_k_of_many_numbers_is_exact(kind: str, k: int) -> None:
     np.testing.assert_array_equal(top_k(torch.from_numpy(x), k).numpy(), by_definition(np.abs(x), k).nonzero()[0])
 
 
+@pytest.mark.long
 @given(vectors, st.data())
 @settings(max_examples=30)
 def test_masks_of_several_vectors_are_the_papers(x: np.ndarray, data: st.DataObject) -> None:
@@ -175,6 +179,7 @@ def test_masks_of_several_vectors_are_the_papers(x: np.ndarray, data: st.DataObj
     assert top_k_of_max(tensors, k).tolist() == sorted(oracle.max_mask(doubles, k)[0])
 
 
+@pytest.mark.long
 @each_codec
 @given(vectors)
 @settings(max_examples=12)
@@ -184,6 +189,7 @@ def test_what_is_booked_is_what_is_packed(codec: Codec, x: np.ndarray) -> None:
         assert packed.content.numel() * packed.content.element_size() == ceil(packed.bits / 8), name
 
 
+@pytest.mark.long
 @each_codec
 @given(vectors)
 @settings(max_examples=12)
@@ -203,6 +209,7 @@ def test_encoding_twice_changes_nothing_and_other_entries_never_do(codec: Codec,
             assert torch.equal(once[name], message[name])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [1e-9, 0.1, 0.3, 0.9])
 @given(vectors)
 @settings(max_examples=12)
@@ -221,6 +228,7 @@ def test_top_k_contracts(alpha: float, x: np.ndarray) -> None:
     assert torch.equal(top["model"], shared["model"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "codec", [OneBit("l1"), Quantiser("log", 2), Quantiser("log", 3), Quantiser("log", 8), Quantiser("uniform", 4)]
 )
@@ -243,6 +251,7 @@ def test_the_l2_scale_may_move_further_from_z_than_zero_is() -> None:
     assert residual["l2"] ** 2 == pytest.approx(2 - 2 / np.sqrt(99), rel=1e-6)
 
 
+@pytest.mark.long
 @given(vectors)
 @settings(max_examples=20)
 def test_levels_are_the_nearest(x: np.ndarray) -> None:
@@ -270,6 +279,7 @@ def test_ties_between_levels_go_to_the_larger() -> None:
     assert uniform.decode(payload, context)["model"].tolist() == [1, -1, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.long
 @each_codec
 @given(st.lists(vectors, min_size=2, max_size=5))
 @settings(max_examples=8)
@@ -415,6 +425,7 @@ def test_bits_of_a_quantised_vector(codec: Codec, bits: int) -> None:
     assert sum(packed.bits for packed in payload.values()) == bits
 
 
+@pytest.mark.long
 @given(vectors, st.data())
 @settings(max_examples=20)
 def test_changes_bring_followers_to_the_new_values_exactly(x: np.ndarray, data: st.DataObject) -> None:

@@ -122,6 +122,7 @@ def is_random(codec: Codec) -> bool:
     return not torch.equal(sent(codec, spiky(1).float(), 0)[0], sent(codec, spiky(1).float(), 1)[0])
 
 
+@pytest.mark.long
 @each_codec
 @pytest.mark.sampled(12)
 def test_what_a_codec_declares_of_single_messages(codec: Codec) -> None:
@@ -248,6 +249,7 @@ def test_fair_coordinates_are_taken_in_turns_or_by_the_largest() -> None:
         assert codec.decode(codec.encode(message, {}, context)[0], context)["model"].tolist() == model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "codec", [codec for codec in CODECS if Traits.CONTRACTS in codec.traits and is_random(codec)], ids=str
 )
@@ -258,6 +260,7 @@ def test_mean_errors_are_smaller_than_the_vector_if_it_is_declared(codec: Codec)
         assert sum(errors) / 20 < 0.9999, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if Traits.UNBIASED in codec.traits], ids=str)
 @pytest.mark.sampled(4)
 def test_the_mean_over_draws_is_the_vector_if_it_is_declared(codec: Codec) -> None:
@@ -277,6 +280,7 @@ def test_the_mean_over_draws_is_the_vector_if_it_is_declared(codec: Codec) -> No
                 assert abs(float(along.mean()) - expected) <= float(slack) + 1e-5 * abs(expected), (name, dtype)
 
 
+@pytest.mark.long
 def test_the_means_tell_a_biased_codec() -> None:
     for codec in (DRIVE(), EDEN(2), TernGrad(clip=2.5)):
         with pytest.raises(AssertionError):

@@ -42,6 +42,7 @@ def sent(codec: Codec, x: Tensor, seed: int) -> Tensor:
     return codec.decode(payload, context_of(seed))["model"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("codec", "bound", "is_exact"),
     [

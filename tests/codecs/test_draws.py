@@ -175,6 +175,7 @@ def test_error_feedback_is_refused_where_errors_would_grow(codec: Codec, make: A
         assert not Compress(codec).adds_error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", BOUNDED, ids=str)
 def test_what_error_feedback_keeps_is_bounded_elsewhere(codec: Codec) -> None:
     x, memory = torch.randn(26, generator=torch.Generator().manual_seed(0)), dict[str, torch.Tensor]()

@@ -98,6 +98,7 @@ def test_numbers_that_are_not_finite_and_equal_ones_arrive_as_without_it(codec: 
     )
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(
     st.integers(2, 300), st.integers(1, 3000), st.floats(0.001, 0.999), st.sampled_from(["random", "constant", "turns"])

@@ -103,6 +103,7 @@ def test_it_is_nearly_unbiased_and_its_error_is_that_of_both() -> None:
     assert error == pytest.approx(2 * 1.571 - 1, rel=0.02)
 
 
+@pytest.mark.long
 def test_fifty_clients_average_out_also_with_common_coordinates() -> None:
     x = torch.randn(512, generator=torch.Generator().manual_seed(1))
     errors = {}
@@ -138,6 +139,7 @@ def test_traits_are_those_of_both(codec: RandomK, traits: Traits, is_lossy: bool
     assert codec.is_lossy_for("model") == is_lossy
 
 
+@pytest.mark.long
 def test_a_contraction_stays_one() -> None:
     codec, error = RandomK(0.5, "none", values=EDEN(1, scale="min_mse")), 0.0
     for seed in range(100):

@@ -111,6 +111,7 @@ def by_the_papers(x: np.ndarray, codec: Any, context: RoundContext, levels: np.n
     return arrived[: len(x)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != EDEN(8)], ids=str)
 def test_codecs_do_as_the_papers_say(codec: Any) -> None:
     x, context = normal(300).double(), setting_of(300, dtype=torch.float64)
@@ -121,6 +122,7 @@ def test_codecs_do_as_the_papers_say(codec: Any) -> None:
     np.testing.assert_allclose(through(codec, x, context).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "distortion"), [(1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009501), (8, 4.12e-5)])
 def test_levels_round_a_normal_number_best(width: int, distortion: float) -> None:
     levels = lloyd_max(width).numpy()
@@ -134,6 +136,7 @@ def test_levels_round_a_normal_number_best(width: int, distortion: float) -> Non
     assert float((density * (grid - nearest) ** 2).sum() * (grid[1] - grid[0])) == pytest.approx(distortion, rel=5e-3)
 
 
+@pytest.mark.long
 @each_codec
 def test_the_scale_makes_exact_what_it_promises(codec: Any) -> None:
     for x in (normal(4_096), normal(4_096).square(), torch.linspace(0, 1, 4_096), torch.eye(4_096)[7]):
@@ -154,10 +157,12 @@ def test_errors_are_those_of_the_papers(codec: Any, error: float, tolerance: flo
         assert relative_error(through(codec, x, setting_of(21_840)), x) == pytest.approx(error, abs=tolerance)
 
 
+@pytest.mark.long
 def test_eight_bits_lose_next_to_nothing() -> None:
     assert relative_error(through(EDEN(8), normal(21_840), setting_of(21_840)), normal(21_840)) < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("codec", "variance"), [(DRIVE(), 0.571), (EDEN(2), 0.133)])
 def test_the_mean_over_rotations_is_nearly_the_vector(codec: Any, variance: float) -> None:
     def error_of_mean(x: Tensor) -> float:
@@ -166,6 +171,7 @@ def test_the_mean_over_rotations_is_nearly_the_vector(codec: Any, variance: floa
     assert error_of_mean(normal(128)) < 1.5 * variance / 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("codec", "ratio", "share"),
     [(DRIVE(), 1, 0.83), (DRIVE(), 2, 0.27), (EDEN(2), 3, 1.31), (EDEN(3), 6, 1.36)],
@@ -180,6 +186,7 @@ def test_one_large_number_biases_the_mean_of_the_others_as_the_table_says(codec:
     assert Traits.UNBIASED not in codec.traits | RandomK(0.5, values=codec).traits
 
 
+@pytest.mark.long
 def test_errors_of_clients_cancel_out_as_each_has_a_rotation_of_its_own() -> None:
     x = normal(4_096)
     own = [through(DRIVE(), x, setting_of(4_096, client=client)) for client in range(50)]
@@ -198,6 +205,7 @@ def test_entries_of_a_message_have_rotations_of_their_own() -> None:
     assert all(torch.equal(arrived[name], x) for name in ("buffers", "scalars/steps"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "codec", [DRIVE(scale="min_mse"), EDEN(2, scale="min_mse"), EDEN(4, scale="min_mse", chunks="pad")]
 )

@@ -74,6 +74,7 @@ def code_of(chosen: list[int], k: int, d: int) -> str:
     return code
 
 
+@pytest.mark.long
 @given(vectors, shares)
 @settings(max_examples=80)
 def test_it_is_the_paper_s(x: np.ndarray, alpha: float) -> None:
@@ -87,6 +88,7 @@ def test_it_is_the_paper_s(x: np.ndarray, alpha: float) -> None:
     assert decoded.keys() == {"model", "buffers"}
 
 
+@pytest.mark.long
 @given(st.integers(0, 200).flatmap(lambda d: st.lists(st.booleans(), min_size=d, max_size=d)), st.integers(0, 9))
 @settings(max_examples=60)
 def test_positions_survive_at_any_width(chosen: list[bool], width: int) -> None:
@@ -136,6 +138,7 @@ def test_positions_of_many_numbers(alpha: float, width: int, positions: int) -> 
     assert payload["mask/model"].bits == positions
 
 
+@pytest.mark.long
 @given(vectors, shares, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
 @settings(max_examples=40)
 def test_it_contracts_and_a_second_time_changes_nothing(x: np.ndarray, alpha: float, dtype: torch.dtype) -> None:
@@ -186,6 +189,7 @@ def test_what_is_not_finite_stays_so_and_costs_as_usual(bad: float) -> None:
     assert not STC(0.1).decode(payload, setting_of(40))["model"].isfinite().all()
 
 
+@pytest.mark.long
 def test_error_feedback_sends_all_in_the_end() -> None:
     codec, memory, context = ErrorFeedback(STC(0.1)), {}, setting_of(300)
     wanted = arrived = torch.zeros(300)

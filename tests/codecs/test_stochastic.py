@@ -124,6 +124,7 @@ numbers = st.one_of(st.floats(-1e6, 1e6, width=32), st.sampled_from([0.0, 1.0, -
 vectors = st.integers(1, 40).flatmap(lambda d: arrays(np.float32, d, elements=numbers))
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(vectors, st.integers(1, 9), st.sampled_from(["l2", "max"]))
 def test_qsgd_is_that_of_the_paper(x: np.ndarray, s: int, norm: Any) -> None:
@@ -141,6 +142,7 @@ def test_qsgd_is_that_of_the_paper(x: np.ndarray, s: int, norm: Any) -> None:
         assert float(arrived[i]) == pytest.approx(v * (int(levels[i]) - s) / s, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if Traits.UNBIASED in codec.traits])
 @pytest.mark.sampled(3)
 def test_the_mean_over_draws_is_the_number(name: str) -> None:
@@ -153,6 +155,7 @@ def check_mean_over_draws(codec: Codec) -> None:
     assert (np.abs(mean - x.double().numpy()) < 5 * error + 1e-6).all()
 
 
+@pytest.mark.long
 def test_the_mean_over_draws_tells_a_biased_codec() -> None:
     with pytest.raises(AssertionError):
         check_mean_over_draws(TernGrad(clip=0.5))
@@ -197,6 +200,7 @@ def test_random_coordinates() -> None:
     assert (len(own), len(common)) == (3, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", [QSGD(), QSGD(coding="elias"), TernGrad()], ids=str)
 @pytest.mark.sampled(1)
 def test_no_numbers_cost_nothing_and_no_product_overflows(codec: Codec) -> None:

@@ -109,6 +109,7 @@ def test_a_trait_by_its_name_of_0_3_is_refused(name):
         type("Own", (Declared,), {name: True})
 
 
+@pytest.mark.long
 def test_the_command_line_refuses_it_in_the_same_words(tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "own_former_codec.py").write_text(
         "from lightning_fl.codecs import Dense\n\n\nclass Own(Dense):\n    is_unbiased = True\n"

@@ -27,6 +27,7 @@ def as_text(bits: torch.Tensor) -> str:
     return "".join("01"[int(bit)] for bit in bits)
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=30))
 @example([1, 2, 3, 4, 7, 8, 15, 16, 2**31 - 1])
 def test_codes_are_those_of_the_definition(numbers: list[int]) -> None:
@@ -40,6 +41,7 @@ def test_no_code_begins_another() -> None:
     assert not any(other.startswith(text) for text, other in permutations(texts, 2))
 
 
+@pytest.mark.long
 @given(
     st.lists(st.one_of(st.just(0), st.integers(-9, 9), st.integers(-(2**20), 2**20)), max_size=60), st.integers(1, 20)
 )
@@ -62,6 +64,7 @@ def test_levels_survive(levels: list[int], bucket: int) -> None:
     assert as_text(bits) == text
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=60))
 def test_a_prefix_code_takes_no_less_than_the_entropy(levels: list[int]) -> None:
     _, codes = omega(torch.tensor([abs(level) + 1 for level in levels]))

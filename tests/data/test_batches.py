@@ -122,6 +122,7 @@ class Loaders(L.LightningDataModule):
     test_dataloader = predict_dataloader = val_dataloader
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     dtypes=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3),

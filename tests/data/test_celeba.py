@@ -62,6 +62,7 @@ def test_persons_with_enough_images_are_the_clients(tmp_path: Path) -> None:
         assert sorted(images) == of_person
 
 
+@pytest.mark.long
 def test_the_order_of_the_lines_does_not_matter_and_the_seed_does(tmp_path: Path) -> None:
     found = []
     for name, order, seed in (("a", None, 0), ("b", [*range(13, -1, -1)], 0), ("c", None, 1)):

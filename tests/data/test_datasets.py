@@ -38,6 +38,7 @@ def expected(nhwc: np.ndarray) -> torch.Tensor:
 # Digits
 
 
+@pytest.mark.long
 def test_digits() -> None:
     module = Digits(num_clients=5)
     images, labels = read_all(module)
@@ -51,6 +52,7 @@ def test_digits() -> None:
     assert np.bincount(labels).sum() == 1437
 
 
+@pytest.mark.long
 def test_enlarged_digits_and_another_seed() -> None:
     images, labels = read_all(Digits(num_clients=5, image_size=32))
     assert images.shape == (1437, 1, 32, 32)
@@ -197,6 +199,7 @@ def test_image_folder_of_square_images_knows_their_size(tmp_path: Path) -> None:
     assert ImageFolder(str(tmp_path)).image_size == 9
 
 
+@pytest.mark.long
 def test_image_folder_says_which_files_it_leaves_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
 ) -> None:

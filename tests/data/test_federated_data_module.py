@@ -68,6 +68,7 @@ def test_files_in_random_order_keep_their_order_others_are_shuffled() -> None:
     assert set(np.concatenate(mixed.client_indices)) != set(range(480))
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @example(60, 0.1)  # 54.5 and 5.45 samples, which must not be rounded up both
 @given(st.integers(20, 200), st.floats(0.06, 0.99))
@@ -189,6 +190,7 @@ def test_a_stock_trainer_takes_it_as_centralised_baseline(make_stock_trainer: Ca
     assert sum(map(len, trainer.predict(model, data) or [])) == 360
 
 
+@pytest.mark.long
 def test_description_is_one_line_of_facts() -> None:
     plain = Digits(num_clients=100, partition=Shards(2))
     plain.setup()
@@ -222,6 +224,7 @@ def test_random_draws_have_the_degree_of_iid_clients(num_clients: int, size: int
     assert degree_of_random_draws(counts.sum(0), counts.sum(1)) == pytest.approx(np.mean(degrees), rel=0.1)
 
 
+@pytest.mark.long
 def test_the_description_of_many_classes_needs_little_memory() -> None:
     """Test labels such as the words of a vocabulary, whose counts for all clients would take 160 MB."""
     x, y = torch.zeros(20_000, 1), torch.arange(20_000)
@@ -362,6 +365,7 @@ def parse(*words: str) -> FederatedDataModule:
     return parser.instantiate(parser.parse_args(list(words))).data
 
 
+@pytest.mark.long
 def test_everything_can_be_configured() -> None:
     data = parse(
         "--data=Digits",

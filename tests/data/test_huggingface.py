@@ -78,6 +78,7 @@ def equal(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
     return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+@pytest.mark.long
 @needs_datasets
 def test_copies_of_images_agree_and_writers_are_clients(tmp_path: Path) -> None:
     train, test = image_set(), image_set(5, seed=1)
@@ -108,6 +109,7 @@ def test_copies_of_images_agree_and_writers_are_clients(tmp_path: Path) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(other.client_indices, first.client_indices, strict=True))
 
 
+@pytest.mark.long
 @needs_datasets
 def test_copies_of_numbers_agree_in_json_and_csv_too(tmp_path: Path) -> None:
     train = number_set()
@@ -241,6 +243,7 @@ def test_without_test_data_the_sentence_names_their_split(tmp_path: Path) -> Non
         set_up(str(tmp_path / "dict")).val_dataloader()
 
 
+@pytest.mark.long
 @needs_datasets
 def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
     image_set().save_to_disk(tmp_path / "saved")
@@ -337,6 +340,7 @@ def test_a_script_beside_the_data_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 @needs_datasets
 @pytest.mark.parametrize("given", ["test_transform", "a test split", "nothing"])
 def test_held_out_images_are_read_as_test_images(given: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

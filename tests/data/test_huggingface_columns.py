@@ -123,6 +123,7 @@ def test_a_split_of_the_same_folder_is_named_by_its_split(tmp_path: Path) -> Non
         set_up(tmp_path / "all", test_split="test")
 
 
+@pytest.mark.long
 def test_a_saved_split_test_is_found_unless_another_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "test").mkdir()  # is not the split
@@ -258,6 +259,7 @@ def test_a_stray_whole_number_is_said(tmp_path: Path) -> None:
         assert set_up(tmp_path / "train").num_classes == 78
 
 
+@pytest.mark.long
 def test_names_that_pandas_takes_for_missing_are_texts_in_csv(tmp_path: Path) -> None:
     """`NA` is the country Namibia, and missing only in a column of numbers; an empty text is missing in both."""
     (tmp_path / "a.csv").write_text("g,x,y\nNA,1.5,NA\nNone,2.5,None\nnull,3.5,b\nNA,4.5,nan\n")

@@ -363,6 +363,7 @@ class NextWord(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
+@pytest.mark.long
 def test_a_round_on_reddit_is_a_step_on_the_sequences_of_leaf(tmp_path: Path) -> None:
     user = commenter(COMMENTS["ann"])
     train = write(tmp_path / "train" / "a.json", {"ann": user})

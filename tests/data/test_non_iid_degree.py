@@ -23,6 +23,7 @@ def test_degree_of_some_of_ten_classes() -> None:
     assert (np.diff(degrees) < 0).all()
 
 
+@pytest.mark.long
 @given(p=counts, q=counts)
 def test_divergence_is_symmetric_bounded_and_that_of_scipy(p: np.ndarray, q: np.ndarray) -> None:
     p, q = p / p.sum(), q / q.sum()

@@ -60,6 +60,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@pytest.mark.long
 @settings(max_examples=80)
 @given(
     partition=drawn_partitions(),
@@ -197,6 +198,7 @@ def test_values_out_of_range(wrong) -> None:
         wrong()
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_clients() -> None:
     labels = rng().integers(0, 10, 200_000)
     for partition in (IID(), Shards(2)):
@@ -231,6 +233,7 @@ def test_blocks_skip_full_clients() -> None:
         Dirichlet(1e-30, block=10, min_samples=1, max_tries=5)(np.arange(100) % 10, 10, rng())
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(num_clients=st.integers(1, 12), num_classes=st.integers(1, 6), seed=st.integers(0, 99), data=st.data())
 def test_a_client_has_exactly_its_number_of_classes(
@@ -310,6 +313,7 @@ def test_class_priors_keep_the_sizes_and_skew_the_labels() -> None:
     assert [len(part) for part in ClassPriors(0.5, LogNormalSizes(0.8))(labels, 50, rng())] == drawn.tolist()
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     alpha=st.floats(1e-6, 1e9),
@@ -346,6 +350,7 @@ def test_partitions_by_size_leave_the_labels_alone(sizes: Sizes) -> None:
     assert [len(part) for part in parts[0]] == sizes.sizes(700, 7, rng()).tolist()
 
 
+@pytest.mark.long
 @given(num_clients=st.integers(1, 200), more=st.integers(0, 5000), seed=st.integers(0, 99))
 def test_log_normal_sizes_without_spread_are_those_of_iid(num_clients: int, more: int, seed: int) -> None:
     num_samples = num_clients + more
@@ -368,6 +373,7 @@ def test_sizes_that_are_never_large_enough_are_refused(sizes: Sizes) -> None:
         sizes.sizes(600, 50, rng())
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-3),
@@ -463,6 +469,7 @@ def test_clients_with_numbers_come_in_their_order(
     assert held(split(GivenIndices(path))) == [SPLIT[place] for place in order]
 
 
+@pytest.mark.long
 def test_given_indices_may_leave_samples_and_clients_out() -> None:
     data = split(GivenIndices([[1], [], [9, 0]], leave_out=True))
     assert held(data) == [[1], [], [9, 0]]

@@ -191,6 +191,7 @@ def test_one_loader_serves_all_clients() -> None:
     assert not samples.resident
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_a_dataset_draws_follows_the_generator(num_workers: int) -> None:
     samples = DatasetSamples(Squares(noise=True), num_workers=num_workers)
@@ -216,6 +217,7 @@ def noisy(rows: list[Tensor]) -> Tensor:
     return torch.stack(rows) + torch.rand(()) + np.random.rand() + random.random()  # noqa: NPY002
 
 
+@pytest.mark.long
 def test_what_a_collate_function_draws_follows_the_generator() -> None:
     rows = torch.arange(6.0)
     here, away = DatasetSamples(rows, noisy), DatasetSamples(rows, noisy, num_workers=1)  # type: ignore[arg-type]
@@ -239,12 +241,14 @@ class Opened(Squares):
         return self.targets[i], 0.0
 
 
+@pytest.mark.long
 def test_a_worker_finds_the_users_dataset() -> None:
     samples = DatasetSamples(Opened(), num_workers=1, worker_init_fn=open_file)
     assert firsts(samples.select(np.arange(4)).batches(2, generator())) == [40] * 4
     assert firsts(samples.batches(2, np.arange(4))) == [40] * 4
 
 
+@pytest.mark.long
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs processes that fork")
 def test_workers_are_started_and_read_as_the_users_loader_says() -> None:
     class Counted(multiprocessing.context.ForkContext):

@@ -70,6 +70,7 @@ def test_the_degrees_of_the_paper(degree: float, num_classes: int) -> None:
     assert non_iid_degree(counts, REFERENCE) == pytest.approx(degree, abs=0.003)
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(degree=st.floats(0.0, 0.755), seed=st.integers(0, 20))
 def test_any_degree_is_reached(degree: float, seed: int) -> None:

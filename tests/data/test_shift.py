@@ -37,6 +37,7 @@ def original(indices) -> torch.Tensor:
     return torch.from_numpy(PIXELS[indices]).permute(0, 3, 1, 2).float() / 255
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(shift=st.sampled_from(SHIFTS), seed=st.integers(0, 99), num_clients=st.integers(1, 6))
 def test_the_split_the_test_set_and_the_server_stay(shift: Shift, seed: int, num_clients: int) -> None:
@@ -66,6 +67,7 @@ def test_rotation_turns_all_images_of_a_client_and_keeps_bytes() -> None:
             assert np.array_equal(images_of(data, rows).numpy(), turned)
 
 
+@pytest.mark.long
 def test_noise_grows_with_the_client_and_is_drawn_once_a_sample() -> None:
     x = np.zeros((4000, 1, 4, 4), dtype=np.float32)
     y = np.arange(4000) % 2
@@ -224,6 +226,7 @@ def test_samples_that_a_shift_cannot_change_are_refused() -> None:
         next(bytes_only.client(0).batches(2))
 
 
+@pytest.mark.long
 def test_a_shift_trains_the_same_way_twice_and_otherwise_without_it(tmp_path) -> None:
     def trained(shift: Shift | None) -> torch.Tensor:
         data = Digits(num_clients=4, partition=Dirichlet(1.0), shift=shift)

@@ -65,6 +65,7 @@ class Module(L.LightningDataModule):
 users_lists = st.lists(st.sampled_from(["ann", "bob", "eve", "ian", "zoe", "a0", "a1"]), min_size=20, max_size=80)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(users=users_lists, min_samples=st.integers(1, 3), seed=st.integers(0, 99), shuffle=st.integers(0, 99))
 def test_each_user_is_a_client_whatever_the_order_of_the_samples(users, min_samples, seed, shuffle) -> None:
@@ -87,6 +88,7 @@ def test_each_user_is_a_client_whatever_the_order_of_the_samples(users, min_samp
     assert held(names[order], order) == wanted
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     users=users_lists,
@@ -237,6 +239,7 @@ def test_test_data_of_the_same_users_are_the_clients_test_parts(tmp_path: Path) 
     assert toy(list("ab")).client_test_indices.joined.size == 0
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(users=users_lists, share=st.sampled_from([0.2, 0.5]), seed=st.integers(0, 9), shuffle=st.integers(0, 99))
 def test_the_server_gets_whole_groups(users, share, seed, shuffle) -> None:

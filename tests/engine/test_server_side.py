@@ -335,6 +335,7 @@ def test_a_servers_rule_that_steps_itself_needs_plain_sgd_as_a_clients_does(make
 shares = st.floats(0.01, 1)
 
 
+@pytest.mark.long
 @given(accuracy=st.floats(0, 1), cohort=shares, server=shares, less=st.floats(0.1, 0.9), t=st.integers(0, 50))
 def test_alpha_falls_with_accuracy_time_and_the_servers_degree_and_rises_with_the_cohorts(
     accuracy: float, cohort: float, server: float, less: float, t: int

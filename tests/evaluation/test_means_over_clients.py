@@ -9,6 +9,7 @@ from lightning_fl.evaluation.validation import _means
 LOGGED = st.dictionaries(st.sampled_from(["recall_0", "recall_1", "recall_2"]), st.floats(0, 1))
 
 
+@pytest.mark.long
 @given(st.lists(LOGGED, max_size=4))
 def test_a_name_is_averaged_over_the_clients_that_log_it(logged: list[dict[str, float]]) -> None:
     expected = {}

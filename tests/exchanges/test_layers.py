@@ -72,6 +72,7 @@ def layers_sent(upload: Upload, context: RoundContext) -> set[str]:
 # ------------------------------------------------------------------------------------------------- layers
 
 
+@pytest.mark.long
 def test_vgg9_has_the_nine_layers_of_the_paper() -> None:
     groups = layer_groups(network("vgg9", num_classes=10))
     assert [group.name for group in groups] == [*(f"conv{i}" for i in range(1, 9)), "fc"]
@@ -84,6 +85,7 @@ def test_vgg9_has_the_nine_layers_of_the_paper() -> None:
     assert groups[8] == Group("fc", ("fc.weight", "fc.bias"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "layers"), [("lenet5", 5), ("vgg11", 11), ("resnet18", 21), ("resnet32", 32)])
 def test_layers_are_a_partition_of_any_network(name: str, layers: int) -> None:
     module = network(name, num_classes=10)
@@ -238,6 +240,7 @@ class Convolutional(nn.Module):
         self.register_buffer("mean", torch.zeros(2))
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(bits=st.lists(st.booleans(), min_size=14, max_size=14), channels_last=st.booleans())
 def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels_last: bool) -> None:

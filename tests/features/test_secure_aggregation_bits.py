@@ -38,6 +38,7 @@ def test_expansion_is_the_paper_s() -> None:
         assert both_ways / (16 * num_numbers) == pytest.approx(expansion, abs=0.0005)
 
 
+@pytest.mark.long
 @given(st.integers(1, 2**15), st.integers(1, 64))
 def test_width_is_the_least_in_which_the_sum_has_room(num_clients: int, value_bits: int) -> None:
     width = SecureAggregation(value_bits=value_bits).width(num_clients)
@@ -55,6 +56,7 @@ def test_threshold_is_two_thirds_and_never_one_client(num_clients: int) -> None:
     assert not secure_sum.is_lost(threshold)
 
 
+@pytest.mark.long
 @given(st.integers(2, 9), st.integers(1, 20), st.data())
 def test_masked_sums_are_the_sums(num_clients: int, value_bits: int, data: st.DataObject) -> None:
     """Mask whole numbers as the paper does, let some clients drop out after the shares, and remove what is left of the masks."""

@@ -378,6 +378,7 @@ def test_what_does_not_reach_manual_steps_is_refused(make_trainer: MakeTrainer) 
         make_trainer().fit(Nothing(), federation())
 
 
+@pytest.mark.long
 def test_every_method_is_allowed_or_refused_in_a_sentence() -> None:
     """Those that are allowed make the steps of the module's own optimiser in all of their trainings."""
     allowed = set()

@@ -201,6 +201,7 @@ def test_a_copy_has_gates_of_its_own(copied: Callable[[nn.Module], nn.Module]) -
     assert torch.equal(twin(x), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cnn", "vgg11_bn", "resnet32"])
 @pytest.mark.parametrize("mode", ["ste", "multiply"])
 def test_sliced_is_masked(name: str, mode: Any) -> None:
@@ -234,6 +235,7 @@ def test_resnets_gate_both_convolutions_of_a_block_and_no_shortcut() -> None:
     assert "stage2.0.conv2" in names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", [0.5, 0.7071])
 def test_macs_that_are_really_computed(keep: float) -> None:
     """Count h·w·k²·K_{l−1}·K_l for every convolution of a chain, and C_in·C_out for its gate."""
@@ -252,6 +254,7 @@ def test_macs_that_are_really_computed(keep: float) -> None:
     assert count_sliced_macs(gated, torch.randn(1, 3, 32, 32)) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "keep", "share"), [("vgg11_bn", 0.7071, 0.51), ("resnet32", 0.7071, 0.57), ("resnet32", 0.65, 0.5)]
 )

@@ -149,6 +149,7 @@ def test_numbers_that_are_cut_off_are_counted(codec: Codec, counts: list[int | N
     assert found == counts
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]), min_size=13, max_size=13))
 def test_ideal_sizes_are_those_of_whole_number_arithmetic(values: list[float]) -> None:
     x = torch.tensor(values)

@@ -115,6 +115,7 @@ def test_cosine_asks_the_trainer_anew_for_every_training() -> None:
         assert rates == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 def test_schedules_continue_from_a_checkpoint(tmp_path: Path) -> None:
     options = {"learning_rate": 0.4, "lr_decay": 0.8, "lr_schedule": "cosine", "momentum": 0.9}
     torch.manual_seed(0)
@@ -155,6 +156,7 @@ def test_cosine_without_a_known_length_is_refused(tmp_path: Path, data: Any, len
         trainer(tmp_path, **length).fit(classifier(lr_schedule="cosine"), DataLoader(data, batch_size=5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", ["lenet5", "resnet32"])
 def test_fit_lowers_the_loss(tmp_path: Path, network: str) -> None:
     torch.manual_seed(0)
@@ -202,6 +204,7 @@ def test_optimizer_is_sgd_as_pytorch_defines_it() -> None:
     assert len(group["params"]) == len(list(model.parameters()))
 
 
+@pytest.mark.long
 def test_checkpoint_round_trip(tmp_path: Path) -> None:
     model = ImageClassifier(
         "resnet32", num_classes=5, learning_rate=0.02, lr_decay=0.9, network_options={"shortcut": "B"}
@@ -217,6 +220,7 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
     assert ImageClassifier.load_from_checkpoint(tmp_path / "model.ckpt", learning_rate=0.5).learning_rate == 0.5
 
 
+@pytest.mark.long
 def test_a_module_as_network_is_no_hyperparameter(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
     model = ImageClassifier(net, num_classes=4, learning_rate=0.02)
@@ -234,6 +238,7 @@ def test_a_module_as_network_is_no_hyperparameter(tmp_path: Path) -> None:
         ImageClassifier.load_from_checkpoint(tmp_path / "model.ckpt")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_a_network_configured_by_class_path_loads_from_its_checkpoint(tmp_path: Path) -> None:
     arguments = {
@@ -258,6 +263,7 @@ def test_a_network_configured_by_class_path_loads_from_its_checkpoint(tmp_path: 
     assert torch.equal(loaded.eval()(IMAGES), model.eval()(IMAGES))
 
 
+@pytest.mark.long
 def test_a_subclass_may_fix_the_arguments(tmp_path: Path) -> None:
     class Digits(ImageClassifier):
         def __init__(self, learning_rate: float = 0.2) -> None:

@@ -57,6 +57,7 @@ def test_the_tables_cover_the_registry() -> None:
     assert list(PARAMETERS) == list(MACS) == list(NETWORKS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("column", [0, 1], ids=["10 classes", "100 classes"])
 def test_parameters_and_macs(name: str, column: int) -> None:
@@ -65,6 +66,7 @@ def test_parameters_and_macs(name: str, column: int) -> None:
     assert macs(net, *usual_input(name)) == MACS[name][column]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_forward_shape_and_gradient_flow(name: str) -> None:
     net = network(name, 7)
@@ -79,6 +81,7 @@ def test_forward_shape_and_gradient_flow(name: str) -> None:
             assert parameter.grad.any(), key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "in_channels", "image_size"),
     [
@@ -103,6 +106,7 @@ def test_other_image_sizes(name: str, in_channels: int, image_size: int) -> None
     assert net(torch.randn(2, in_channels, image_size, image_size)).shape == (2, 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "smallest"),
     [("cnn", 18), ("lenet5", 16), ("vgg9", 32), ("vgg11", 32), ("vgg11_bn", 32), ("cnn_mnist", 16)],
@@ -114,6 +118,7 @@ def test_too_small_images_are_refused_with_the_smallest_allowed(name: str, small
             network(name, 10, image_size=image_size)
 
 
+@pytest.mark.long
 def test_options() -> None:
     assert num_parameters(network("resnet18", 10, conv_bias=False)) == 11_173_962
     assert num_parameters(network("resnet18", 100, conv_bias=False)) == 11_220_132
@@ -129,6 +134,7 @@ def test_options() -> None:
     assert num_parameters(network("vgg11_bn", 10, dropout=0.5)) == 9_756_426
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vgg9", "vgg11", "vgg11_bn"])
 def test_width_narrows_every_layer_but_the_last(name: str) -> None:
     assert num_parameters(network(name, 10, width=1.0)) == PARAMETERS[name][0]
@@ -142,6 +148,7 @@ def test_width_narrows_every_layer_but_the_last(name: str) -> None:
         network(name, 10, width=0)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_a_stem_of_even_size_keeps_the_image_size() -> None:
     net = network("resnet18", 10, stem_kernel=2)
@@ -167,6 +174,7 @@ def test_bad_names_and_options() -> None:
             network("linear", **{"num_classes": 10, argument: 0})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vgg11", "resnet18"])
 def test_convolutions_start_with_fan_out_variance_and_no_bias(name: str) -> None:
     for module in network(name, 10).modules():
@@ -197,6 +205,7 @@ def test_padding_shortcut_keeps_every_second_pixel_between_zero_channels() -> No
     assert not y[:, 6:].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "linear"])
 def test_every_relu_is_a_module_used_once_and_not_in_place(name: str) -> None:
     net = network(name, 10).eval()
@@ -215,6 +224,7 @@ def test_every_relu_is_a_module_used_once_and_not_in_place(name: str) -> None:
     assert len(calls) == len(set(calls)) == len(relus) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cnn", "resnet32"])
 def test_channels_last_gives_the_same_logits(name: str) -> None:
     net = network(name, 10).eval()

@@ -64,6 +64,7 @@ def rows_of(values: list[float], name: str, others: Mapping[str, list[float]] | 
 # ------------------------------------------------------------------------------------------------------- final
 
 
+@pytest.mark.long
 @given(accuracies)
 def test_final_is_the_mean_of_the_last_tenth(values: list[float]) -> None:
     count = num_final(len(values))
@@ -75,6 +76,7 @@ def test_final_is_the_mean_of_the_last_tenth(values: list[float]) -> None:
         assert final(values) == values[-1]
 
 
+@pytest.mark.long
 @given(values=accuracies, others=st.data(), window=st.sampled_from([1, 5, 39]))
 def test_earlier_values_and_smoothing_do_not_change_it(values: list[float], others: st.DataObject, window: int) -> None:
     count = num_final(len(values))
@@ -91,6 +93,7 @@ def test_large_and_infinite_losses_do_not_end_a_run() -> None:
     assert np.isnan(final([inf] * 29 + [-inf]))
 
 
+@pytest.mark.long
 @given(accuracies)
 def test_wandb_and_reports_show_the_same_numbers(values: list[float]) -> None:
     for name in METRICS:
@@ -151,6 +154,7 @@ def test_names_in_validation_and_test(given: str, logged: list[str], found: tupl
     assert validated_and_tested(given, logged) == found
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.floats(0, 1), st.one_of(st.just(nan), st.floats(0, 1))), min_size=1, max_size=30))
 def test_at_best_validation_is_the_test_value_of_the_round_that_validation_chose(
     pairs: list[tuple[float, float]],
@@ -169,6 +173,7 @@ def test_at_best_validation_is_the_test_value_of_the_round_that_validation_chose
             assert other["at_best_validation"] == expected
 
 
+@pytest.mark.long
 def test_at_best_validation_has_its_name_in_the_table_of_a_fit_in_reports_and_in_claims(tmp_path: Path) -> None:
     validated, tested = [0.2, 0.9, 0.4], [0.3, 0.6, 0.8]
     rows = rows_of(validated, "val/accuracy", {"test/accuracy": tested})

@@ -45,6 +45,7 @@ def test_a_second_run_is_refused_until_the_first_ends(root: str) -> None:
     assert not Path(root).exists(), "a folder in which nothing was written must go"
 
 
+@pytest.mark.long
 def test_a_process_that_dies_holds_nothing_even_if_it_has_forked(root: str) -> None:
     reader, writer = os.pipe()
     child = os.fork()

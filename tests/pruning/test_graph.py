@@ -90,6 +90,7 @@ def without(net: nn.Module, filters: dict[str, Tensor]) -> nn.Module:
     return masked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in NETWORKS if PRUNABLE[name]])
 @pytest.mark.sampled(2)
 def test_a_pruned_network_is_the_masked_one(name: str) -> None:
@@ -114,6 +115,7 @@ def counts(net: nn.Module, x: Tensor) -> tuple[int, int]:
     return sum(p.numel() for p in net.parameters()), counter.get_total_flops() // 2
 
 
+@pytest.mark.long
 def test_parameters_and_macs_of_a_pruned_cnn() -> None:
     """Check counts by hand: 32 → 20, 64 → 30 and 64 → 10 filters on 30², 13² and 4² pixels, then 160 → 64 → 10."""
     net = network("cnn", 10)
@@ -127,6 +129,7 @@ def test_parameters_and_macs_of_a_pruned_cnn() -> None:
     assert (net.conv2.in_channels, net.conv2.out_channels, net.fc1.in_features) == (20, 30, 160)  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(data=st.data(), name=st.sampled_from(["cnn", "lenet5"]))
 def test_any_filters_may_stay(data: st.DataObject, name: str) -> None:
@@ -214,6 +217,7 @@ FOLLOWED = {  # typical user networks: the prunable ones of the two convolutions
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_networks_as_people_write_them(name: str) -> None:
     between, behind, features, second, expected = FOLLOWED[name]
@@ -257,6 +261,7 @@ def test_filters_that_are_not_there_are_refused(filters: dict[str, list[int]], s
         plan_for(network("cnn_mnist", 10), filters, images("cnn_mnist"))
 
 
+@pytest.mark.long
 def test_a_reason_is_given_for_every_layer_that_stays_whole() -> None:
     net = network("resnet32", 10, image_size=8)
     with pytest.raises(

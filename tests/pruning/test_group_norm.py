@@ -61,6 +61,7 @@ def masked(net: nn.Module, readers: dict[str, Tensor]) -> nn.Module:
     return whole
 
 
+@pytest.mark.long
 def test_a_resnet_with_group_normalisation_loses_whole_groups() -> None:
     torch.manual_seed(0)
     net = randomised(resnet())

@@ -44,6 +44,7 @@ def test_layers_whose_outputs_are_added_have_their_units_in_common() -> None:
     assert UNITS.blocks["stem"].tolist() == [0] * 4 + [4] * 4, "the channels of a group stay or go together"
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=25)
 def test_the_cut_network_computes_as_the_whole_one_without_the_other_units(data: st.DataObject) -> None:
@@ -112,6 +113,7 @@ def normalised_over_all_channels() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 1), nn.GroupNorm(1, 8), nn.Flatten(), nn.Linear(32, 2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("net", "x", "said"),
     [

@@ -21,6 +21,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(4, 3, 32, 32, generator=generator), torch.zeros(4)) for _ in range(2)]
 
 
+@pytest.mark.long
 def test_ranks_are_those_of_every_map_behind_its_relu() -> None:
     torch.manual_seed(0)
     net = network("cnn", 10)
@@ -35,6 +36,7 @@ def test_ranks_are_those_of_every_map_behind_its_relu() -> None:
     assert ranks["conv1"].max() > 10
 
 
+@pytest.mark.long
 def test_ranks_are_taken_behind_batch_normalisation_and_leave_the_network_alone() -> None:
     torch.manual_seed(0)
     net = network("resnet32", 10)

@@ -35,6 +35,7 @@ class Sequences(nn.Module):
         return self.output(state[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_the_convolution_in_front_stays_whole_and_others_lose_filters(kind: Any, bidirectional: bool) -> None:

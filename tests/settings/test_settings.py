@@ -177,6 +177,7 @@ def kept(value: Any) -> RunSettings:
 CLASSES = [found for found in classes() if found.__name__ not in NO_SETTINGS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("found", CLASSES, ids=lambda found: found.__name__)
 def test_two_values_of_an_argument_are_two_settings(found: type) -> None:
     """Test every argument: reports and resumed runs see both, or the report says that it is unknown."""

@@ -65,6 +65,7 @@ def test_a_state_written_ahead_is_set_without_being_written_again(tmp_path: Path
     assert len(lost) == len(state_of(16))
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @example([("set", 0, 0), ("round", 0, 0), ("set", 0, 4), ("set", 1, 8)])
 @given(

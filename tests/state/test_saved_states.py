@@ -67,6 +67,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_disk", [False, True])
 @settings(max_examples=60)
 @example([("set", 0, 0), ("write", 0, 0), ("set", 0, 4), ("killed", 0, 0), ("set", 0, 8), ("killed", 0, 0)])

@@ -264,6 +264,7 @@ def test_table_and_history_show_themselves_in_a_notebook(make_trainer: MakeTrain
     assert "<svg" not in final_table(trainer, [])._repr_html_(), "no rows, no curve"
 
 
+@pytest.mark.long
 def test_words_from_outside_cannot_change_the_page() -> None:
     table = FinalTable([("a<b", "runs/<i>")], [{"round": 0, "<b>": 0.5}], "<b>")
     for shown in (table._repr_html_(), History(table.rows, "<b>")._repr_html_()):  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ def tree_of(shapes: list[tuple[int, ...]], channels_last: bool = False) -> Tree:
     return in_format({f"p{i}": torch.randn(shape) for i, shape in enumerate(shapes)}, channels_last)
 
 
+@pytest.mark.long
 @given(shapes=shapes, channels_last=st.booleans())
 @settings(max_examples=60)
 def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]], channels_last: bool) -> None:
@@ -34,6 +35,7 @@ def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]], channels_l
     assert torch.equal(layout.flatten(views), vector)
 
 
+@pytest.mark.long
 @given(shapes=shapes, num_clients=st.integers(1, 3), channels_last=st.booleans())
 @settings(max_examples=40)
 def test_one_layout_reads_a_stack_of_clients(

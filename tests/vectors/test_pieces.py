@@ -33,6 +33,7 @@ def vectors(seed: int, count: int, dtype: torch.dtype, number: int) -> Iterator[
     return (torch.randn(count, generator=generator).to(dtype) for _ in range(number))
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.integers(0, 99), st.integers(0, 30), st.sampled_from(DTYPES), st.floats(-10, 10))
 def test_results_have_the_bits_of_the_whole_expression(

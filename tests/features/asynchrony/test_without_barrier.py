@@ -59,6 +59,7 @@ def test_order_of_events_by_hand() -> None:
     assert [update.seconds for update in found] == [1, 2, 2, 3, 3, 4, 4, 5]
 
 
+@pytest.mark.long
 @given(
     seconds=st.lists(st.integers(1, 4).map(float), min_size=2, max_size=6),
     buffer_size=st.integers(1, 4),
@@ -77,6 +78,7 @@ def test_order_of_events_does_not_depend_on_the_unit_of_time(
     assert order(unit) == order(1.0)
 
 
+@pytest.mark.long
 @given(
     seconds=st.lists(st.integers(1, 4).map(float), min_size=2, max_size=7),
     places=st.integers(1, 5),
@@ -108,6 +110,7 @@ def test_no_client_trains_twice_at_once_and_no_place_is_lost(
             assert update.busy_seconds == pytest.approx(places * spent)
 
 
+@pytest.mark.long
 @given(
     intervals=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 4)), min_size=2, max_size=5),
     seconds=st.lists(st.integers(1, 15), min_size=5, max_size=5),

@@ -210,6 +210,7 @@ def krum_choice(rows: np.ndarray, f: int) -> int:
     return scores.index(min(scores))
 
 
+@pytest.mark.long
 @given(seed=seeds, num_attackers=st.integers(1, 3))
 @settings(max_examples=20)
 def test_krum_takes_what_fang_sends_and_not_twice_of_it(seed: int, num_attackers: int) -> None:
@@ -238,6 +239,7 @@ def test_krum_takes_what_fang_sends_and_not_twice_of_it(seed: int, num_attackers
         np.testing.assert_allclose(merged, length * against)
 
 
+@pytest.mark.long
 @given(seed=seeds, num=st.integers(2, 9))
 @settings(max_examples=30)
 def test_min_max_is_as_far_as_two_honest_uploads(seed: int, num: int) -> None:

@@ -36,6 +36,7 @@ intervals = st.tuples(*(st.sets(st.integers(0, PERIOD), max_size=6) for _ in ran
 )
 
 
+@pytest.mark.long
 @given(intervals, st.integers(0, 40), st.integers(1, NUM_CLIENTS))
 def test_a_round_begins_at_the_first_moment_with_enough_clients(
     rows: list[tuple[int, int, int]], now: int, num_needed: int
@@ -56,6 +57,7 @@ def test_a_round_begins_at_the_first_moment_with_enough_clients(
         assert (begin, found.tolist()) == (first, at(first))
 
 
+@pytest.mark.long
 @given(intervals.filter(bool), st.integers(0, 40))
 def test_the_next_to_come_comes_at_the_first_start_after_now(rows: list[tuple[int, int, int]], now: int) -> None:
     clients, starts, ends = np.array(rows).T
@@ -64,6 +66,7 @@ def test_the_next_to_come_comes_at_the_first_start_after_now(rows: list[tuple[in
     assert there.next_start(float(now)) == next(t for t in range(now + 1, now + PERIOD + 1) if t % PERIOD in comes)
 
 
+@pytest.mark.long
 @example([0.5, 1e-12], 0.0, 3.0)
 @given(
     st.lists(st.floats(0, 0.99), min_size=1, max_size=4, unique_by=lambda x: round(x, 6)),

@@ -43,6 +43,7 @@ def test_measured_seconds_follow_speed_steps_and_size_of_the_network() -> None:
     assert clock.seconds_on(slow, 0, 0, Training(samples=0, measured=0, macs=7.0, share=0.5)) == 0
 
 
+@pytest.mark.long
 @given(st.floats(0.01, 100), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_speeds_times_c_divide_the_seconds_by_c(factor: float, up: int, down: int) -> None:
     def seconds(scale: float) -> float:
@@ -57,6 +58,7 @@ def test_speeds_times_c_divide_the_seconds_by_c(factor: float, up: int, down: in
     assert seconds(factor) == pytest.approx(seconds(1.0) / factor)
 
 
+@pytest.mark.long
 def test_the_clock_has_the_median_speeds_and_the_spreads_those_of_their_logarithms() -> None:
     clock = ClientClock(computation_sigma=0.5, uplink_sigma=1.0, downlink_sigma=2.0)
     drawn = np.log([clock.drawn(np.random.default_rng(seed))[:3] for seed in range(4000)])

@@ -419,6 +419,7 @@ def test_flags_that_do_not_fit_are_refused(flags: dict[str, Any], sentence: str,
         make_trainer(**flags)
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_clients_get_their_speeds_when_they_take_part(tmp_path: Path) -> None:
     count = 100_000
     path = tmp_path / "trace.csv"

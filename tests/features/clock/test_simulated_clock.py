@@ -14,6 +14,7 @@ from lightning_fl.features.clock.simulated_clock import SimulatedClock
 from lightning_fl.modules import network
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "computation_seconds", "expected"),
     [("cnn", 2.3, 3.4222), ("vgg11", 8.0, 97.2724), ("lenet5", 1.3, 1.8677)],

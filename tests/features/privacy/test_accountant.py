@@ -45,6 +45,7 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything() -> None:
     assert epsilon({("every", 1.0, 0.0, 0.0): 3, ("every", 0.0, 0.0, 0.0): 1}, 1e-3) == inf
 
 
+@pytest.mark.long
 def test_epsilon_grows_with_rounds_and_share_and_falls_with_noise() -> None:
     def of(noise_multiplier: float = 1.0, share: float = 0.1, rounds: int = 20) -> float:
         return epsilon({("poisson", noise_multiplier, share, 0.0): rounds}, 1e-3)
@@ -55,6 +56,7 @@ def test_epsilon_grows_with_rounds_and_share_and_falls_with_noise() -> None:
     assert of(share=1.0) == pytest.approx(epsilon({("every", 1.0, 0.0, 0.0): 20}, 1e-3))
 
 
+@pytest.mark.long
 def test_rounds_before_and_after_a_resumption_are_rounds_of_one_run() -> None:
     event: Event = ("poisson", 1.0, 0.1, 0.0)
     spent = SpentPrivacy(1.0, 1.0, Counter({event: 25}), {3: 0.5})

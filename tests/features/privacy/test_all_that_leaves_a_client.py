@@ -97,6 +97,7 @@ def test_each_row_has_its_tests() -> None:
     check_rows(first_cells(table), ROWS)
 
 
+@pytest.mark.long
 def test_these_tests_exist_and_are_not_skipped() -> None:
     check_tests(ROWS)
 

@@ -99,6 +99,7 @@ def length(message: dict[str, Tensor], scales: dict[str, float] | None = None) -
 NUMBERS = st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3).map(torch.tensor)
 
 
+@pytest.mark.long
 @given(NUMBERS, NUMBERS, st.floats(1e-3, 1e3), st.floats(0.1, 10))
 def test_a_clipped_upload_is_no_longer_than_the_clip(one: Tensor, other: Tensor, clip: float, scale: float) -> None:
     message, scales = {"model": one, "moments/first": other}, {"moments/first": scale}
@@ -110,6 +111,7 @@ def test_a_clipped_upload_is_no_longer_than_the_clip(one: Tensor, other: Tensor,
             assert torch.equal(clipped[name], entry.double()), "what is inside stays bit for bit"
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(NUMBERS, st.integers(1, 50)), min_size=1, max_size=5), st.sampled_from([None, 20.0]))
 def test_one_client_moves_the_sum_by_twice_the_clip_at_most(clients: list[Any], cap: float | None) -> None:
     """A scaled upload moves it by 2C u_max at most, and a missing one, as a rejected one is, by C u_max."""
@@ -147,6 +149,7 @@ def test_uniform_weights_divide_by_the_number_of_clients_exactly(number: int) ->
     assert mechanism.denominator(False) == number
 
 
+@pytest.mark.long
 def test_noise_is_normal_and_belongs_to_the_seed() -> None:
     """Of 10^6 numbers the mean lies within 4 standard errors, and the standard deviation within 0.5 %."""
     size, std = 10**6, 1.5 * 2.0 / (10 * 0.5)

@@ -60,6 +60,7 @@ def test_results_are_clipped_together_before_they_are_sent() -> None:
     assert all(torch.equal(sent(mechanism, inside)[name], entry) for name, entry in inside.items())
 
 
+@pytest.mark.long
 def test_every_client_and_round_has_noise_of_its_own() -> None:
     size = 200_000
     mechanism = LocalMechanism(LocalPrivacy(clip=0.5, noise_multiplier=3, scales={"buffers": 4.0}))
@@ -231,6 +232,7 @@ def test_noisy_variances_stay_positive(privacy: Any, make_trainer: MakeTrainer) 
     assert min(float(entry.min()) for entry in variances) >= float(torch.tensor(1e-5))
 
 
+@pytest.mark.long
 @given(st.integers(0, 10**6), st.floats(1e-5, 1e3), st.floats(0, 100))
 def test_steps_see_noisy_variances_above_0_and_other_buffers_as_they_are(
     seed: int, variance: float, std: float

@@ -141,6 +141,7 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
     return ""
 
 
+@pytest.mark.long
 def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> None:
     wrong = []
     for name, entry in ROSTER.items():
@@ -342,6 +343,7 @@ def test_who_holds_out_validation_samples_is_seen_in_a_run(make_trainer: MakeTra
         trainer.fit(Perceptron(), data, FedAvg())
 
 
+@pytest.mark.long
 def test_without_privacy_nothing_is_refused() -> None:
     assert {refusal(entry.algorithm(), privacy=None) for entry in ROSTER.values()} == {""}  # type: ignore[arg-type]
 

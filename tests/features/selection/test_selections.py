@@ -33,11 +33,13 @@ def turn(
     return SelectionTurn(selection, index, everyone, num_clients, random, np.array(sizes), known, lambda _: seconds)
 
 
+@pytest.mark.long
 @given(norms, st.integers(1, 8))
 def test_optimal_probabilities_are_those_of_a_search(u: list[float], m: int) -> None:
     np.testing.assert_allclose(optimal(u, m), oracle.optimal_probabilities(u, m), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @given(norms.filter(any), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_no_other_probabilities_have_a_smaller_variance(u: list[float], m: int, seed: int) -> None:
     """The variance of Σ_k (w_k / p_k) Δ_k is Σ_k u_k² (1 / p_k − 1)."""
@@ -53,6 +55,7 @@ def test_no_other_probabilities_have_a_smaller_variance(u: list[float], m: int, 
     assert variance(found) <= variance(other) * (1 + 1e-6) + 1e-9
 
 
+@pytest.mark.long
 @given(norms.filter(any), st.integers(1, 8))
 def test_algorithm_2_is_that_of_the_paper_and_sends_no_more_than_the_optimum(u: list[float], m: int) -> None:
     m = min(m, len(u))
@@ -61,6 +64,7 @@ def test_algorithm_2_is_that_of_the_paper_and_sends_no_more_than_the_optimum(u: 
     assert np.all(found <= np.array(optimal(u, m)) + 1e-9)
 
 
+@pytest.mark.long
 @given(norms, st.floats(0, 1e3), st.integers(1, 6))
 def test_a_further_client_makes_no_other_more_probable(u: list[float], more: float, m: int) -> None:
     assert np.all(np.array(optimal([*u, more], m)[:-1]) <= np.array(optimal(u, m)) * (1 + 1e-9))

@@ -60,6 +60,7 @@ def test_hessian_product_is_the_finite_difference_of_gradients():
     torch.testing.assert_close(product(vector), difference / (2 * step), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.long
 def test_gauss_newton_is_the_dense_one():
     module = network()
     product = gauss_newton_product(
@@ -86,6 +87,7 @@ def test_parameters_without_curvature_have_none():
     assert straight(torch.ones(2)).tolist() == [0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["hessian", "gauss_newton"])
 def test_module_stays_as_it_was(kind):
     torch.manual_seed(0)

@@ -43,6 +43,7 @@ def nonzero(values):
     return values[np.abs(values) > 12 * np.finfo(np.float32).eps * np.abs(values).max()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("far", [0.02, 0.3])
 def test_gap_of_a_small_network(far):
     now, before = at(1.0), at(1.0 + far)

@@ -180,6 +180,7 @@ def plateau_by_hand(values, weights, p_max=0.95):
     return min(max(ratio(0), 0), p_max)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("values", "weights"),
     [

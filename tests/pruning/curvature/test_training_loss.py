@@ -42,6 +42,7 @@ def size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["hessian", "ggn"])
 def test_product_is_that_of_the_module_in_evaluation_mode(kind):
     module = Classifier()
