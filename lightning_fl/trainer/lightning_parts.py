@@ -178,12 +178,18 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
             callback.logging_interval = "epoch"
 
 
-def say_when_saved(callbacks: Iterable[Callback]) -> None:
-    """Print a note on callbacks of Lightning that save within an epoch, but in this federation only after a round."""
+def say_when_callbacks_act(callbacks: Iterable[Callback]) -> None:
+    """Print notes on callbacks of Lightning that act after rounds, where their users may expect something else."""
     for callback in callbacks:
+        name = type(callback).__name__
+        if is_a(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis is True:
+            rank_zero_warn(
+                f"{name} resets the weights that it keeps to their first values after each round, so nothing is learned from "
+                "round to round: use_lottery_ticket_hypothesis=False goes on with the trained values, and a function of the "
+                "round chooses when to reset them."
+            )
         if not is_a(callback, ModelCheckpoint):
             continue
-        name = type(callback).__name__
         if (every := callback._every_n_train_steps) > 1:
             rank_zero_warn(
                 f"{name} saves only after rounds at whose end the steps of all clients are a multiple of "

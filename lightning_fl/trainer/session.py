@@ -44,7 +44,7 @@ from lightning_fl.trainer.lightning_parts import (
     check_averaging,
     check_callbacks,
     check_finetuning,
-    say_when_saved,
+    say_when_callbacks_act,
 )
 from lightning_fl.trainer.memory_format import prefers_channels_last
 from lightning_fl.vectors.pieces import BLOCKS
@@ -221,7 +221,7 @@ def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, br
     if trainer.fitting:
         check_averaging(trainer.callbacks, model)
         if not trainer.trains_only_client:
-            say_when_saved(trainer.callbacks)
+            say_when_callbacks_act(trainer.callbacks)
 
 
 def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | LightningModule) -> None:

@@ -101,6 +101,17 @@ def test_the_model_is_pruned_as_by_lightnings_trainer(
     assert not trainer.run.params[~trainer.run.mask].any()
 
 
+@pytest.mark.parametrize("resets", [True, False, lambda epoch: epoch == 0])
+def test_it_is_said_that_every_round_begins_anew(
+    resets: Any, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    pruning = ModelPruning("l1_unstructured", amount=0.2, use_lottery_ticket_hypothesis=resets)
+    make_trainer(max_rounds=1, callbacks=pruning).fit(Perceptron(), federation())
+    said = [str(warning.message) for warning in recwarn] + caplog.messages
+    sentence = "ModelPruning resets the weights that it keeps to their first values after each round"
+    assert any(sentence in text for text in said) == (resets is True)
+
+
 @pytest.mark.parametrize("permanent", [True, False])
 @pytest.mark.parametrize("algorithm", [FedAvg, SCAFFOLD, ServerM])
 @pytest.mark.parametrize("on_train_end", [True, False])
