@@ -191,12 +191,10 @@ def fit_until(trainer: Any, rounds: int, *given: Any, **named: Any) -> None:
 
 
 def in_format(tree: Mapping[str, Tensor], channels_last: bool) -> dict[str, Tensor]:
-    """Return tensors, those of four dimensions with their channels innermost if that is asked for."""
-    channels_innermost = {name for name, x in tree.items() if x.dim() == 4 and channels_last}
-    return {
-        name: x.detach().to(memory_format=torch.channels_last) if name in channels_innermost else x
-        for name, x in tree.items()
-    }
+    """Return tensors (…), those of shape (O, I, H, W) with their channels innermost if `channels_last`."""
+    if not channels_last:
+        return dict(tree)
+    return {name: x.detach().to(memory_format=torch.channels_last) if x.dim() == 4 else x for name, x in tree.items()}
 
 
 def vector(module: nn.Module) -> np.ndarray:

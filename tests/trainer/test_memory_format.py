@@ -58,18 +58,23 @@ def test_a_run_goes_on_in_another_order_of_weights(kept: str, make_trainer: Make
 
 
 class RecordsStrides(ImageClassifier):
-    """Notes the strides of the convolutions' weights and gradients in a step, and of the weights in the checkpoint."""
+    """Note the strides of all parameters, gradients and buffers in a step, and of the weights in the checkpoint.
+
+    The second convolution is frozen.
+    """
 
     def __init__(self, **options: Any) -> None:
         layers = nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 2, 2), nn.Flatten(), nn.Linear(18, 4)
         network = nn.Sequential(*layers).to(memory_format=torch.channels_last)
         super().__init__(network, num_classes=4, image_size=6, learning_rate=0.05, **options)
+        layers[2].requires_grad_(False)
+        self.register_buffer("maps", torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
         self.strides: set[Any] = set()
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         for name, parameter in self.named_parameters():
-            assert parameter.grad is not None
-            self.strides.add((name, parameter.stride(), parameter.grad.stride()))
+            self.strides.add((name, parameter.stride(), None if parameter.grad is None else parameter.grad.stride()))
+        self.strides |= {(name, buffer.stride()) for name, buffer in self.named_buffers()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.strides |= {(name, tensor.stride()) for name, tensor in checkpoint["state_dict"].items()}
@@ -85,14 +90,22 @@ def test_a_module_keeps_the_format_that_it_has(runner: str, make_trainer: MakeTr
     if runner == "stacked":  # which calls no hooks at steps
         start.on_before_optimizer_step = None  # type: ignore[assignment, method-assign]
     stock, plain = copy.deepcopy(start), copy.deepcopy(start).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    resumed, before = copy.deepcopy(start), vector(start)
     data = Arrays(train=(images, labels), test=(images, labels), num_clients=3, batch_size=4)
-    for module in (start, plain):
-        trainer = make_trainer(max_rounds=2, runner=runner, default_root_dir=tmp_path, enable_checkpointing=True)
-        trainer.fit(module, data)
+
+    def fit(module: RecordsStrides, rounds: int, folder: str, **options: Any) -> None:
+        flags: dict[str, Any] = {"default_root_dir": tmp_path / folder, "enable_checkpointing": True}
+        make_trainer(max_rounds=rounds, runner=runner, **flags).fit(module, data, **options)
+
+    fit(start, 2, "innermost")
+    fit(plain, 2, "plain")
+    fit(resumed, 3, "innermost", ckpt_path="last")
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(max_epochs=1, default_root_dir=tmp_path / "stock", accelerator="cpu", **quiet)
     trainer.fit(stock, DataLoader(TensorDataset(images, labels), 4))
-    assert start.strides == stock.strides
-    assert [p.stride() for p in start.parameters()] == [p.stride() for p in stock.parameters()]
-    assert start.network[0].weight.stride(1) == 1
+    for module in (start, resumed):
+        assert module.strides == stock.strides
+        assert [p.stride() for p in module.parameters()] == [p.stride() for p in stock.parameters()]
+    assert start.network[0].weight.stride(1) == start.network[2].weight.stride(1) == start.maps.stride(1) == 1
+    assert np.abs(vector(start) - before).max() > 1e-4
     np.testing.assert_allclose(vector(start), vector(plain), rtol=0, atol=1e-6)
