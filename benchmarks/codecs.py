@@ -68,7 +68,7 @@ def normal_vector(size: int) -> Layout:
     """Return the layout of ten matrices of 100 columns, and of what is left of `size` numbers."""
     rows = size // 1000
     shapes = (*((rows, 100),) * 10, (size - 1000 * rows,))
-    return Layout(tuple("abcdefghijk"), shapes, (False,) * 11)
+    return Layout(tuple("abcdefghijk"), shapes)
 
 
 def message_of(name: str, codec: Codec, vectors: list[Tensor]) -> Message:

@@ -15,8 +15,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.vectors.layout import is_channels_last
-
 INSIDE = frozenset(
     {
         nn.Conv2d,
@@ -55,7 +53,7 @@ class ConvolutionChains:
             and type(part) is nn.Sequential
             and id(part) not in compiled
             and "forward" not in vars(part)
-            and any(type(inner) is nn.Conv2d and not is_channels_last(inner.weight) for inner in part.modules())
+            and any(type(inner) is nn.Conv2d and inner.weight.is_contiguous() for inner in part.modules())
         ]
 
     def __enter__(self) -> None:

@@ -96,11 +96,10 @@ class StepGraph(Graph):
         if self._captures:  # so that a CUDA graph reads and changes them in their place
             for tensor in (*self._params.values(), *self._buffers().values()):
                 torch._dynamo.mark_static_address(tensor)
-        sizes = [
-            (name in facts.trained, size)
-            for name, size in zip(flat_module.layout.names, flat_module.layout.sizes, strict=True)
-        ]
-        function = _function(self._step, len(self._personal_names), sizes, self._returns_loss)
+        layout = flat_module.layout
+        entries = zip(layout.names, layout.sizes, layout.dim_orders, strict=True)
+        pieces = [(name in facts.trained, size, order) for name, size, order in entries]
+        function = _function(self._step, len(self._personal_names), pieces, self._returns_loss)
         self._compute = compiled(function, self, self._captures)
 
     def _buffers(self) -> dict[str, Tensor]:
@@ -153,14 +152,15 @@ class _Facts:
 
 
 def _function(
-    step: TrainingStep, num_personal: int, sizes: Sequence[tuple[bool, int]], returns_loss: bool
+    step: TrainingStep, num_personal: int, layout: Sequence[tuple[bool, int, tuple[int, ...]]], returns_loss: bool
 ) -> Callable[..., Any]:
     """Return the function to compile.
 
     Args:
         step: the training step.
         num_personal: number of personal parameters with a gradient, the last ones.
-        sizes: for each shared parameter, whether it has a gradient, and its number of entries.
+        layout: for each shared parameter, whether it has a gradient, its number of entries, and the order of its axes in
+            the vector.
         returns_loss: True if the step returns the loss alone.
     """
     module = step.module
@@ -194,8 +194,8 @@ def _function(
         parts = list(gradients.values())
         personal = parts[len(parts) - num_personal :]
         pieces, count = [], 0
-        for is_trained, size in sizes:
-            pieces.append(parts[count].reshape(-1) if is_trained else loss.new_zeros(size))
+        for is_trained, size, order in layout:
+            pieces.append(parts[count].permute(order).reshape(-1) if is_trained else loss.new_zeros(size))
             count += is_trained
         return loss, torch.cat(pieces), personal, logged, extra
 

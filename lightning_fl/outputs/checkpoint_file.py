@@ -25,7 +25,7 @@ from lightning_fl.outputs import frozen_weights
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.losses import say_lost
 
-FORMAT = 4
+FORMAT = 5
 """Format of a run; a version that writes another content gives it the next number."""
 
 

@@ -57,9 +57,7 @@ def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         return
     for name, shape in changed.items():
         old = tensors[name]
-        channels_last = old.dim() == 4 and not old.is_contiguous()
-        new = torch.zeros(shape, dtype=old.dtype, device=old.device)
-        new = new.contiguous(memory_format=torch.channels_last) if channels_last else new
+        new = torch.empty_permuted(shape, old.dim_order(), dtype=old.dtype, device=old.device).zero_()
         if isinstance(old, nn.Parameter):
             replace_data(old, new)
         else:

@@ -76,7 +76,7 @@ def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tenso
     smaller_masks = {name: mask & (magnitudes[name] > threshold) for name, mask in masks.items()}
     for name, mask in smaller_masks.items():
         if mask.dim() > 1 and not mask.any():
-            mask.view(-1)[magnitudes[name].argmax()] = True
+            mask[torch.unravel_index(magnitudes[name].argmax(), mask.shape)] = True
     return smaller_masks
 
 

@@ -27,9 +27,11 @@ class Plan:
     def cut(self, name: str, tensor: Tensor) -> Tensor:
         """Cut a tensor with the shape of the parameter or buffer `name`: return a copy, or itself if nothing is cut.
 
-        The copy keeps the memory format of a convolution's weight.
+        The copy keeps the tensor's memory format.
         """
-        channels_last = tensor.dim() == 4 and not tensor.is_contiguous()
+        order = tensor.dim_order()
         for axis, indices in self.axes.get(name, {}).items():
             tensor = tensor.index_select(axis, indices.to(tensor.device))
-        return tensor.contiguous(memory_format=torch.channels_last) if channels_last else tensor
+        if tensor.dim_order() == order:
+            return tensor
+        return torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

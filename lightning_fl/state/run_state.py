@@ -23,7 +23,7 @@ from lightning_fl.state.outcome import Costs, Proposal
 from lightning_fl.state.staging import StagedStates, Staging
 from lightning_fl.vectors.growth import Growth
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
-from lightning_fl.vectors.personal import PERSONAL, initially_owned
+from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, initially_owned
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
 from lightning_fl.vectors.submodel import Submodel
 
@@ -249,6 +249,11 @@ class Run:
         """Return the names of the entries that are vectors (d,) of this layout."""
         return {name for name, entry in state.items() if layout_of(name, entry, layout, self.buffer_layout) is layout}
 
+    def _layout_of(self, name: str, entry: Tensor) -> Layout | None:
+        """Return the layout of an entry of a state; None if it is no vector of the network."""
+        owned = {PERSONAL: self.personal_layout, PERSONAL_BUFFERS: self.personal_buffer_layout}
+        return owned[name] if name in owned else layout_of(name, entry, self.layout, self.buffer_layout)
+
     def _prune_to(self, mask: Tensor | None) -> None:
         """Set the mask (d,), and make the submodel that it keeps."""
         self.mask = mask
@@ -329,10 +334,10 @@ class Run:
         for _, layout, prefix in self._layouts():
             layouts[f"{prefix}names"] = list(layout.names)
             layouts[f"{prefix}shapes"] = [list(shape) for shape in layout.shapes]
+            layouts[f"{prefix}dim_orders"] = [list(order) for order in layout.dim_orders]
         return {
             **layouts,
             **{name: getattr(self, name) for name in SCALARS},
-            "channels_last": list(self.layout.channels_last),
             "personal": self.personal.get(PERSONAL, self.params.new_zeros(0)),
             "personal_buffers": {name: entry for name, entry in self.personal.items() if name != PERSONAL},
             "params": self.params,
@@ -355,20 +360,23 @@ class Run:
             UserError: the state belongs to another model. The message names the first parameter that differs.
         """
         self._check_fits(state)
-        source, device = replace(self.layout, channels_last=tuple(state["channels_last"])), self.params.device
-
+        saved_layouts = {
+            layout: replace(layout, dim_orders=tuple(map(tuple, state[f"{prefix}dim_orders"])))
+            for _, layout, prefix in self._layouts()
+        }
+        device = self.params.device
         earlier, present = state["params"].dtype, self.params.dtype  # a resumed run may have another precision
 
+        def relay(vector: Tensor, layout: Layout) -> Tensor:
+            return layout.relay(vector, saved_layouts[layout])
+
         def relaid(tensors: State, to: torch.device) -> State:
-            model_entries = self._model_entries(tensors, source)
-            relayed = {
-                name: self.layout.relay(entry, source) if name in model_entries else entry
-                for name, entry in tensors.items()
-            }
-            return {
-                name: entry.to(to, present if entry.dtype == earlier else entry.dtype, copy=True)
-                for name, entry in relayed.items()
-            }
+            copies = {}
+            for name, entry in tensors.items():
+                layout = self._layout_of(name, entry)
+                relayed = entry if layout is None else relay(entry, layout)
+                copies[name] = relayed.to(to, present if entry.dtype == earlier else entry.dtype, copy=True)
+            return copies
 
         # Clients' states come first: their files may be damaged, and the model must not change then.
         for states_by_client, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
@@ -377,15 +385,15 @@ class Run:
                 states_by_client[client] = relaid(entry, torch.device("cpu"))
         for name in SCALARS:
             setattr(self, name, state[name])
-        self.params = self.layout.relay(state["params"], source).to(device, present, copy=True)
-        self.buffers = state["buffers"].to(device, self.buffers.dtype, copy=True)
+        self.params = relay(state["params"], self.layout).to(device, present, copy=True)
+        self.buffers = relay(state["buffers"], self.buffer_layout).to(device, self.buffers.dtype, copy=True)
         self.counters = {name: entry.to(device, copy=True) for name, entry in state["counters"].items()}
         self.personal = relaid({name: x for name, x in initially_owned(state).items() if name in self.personal}, device)
         self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         mask = state["mask"]
-        self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
+        self._prune_to(None if mask is None else relay(mask, self.layout).to(device, copy=True))
         self.clients_with_mask = set(state["told"])
         self.features = _changed(_kept(state["features"]), lambda entries: relaid(entries, device))
 
@@ -400,9 +408,7 @@ class Run:
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in self._layouts():
-            # Checkpoints of earlier versions lack keys that did not exist then.
-            names, shapes = state.get(f"{prefix}names", []), state.get(f"{prefix}shapes", [])
-            saved = dict(zip(names, map(tuple, shapes), strict=True))
+            saved = dict(zip(state[f"{prefix}names"], map(tuple, state[f"{prefix}shapes"]), strict=True))
             current = dict(zip(layout.names, layout.shapes, strict=True))
             if saved != current:
                 name = next(name for name in {**current, **saved} if saved.get(name) != current.get(name))

@@ -38,7 +38,6 @@ from lightning_fl.outputs.run_folder import LAST, PREVIOUS, remove_empty
 from lightning_fl.outputs.tensor_bytes import checksum
 from lightning_fl.slots import State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, Column
-from lightning_fl.vectors.personal import OWN
 
 FOLDER = "client_states"
 KINDS = ("clients", "client_memory")
@@ -49,8 +48,6 @@ ROWS = re.compile(r"[0-9]+\.rows")
 """Names of files of rows."""
 PLACE = ".place"
 """File in a folder that a run has made, whose text is the path of the folder."""
-EARLIER_OWN = "companion/"
-"""`OWN` in checkpoints of version 0.2."""
 
 
 class LoadedRun(NamedTuple):
@@ -232,7 +229,7 @@ class StatesInFiles(Mapping[int, State]):
         for column in saved["columns"]:
             file = Column(folder / column["file"], tuple(column["shape"]), column["dtype"])
             for client, row, expected in column["rows"].tolist():
-                self._entries[client].append((_present_name(column["name"]), file, row, expected))
+                self._entries[client].append((column["name"], file, row, expected))
 
     def __getitem__(self, client: int) -> State:
         return {name: self._read(file, row, expected) for name, file, row, expected in self._entries[client]}
@@ -266,17 +263,9 @@ def read_states(run_state: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
         checkpoint: path of the checkpoint.
     """
     if "client_files" not in run_state:
-        if "clients" not in run_state:
-            return run_state
-        clients = {k: {_present_name(n): x for n, x in entries.items()} for k, entries in run_state["clients"].items()}
-        return {**run_state, "clients": clients}
+        return run_state
     folder = checkpoint.parent / run_state["client_files"]
     return {**run_state, **{kind: StatesInFiles(folder / kind, run_state[kind], checkpoint) for kind in KINDS}}
-
-
-def _present_name(name: str) -> str:
-    """Return the name of an entry of a client's state, which in version 0.2 began otherwise for a model of its own."""
-    return OWN + name.removeprefix(EARLIER_OWN) if name.startswith(EARLIER_OWN) else name
 
 
 def _files_of(path: Path, weights_only: bool) -> Path | None:

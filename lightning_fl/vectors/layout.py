@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, starmap
 from math import prod
 from typing import Any
 
@@ -30,17 +30,18 @@ class Layout:
     Attributes:
         names: keys of the tree, in the order of storage (`named_parameters()` order).
         shapes: shape of each tensor.
-        channels_last: True for each tensor (O, I, H, W) stored as (O, H, W, I), if that is another order.
+        dim_orders: axes of each tensor from the outermost to the innermost in memory, as `Tensor.dim_order` gives them:
+            (0, 1, 2, 3) for a contiguous tensor, (0, 2, 3, 1) in `torch.channels_last`; contiguous if not given.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    channels_last: tuple[bool, ...]
+    dim_orders: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        told_apart = (_has_two_orders(shape) for shape in self.shapes)
-        channels_last = tuple(last and two for last, two in zip(self.channels_last, told_apart, strict=True))
-        object.__setattr__(self, "channels_last", channels_last)
+        orders = self.dim_orders or [range(len(shape)) for shape in self.shapes]
+        told_apart = tuple(starmap(_told_apart, zip(orders, self.shapes, strict=True)))
+        object.__setattr__(self, "dim_orders", told_apart)
 
     @classmethod
     def of(cls, tree: Mapping[str, Tensor]) -> Layout:
@@ -48,7 +49,7 @@ class Layout:
         return cls(
             tuple(tree),
             tuple(tuple(tensor.shape) for tensor in tree.values()),
-            tuple(map(is_channels_last, tree.values())),
+            tuple(tensor.dim_order() for tensor in tree.values()),
         )
 
     @cached_property
@@ -81,9 +82,9 @@ class Layout:
 
     def without(self, names: Collection[str]) -> Layout:
         """Return the layout of the tensors that have none of these names."""
-        entries = zip(self.names, self.shapes, self.channels_last, strict=True)
+        entries = zip(self.names, self.shapes, self.dim_orders, strict=True)
         left = [entry for entry in entries if entry[0] not in names]
-        return Layout(*map(tuple, zip(*left, strict=True))) if left else Layout((), (), ())
+        return Layout(*map(tuple, zip(*left, strict=True))) if left else NO_LAYOUT
 
     def views(self, vector: Tensor) -> Tree:
         """Read `vector` (..., d) as a tree of views (..., *shape); writing to a view writes to the vector."""
@@ -91,17 +92,23 @@ class Layout:
             raise ValueError(f"the layout needs a vector of {self.numel} entries, got {vector.shape[-1]}")
         return dict(self._iterate(vector))
 
+    @cached_property
+    def _parts(self) -> list[tuple[str, int, int, tuple[int, ...], tuple[int, ...]]]:
+        """Name, offset, size and shape in memory of each tensor, and the permutation to its own shape; () if they are equal."""
+        entries = zip(self.names, self.shapes, self.dim_orders, self.offsets, self.sizes, strict=True)
+        parts = []
+        for name, shape, order, offset, size in entries:
+            # Counted from the end, because a stack has an axis of clients before.
+            back = tuple(order.index(axis) - len(order) for axis in sorted(order))
+            is_contiguous = order == tuple(sorted(order))
+            parts.append((name, offset, size, tuple(shape[axis] for axis in order), () if is_contiguous else back))
+        return parts
+
     def _iterate(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
-        for name, shape, last, offset, size in zip(
-            self.names, self.shapes, self.channels_last, self.offsets, self.sizes, strict=True
-        ):
-            part = vector.narrow(-1, offset, size)
-            leading = vector.shape[:-1]
-            if last:
-                outputs, inputs, height, width = shape
-                yield name, part.view(*leading, outputs, height, width, inputs).movedim(-1, -3)
-            else:
-                yield name, part.view((*leading, *shape))
+        leading = vector.shape[:-1]
+        for name, offset, size, shape, back in self._parts:
+            view = vector.narrow(-1, offset, size).view((*leading, *shape))
+            yield name, view.permute(*range(len(leading)), *back) if back else view
 
     def flatten(self, tree: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
         """Copy `tree` (tensors (*shape)) into one vector (d,), `out` if given.
@@ -117,27 +124,17 @@ class Layout:
         return out
 
     def relay(self, vector: Tensor, source: Layout) -> Tensor:
-        """Bring a vector stored under `source` (same names and shapes) into this layout's order; no copy if both are equal."""
-        return vector if source == self else self.flatten(source.views(vector))
+        """Bring a vector (..., d) of `source` (same names and shapes) into this layout's order; no copy if both are equal."""
+        return vector if source == self else self.flatten(source.views(vector), torch.empty_like(vector))
 
 
-def is_channels_last(tensor: Tensor) -> bool:
-    """True if a tensor (O, I, H, W) is stored with its channels innermost; False if both orders are the same.
-
-    >>> is_channels_last(torch.empty(5, 3, 2, 2).to(memory_format=torch.channels_last))
-    True
-    >>> is_channels_last(torch.empty(5, 3, 1, 1).to(memory_format=torch.channels_last))
-    False
-    """
-    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+def _told_apart(order: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the order of a tensor's axes; that of a contiguous one if they differ in axes of length 1 only."""
+    long = [axis for axis in order if shape[axis] > 1]
+    return tuple(range(len(shape)) if 0 in shape or long == sorted(long) else order)
 
 
-def _has_two_orders(shape: Sequence[int]) -> bool:
-    """True if tensors of this shape can be stored (O, H, W, I), and differ then from (O, I, H, W)."""
-    return len(shape) == 4 and 0 not in shape and shape[1] > 1 and shape[2] * shape[3] > 1
-
-
-NO_LAYOUT = Layout((), (), ())
+NO_LAYOUT = Layout((), ())
 """Layout of no tensors."""
 
 

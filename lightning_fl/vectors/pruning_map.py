@@ -77,5 +77,5 @@ def layout_of(name: str, vector: Tensor, layout: Layout, buffer_layout: Layout) 
 
 def _cut(layout: Layout, plan: Plan) -> tuple[Layout, Tensor]:
     positions = {name: plan.cut(name, view) for name, view in layout.views(torch.arange(layout.numel)).items()}
-    after = Layout(layout.names, tuple(tuple(vector.shape) for vector in positions.values()), layout.channels_last)
+    after = Layout(layout.names, tuple(tuple(vector.shape) for vector in positions.values()), layout.dim_orders)
     return after, after.flatten(positions, torch.empty(after.numel, dtype=torch.int64))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.vectors.layer_groups import Group
-from lightning_fl.vectors.layout import Layout
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 OTHER_KINDS = ("scalars", "mask", "data")
 
@@ -166,15 +166,14 @@ def _rows(layout: Layout, mask: Tensor) -> Layout:
     """Return the layout with one row for each tensor, of its coordinates in the mask."""
     counts = {name: int(view.sum()) for name, view in layout.views(mask).items()}
     held = {name: (count,) for name, count in counts.items() if count}
-    return Layout(tuple(held), tuple(held.values()), (False,) * len(held))
+    return Layout(tuple(held), tuple(held.values()))
 
 
 def _cut(layout: Layout, cuts: Mapping[str, tuple[int, int]]) -> Layout:
     """Return the layout of the kept parts; `cuts` gives an axis of a tensor and its kept length."""
     entries = []
-    for name, shape, last in zip(layout.names, layout.shapes, layout.channels_last, strict=True):
+    for name, shape, order in zip(layout.names, layout.shapes, layout.dim_orders, strict=True):
         axis, count = cuts.get(name, (0, shape[0] if shape else 1))
         if count:
-            entries.append((name, (*shape[:axis], count, *shape[axis + 1 :]) if shape else shape, last))
-    names, shapes, channels_last = zip(*entries, strict=True) if entries else ((), (), ())
-    return Layout(names, shapes, channels_last)
+            entries.append((name, (*shape[:axis], count, *shape[axis + 1 :]) if shape else shape, order))
+    return Layout(*zip(*entries, strict=True)) if entries else NO_LAYOUT

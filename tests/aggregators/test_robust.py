@@ -64,8 +64,8 @@ WHOLE: tuple[Aggregator, ...] = (
 
 
 def context_of(dimension: int, round: int = 0) -> RoundContext:
-    layout = Layout(("a",), ((dimension,),), (False,))
-    return RoundContext(layout, Layout((), (), ()), num_clients=11, draw=Draw((0, round, 0)), round=round)
+    layout = Layout(("a",), ((dimension,),))
+    return RoundContext(layout, Layout((), ()), num_clients=11, draw=Draw((0, round, 0)), round=round)
 
 
 def merged(

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
 )
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from toys import reordered
 
 from lightning_fl import UserError
 from lightning_fl.callbacks import MagnitudePruning
@@ -186,6 +187,14 @@ def test_pruning_again_takes_a_share_of_what_is_left(make_stock_trainer: MakeTra
         if epoch in (1, 3, 5):
             left -= ceil(left / 2) + 1
         assert set(module.seen[5 * epoch : 5 * epoch + 5]) == {left}
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3, 2, 2)])
+def test_a_mask_of_weights_in_another_order_is_that_of_the_same_numbers(shape: tuple[int, ...]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for rate in (0.5, 0.99):  # the second leaves one number
+        plain, other = (largest({"weight": x}, rate)["weight"] for x in (weight, reordered({"": weight})[""]))
+        assert torch.equal(other, plain)
 
 
 def test_scopes() -> None:

@@ -24,9 +24,7 @@ each_codec = pytest.mark.parametrize("codec", [*PLAIN, *NESTED], ids=str)
 
 
 def setting_of(d: int, dtype: torch.dtype = torch.float32) -> RoundContext:
-    return RoundContext(
-        Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False,) * 2), NO_LAYOUT, num_clients=5, dtype=dtype
-    )
+    return RoundContext(Layout(("a", "b"), ((d // 3,), (d - d // 3,))), NO_LAYOUT, num_clients=5, dtype=dtype)
 
 
 def through(codec: Any, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -32,7 +32,7 @@ def _warn_anew() -> Iterator[None]:
 
 def setting_of(d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> RoundContext:
     draw = Draw((seed, 0, 11), 0, "up")
-    return RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
+    return RoundContext(Layout(("a",), ((d,),)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
 
 
 def through(codec: Any, x: Tensor, seed: int = 0) -> Tensor:

@@ -73,9 +73,7 @@ vectors = st.integers(1, 70).flatmap(lambda d: arrays(np.float32, d, elements=nu
 
 def setting_of(d: int) -> RoundContext:
     """Return a context with two tensors, a third and the rest of the coordinates."""
-    return RoundContext(
-        Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False, False)), Layout((), (), ()), num_clients=5
-    )
+    return RoundContext(Layout(("a", "b"), ((d // 3,), (d - d // 3,))), Layout((), ()), num_clients=5)
 
 
 def message_of(vector: np.ndarray) -> Message:
@@ -359,8 +357,8 @@ def test_tensors_without_elements_cost_nothing(codec: Codec) -> None:
     shapes = {"a": (0,), "b": (2, 3), "c": (4, 0), "d": (4,), "e": (0, 5)}
     sent = []
     for names in ("bd", "abcde"):
-        layout = Layout(tuple(names), tuple(shapes[name] for name in names), (False,) * len(names))
-        context = RoundContext(layout, Layout((), (), ()), num_clients=5)
+        layout = Layout(tuple(names), tuple(shapes[name] for name in names))
+        context = RoundContext(layout, Layout((), ()), num_clients=5)
         payload, _ = codec.encode(message, {}, context)
         shares = [codec.bits_by_tensor(name, payload, context) for name in payload]
         decoded = codec.decode(payload, context)

@@ -57,8 +57,8 @@ CODECS: list[Codec] = [
 each_codec = pytest.mark.parametrize("codec", CODECS, ids=str)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 D, CARRIER = 40, "model/change"
-LAYOUT = Layout(("a", "b", "c"), ((5, 4), (6,), (14,)), (False, False, False))
-ONE = Layout(("a",), ((1,),), (False,))
+LAYOUT = Layout(("a", "b", "c"), ((5, 4), (6,), (14,)))
+ONE = Layout(("a",), ((1,),))
 
 
 def spiky(ratio: float) -> Tensor:
@@ -234,7 +234,7 @@ def test_values_of_drawn_positions_have_their_codecs_bits() -> None:
 
 def test_large_numbers_of_wide_matrices_have_factors() -> None:
     """Sums of them are beyond float64's range."""
-    layout = Layout(("a",), ((4, 256),), (False,))
+    layout = Layout(("a",), ((4, 256),))
     context = RoundContext(layout, NO_LAYOUT, num_clients=3, dtype=torch.float64, draw=Draw((0, 0, 11), 0, "up"))
     x = torch.full((layout.numel,), torch.finfo(torch.float64).max / 8, dtype=torch.float64)
     payload, _ = LowRank(1).encode({"model": x}, {}, context)
@@ -242,7 +242,7 @@ def test_large_numbers_of_wide_matrices_have_factors() -> None:
 
 
 def test_fair_coordinates_are_taken_in_turns_or_by_the_largest() -> None:
-    context = RoundContext(Layout(("a",), ((5,),), (False,)), NO_LAYOUT, num_clients=3)
+    context = RoundContext(Layout(("a",), ((5,),)), NO_LAYOUT, num_clients=3)
     message = {"model": torch.tensor([10.0, 9, 0, 0, 0]), "moments/first": torch.tensor([0.0, 0, 1, 0, 0])}
     for union, model in (("interleaved", [10, 0, 0, 0, 0]), ("max", [10, 9, 0, 0, 0])):
         codec = FairTopK(0.4, union)

@@ -25,7 +25,7 @@ from lightning_fl.steps import Accumulate, Apply, GradientMomentum
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 D = 40
-LAYOUT = Layout(("a", "b"), ((5, 6), (10,)), (False, False))
+LAYOUT = Layout(("a", "b"), ((5, 6), (10,)))
 VECTORS = {
     "normal": torch.randn(D, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
     "constant": torch.full((D,), -0.3, dtype=torch.float64),

@@ -33,7 +33,7 @@ from lightning_fl.slots import Codec, Draw, Message, Packed, Payload, RoundConte
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
-LAYOUT = Layout(("a", "b"), ((5, 4), (6,)), (False, False))
+LAYOUT = Layout(("a", "b"), ((5, 4), (6,)))
 SEEN: list[Draw] = []
 
 

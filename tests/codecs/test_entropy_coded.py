@@ -56,7 +56,7 @@ each_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 
 def setting_of(d: int) -> RoundContext:
-    return RoundContext(Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False, False)), NO_LAYOUT, num_clients=3)
+    return RoundContext(Layout(("a", "b"), ((d // 3,), (d - d // 3,))), NO_LAYOUT, num_clients=3)
 
 
 def bits_of(payload: Payload) -> int:

@@ -8,7 +8,7 @@ import torch
 from compared_runs import MakeTrainer, bits_of
 from lightning.pytorch import Callback
 from torch import nn
-from toys import Convolved, Perceptron, federation
+from toys import Convolved, Perceptron, federation, reordered
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg
@@ -22,8 +22,8 @@ SHAPES = {"conv.weight": (4, 3, 2, 2), "conv.bias": (4,), "fc.weight": (2, 16)}
 D = 48 + 4 + 32
 
 
-def setting_of(channels_last: bool = False, **facts: Any) -> RoundContext:
-    layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), (channels_last, False, False))
+def setting_of(is_reordered: bool = False, **facts: Any) -> RoundContext:
+    layout = Layout.of(reordered({name: torch.empty(shape) for name, shape in SHAPES.items()}, is_reordered))
     return RoundContext(layout, NO_LAYOUT, num_clients=3, **{"dtype": torch.float64, **facts})
 
 
@@ -53,9 +53,9 @@ def by_hand(group: np.ndarray, bits: int, symmetric: bool) -> np.ndarray:
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("per", ["tensor", "channel"])
 @pytest.mark.parametrize("bits", [2, 5, 8, 12])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_it_is_the_plain_loop(bits: int, per: Any, symmetric: bool, channels_last: bool) -> None:
-    context = setting_of(channels_last)
+@pytest.mark.parametrize("is_reordered", [False, True])
+def test_it_is_the_plain_loop(bits: int, per: Any, symmetric: bool, is_reordered: bool) -> None:
+    context = setting_of(is_reordered)
     x = vector()
     arrived, _ = sent(Integers(bits, per, symmetric), x, context)
     for (name, tensor), found in zip(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, agree, assert_same, bits_of, equal_states, fits, ran
 from tensor_shapes import CNN, SMALL
-from toys import Perceptron, Pruning, federation, vector
+from toys import Perceptron, Pruning, federation, reordered, vector
 
 from lightning_fl.aggregators import MaskedMean
 from lightning_fl.algorithms import Algorithm
@@ -31,9 +31,9 @@ from lightning_fl.vectors.submodel import Submodel
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 
 
-def setting_of(shapes: dict[str, tuple[int, ...]], last: bool = False, **fields: Any) -> RoundContext:
-    channels_last = tuple(last and len(shape) == 4 for shape in shapes.values())
-    return RoundContext(Layout((*shapes,), (*shapes.values(),), channels_last), NO_LAYOUT, num_clients=5, **fields)
+def setting_of(shapes: dict[str, tuple[int, ...]], is_reordered: bool = False, **fields: Any) -> RoundContext:
+    layout = Layout.of(reordered({name: torch.empty(shape) for name, shape in shapes.items()}, is_reordered))
+    return RoundContext(layout, NO_LAYOUT, num_clients=5, **fields)
 
 
 def total(payload: Payload) -> int:
@@ -54,10 +54,10 @@ def test_bits_of_the_cnn(rank: int, bits: int) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
-def test_it_is_the_power_iteration_with_a_warm_start(dtype: torch.dtype, last: bool) -> None:
+@pytest.mark.parametrize("is_reordered", [False, True], ids=["contiguous", "reordered"])
+def test_it_is_the_power_iteration_with_a_warm_start(dtype: torch.dtype, is_reordered: bool) -> None:
     codec, memory, shapes = LowRank(2), {}, {"conv": (4, 3, 2, 2), "bias": (4,), "fc": (6, 8)}
-    context = setting_of(shapes, last, draw=Draw((3, 1, 11), 2, "up"), dtype=dtype)
+    context = setting_of(shapes, is_reordered, draw=Draw((3, 1, 11), 2, "up"), dtype=dtype)
     firsts = {name: context.draw.generator(f"data/q/model/{name}") for name in ("conv", "fc")}
     right = {name: torch.randn(m, 2, generator=firsts[name]).double().numpy() for name, m in (("conv", 12), ("fc", 8))}
     for _ in range(3):

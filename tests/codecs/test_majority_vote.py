@@ -61,7 +61,7 @@ def test_zero_is_no_vote() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_signs_take_one_bit_each(dtype: torch.dtype) -> None:
     codec = OneBit("unit")
-    context = RoundContext(Layout(("a", "b"), ((3,), (2, 3)), (False, False)), NO_LAYOUT, num_clients=5, dtype=dtype)
+    context = RoundContext(Layout(("a", "b"), ((3,), (2, 3))), NO_LAYOUT, num_clients=5, dtype=dtype)
     x = torch.tensor([0.2, -0.0, 0.0, -3.0, -1e-9, 1e9, -torch.inf, torch.nan, 5.0], dtype=dtype)
     payload, memory = codec.encode({"model": x, "buffers": torch.arange(2.0)}, {}, context)
     assert {name: packed.bits for name, packed in payload.items()} == {"model": 9, "buffers": 64}

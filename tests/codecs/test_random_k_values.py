@@ -32,7 +32,7 @@ from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.submodel import Submodel
 
-LAYOUT = Layout(("a", "b", "c"), ((10, 8), (300,), (20,)), (False,) * 3)
+LAYOUT = Layout(("a", "b", "c"), ((10, 8), (300,), (20,)))
 NAMES = ("model", "moments/first", "buffers", "scalars/steps")
 
 
@@ -41,7 +41,7 @@ def setting_of(layout: Layout, seed: int = 0, party: int = 1, dtype: torch.dtype
 
 
 def flat(count: int, seed: int = 0, **fields: Any) -> RoundContext:
-    return setting_of(Layout(("a",), ((count,),), (False,)), seed, **fields)
+    return setting_of(Layout(("a",), ((count,),)), seed, **fields)
 
 
 def message() -> Message:

@@ -37,7 +37,7 @@ LEVELS = {2: [0.4527800, 1.5104176], 3: [0.2450942, 0.7560053, 1.3439093, 2.1519
 
 def setting_of(d: int, seed: int = 0, client: int = 0, dtype: torch.dtype = torch.float32) -> RoundContext:
     draw = Draw((seed, 0, 11), client, "up")
-    return RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
+    return RoundContext(Layout(("a",), ((d,),)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
 
 
 def through(codec: Any, x: Tensor, context: RoundContext) -> Tensor:

@@ -31,7 +31,7 @@ shares = st.sampled_from([1e-9, 0.05, 0.1, 0.3, 0.36, 0.5, 0.9, 1.0])
 
 
 def setting_of(d: int, dtype: torch.dtype = torch.float32) -> RoundContext:
-    return RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, dtype=dtype)
+    return RoundContext(Layout(("a",), ((d,),)), NO_LAYOUT, num_clients=5, dtype=dtype)
 
 
 def bits_of(payload: Payload) -> int:
@@ -162,7 +162,7 @@ def test_numbers_of_one_magnitude_arrive() -> None:
 
 
 def test_sizes_by_layer_and_of_an_ideal_code() -> None:
-    layout = Layout(("a", "b"), ((4, 4), (5,)), (False, False))
+    layout = Layout(("a", "b"), ((4, 4), (5,)))
     context = RoundContext(layout, NO_LAYOUT, num_clients=3)
     x = torch.tensor([9.0, 0, 8, 0, 0, 0, 0, 0, -7, 0, 0, 0, 0, 0, 0, 0, 0, 0, -9, 8, 0])
     codec = STC(0.3)  # k = 6, k' = 5

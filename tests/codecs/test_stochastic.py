@@ -37,7 +37,7 @@ REFERENCE = ((10, 25), (10,), (20, 250), (20,), (320, 50), (50,), (50, 10), (10,
 
 def setting_of(*shapes: tuple[int, ...], **facts: Any) -> RoundContext:
     names = tuple(map(str, range(len(shapes))))
-    return RoundContext(Layout(names, shapes, (False,) * len(shapes)), NO_LAYOUT, num_clients=3, **facts)
+    return RoundContext(Layout(names, shapes), NO_LAYOUT, num_clients=3, **facts)
 
 
 def of_seed(seed: int, context: RoundContext, party: int = 0) -> RoundContext:

@@ -44,7 +44,7 @@ INNER: list[Codec] = [
     TopK(0.5),
 ]
 each_codec = pytest.mark.parametrize("inner", INNER, ids=str)
-LAYOUT = Layout(("a", "b", "c"), ((10, 8), (300,), (20,)), (False,) * 3)
+LAYOUT = Layout(("a", "b", "c"), ((10, 8), (300,), (20,)))
 CONTEXT = RoundContext(LAYOUT, NO_LAYOUT, num_clients=5, draw=Draw((0, 0, 11), 1, "up"))
 
 
@@ -70,7 +70,7 @@ def test_the_largest_numbers_cross_as_a_smaller_model(inner: Codec) -> None:
             int(((positions >= start) & (positions < end)).sum()) for start, end in ((0, 80), (80, 380), (380, 400))
         ]
         held = [(letter, (size,)) for letter, size in zip("abc", sizes, strict=True) if size]
-        smaller = Layout(tuple(letter for letter, _ in held), tuple(shape for _, shape in held), (False,) * len(held))
+        smaller = Layout(tuple(letter for letter, _ in held), tuple(shape for _, shape in held))
         context = RoundContext(smaller, NO_LAYOUT, num_clients=5, draw=CONTEXT.draw)
         of_values, _ = inner.encode({name: x[positions]}, {}, context)
         expected = torch.zeros(400)
@@ -83,7 +83,7 @@ def test_the_largest_numbers_cross_as_a_smaller_model(inner: Codec) -> None:
 
 def test_bits_of_the_cnn() -> None:
     codec = TopK(0.05, values=Blockwise(bits=4))
-    context = RoundContext(Layout(("a",), ((21_840,),), (False,)), NO_LAYOUT, num_clients=5)
+    context = RoundContext(Layout(("a",), ((21_840,),)), NO_LAYOUT, num_clients=5)
     payload, _ = codec.encode({"model": torch.randn(21_840)}, {}, context)
     bits = {name: packed.bits for name, packed in payload.items()}
     assert sorted(bits.values()) == [5 * 32, 4 * 1_092, 15 * 1_092]
@@ -171,7 +171,7 @@ def test_codecs_that_build_on_earlier_messages_are_refused(inner: Any) -> None:
 def test_odd_vectors(inner: Codec) -> None:
     codec = TopK(0.3, values=inner)
     for d in (0, 1, 9):
-        context = RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5)
+        context = RoundContext(Layout(("a",), ((d,),)), NO_LAYOUT, num_clients=5)
         payload, _ = codec.encode({"model": torch.zeros(d)}, {}, context)
         assert torch.equal(codec.decode(payload, context)["model"], torch.zeros(d))
     payload, _ = codec.encode({"model": torch.full((9,), torch.nan)}, {}, context)

@@ -15,7 +15,7 @@ from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, St
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
-CONTEXT = RoundContext(Layout(("a",), ((4,),), (False,)), NO_LAYOUT, num_clients=2)
+CONTEXT = RoundContext(Layout(("a",), ((4,),)), NO_LAYOUT, num_clients=2)
 DECLARE = r"\(Undeclared declares no traits, so the worst is assumed: .* such as traits = Traits.CONTRACTS\)"
 
 

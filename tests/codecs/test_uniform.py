@@ -18,7 +18,7 @@ D = 21_840
 
 
 def setting_of(d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> RoundContext:
-    layout = Layout(("a",), ((d,),), (False,))
+    layout = Layout(("a",), ((d,),))
     return RoundContext(layout, NO_LAYOUT, num_clients=3, dtype=dtype, draw=Draw((seed, 0, 11), 0, "up"))
 
 

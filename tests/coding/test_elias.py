@@ -76,7 +76,7 @@ def test_a_prefix_code_takes_no_less_than_the_entropy(levels: list[int]) -> None
 
 def test_bits_of_the_paper_s_code() -> None:
     x = torch.tensor([0.0, 0.0, 0.0, 5.0])
-    context = RoundContext(Layout(("a",), ((4,),), (False,)), NO_LAYOUT, num_clients=1)
+    context = RoundContext(Layout(("a",), ((4,),)), NO_LAYOUT, num_clients=1)
     payload, _ = QSGD(1, coding="elias").encode({"model": x}, {}, context)
     # 32 for the norm; fixed width takes 8, the code 3 + 6 + 1 + 1 and would take more: one flag.
     assert sum(packed.bits for packed in payload.values()) == 32 + 8 + 1
@@ -86,7 +86,7 @@ def test_bits_of_the_paper_s_code() -> None:
 @pytest.mark.parametrize("d", [3000, 1, 13])
 @pytest.mark.parametrize("s", [1, 2, 128])
 def test_the_code_changes_no_number_and_is_never_longer_by_more_than_its_flag(s: int, d: int) -> None:
-    context = RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=1)
+    context = RoundContext(Layout(("a",), ((d,),)), NO_LAYOUT, num_clients=1)
     x = torch.randn(d, generator=torch.Generator().manual_seed(0)) ** 5
     found = []
     for coding in ("fixed", "elias"):

@@ -61,7 +61,7 @@ def extend_by_hand(checkpoint: dict[str, Any], algorithm: Algorithm) -> dict[str
     params = torch.cat([checkpoint["state_dict"][name].flatten() for name in SHAPES])
     run = extended(checkpoint["federation"]["run"], *variances or [0.0], params[:16])
     run["names"], run["shapes"] = list(SHAPES), [list(shape) for shape in SHAPES.values()]
-    run["channels_last"] = [False] * 4
+    run["dim_orders"] = [list(range(len(shape))) for shape in SHAPES.values()]
     run["params"] = params
     return checkpoint | {"federation": checkpoint["federation"] | {"run": run}}
 

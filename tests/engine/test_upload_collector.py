@@ -29,7 +29,7 @@ from lightning_fl.slots import (
 from lightning_fl.steps import Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
-CONTEXT = RoundContext(Layout(("a",), ((2,),), (False,)), NO_LAYOUT, num_clients=2)
+CONTEXT = RoundContext(Layout(("a",), ((2,),)), NO_LAYOUT, num_clients=2)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
 from torch import Tensor, nn
-from toys import SIZES, Normalised, Perceptron, Poisoned, federation, in_format, samples, vector
+from toys import SIZES, Normalised, Perceptron, Poisoned, federation, reordered, samples, vector
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import MaskedMean, WeightedMean
@@ -37,10 +37,10 @@ from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.submodel import Submodel
 
 
-def setting_of(module: nn.Module, num_clients: int = 6, channels_last: bool = False) -> RoundContext:
+def setting_of(module: nn.Module, num_clients: int = 6, is_reordered: bool = False) -> RoundContext:
     """Return the context that parts of a federation of `module` get."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
-    layout = Layout.of(in_format(dict(module.named_parameters()), channels_last))
+    layout = Layout.of(reordered(dict(module.named_parameters()), is_reordered))
     return RoundContext(layout, Layout.of(buffers), num_clients, layer_groups(module))
 
 
@@ -242,10 +242,10 @@ class Convolutional(nn.Module):
 
 @pytest.mark.long
 @settings(max_examples=50)
-@given(bits=st.lists(st.booleans(), min_size=14, max_size=14), channels_last=st.booleans())
-def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels_last: bool) -> None:
+@given(bits=st.lists(st.booleans(), min_size=14, max_size=14), is_reordered=st.booleans())
+def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], is_reordered: bool) -> None:
     module = Convolutional()
-    context = setting_of(module, channels_last=channels_last)
+    context = setting_of(module, is_reordered=is_reordered)
     sizes = [group.num_units(context.layout) for group in context.groups]
     assert dict(zip([group.name for group in context.groups], sizes, strict=True)) == {
         "conv": 4,

@@ -10,7 +10,7 @@ import torch
 from compared_runs import MakeTrainer, agree, assert_same, bits_of, fits, ran
 from tensor_shapes import CNN, SMALL
 from torch import Tensor
-from toys import Perceptron, Pruning, federation, vector
+from toys import Perceptron, Pruning, federation, reordered, vector
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import KeepUploads, MajorityVote, MaskedMean, NormalisedMean, WeightedMean
@@ -36,9 +36,10 @@ class OneProcess:
     world_size = 1
 
 
-def setting_of(shapes: dict[str, tuple[int, ...]], round: int = 0, last: bool = False, **fields: Any) -> RoundContext:
-    channels_last = tuple(last and len(shape) == 4 for shape in shapes.values())
-    layout = Layout((*shapes,), (*shapes.values(),), channels_last)
+def setting_of(
+    shapes: dict[str, tuple[int, ...]], round: int = 0, is_reordered: bool = False, **fields: Any
+) -> RoundContext:
+    layout = Layout.of(reordered({name: torch.empty(shape) for name, shape in shapes.items()}, is_reordered))
     return RoundContext(layout, NO_LAYOUT, num_clients=3, draw=Draw((3, round, 11), 3), **fields)
 
 
@@ -84,14 +85,14 @@ def test_bits_of_the_cnn(rank: int) -> None:
         assert link.ledger.bits("down") == 3 * 5_760
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
-def test_with_all_clients_it_is_the_authors_loop(last: bool) -> None:
+@pytest.mark.parametrize("is_reordered", [False, True], ids=["contiguous", "reordered"])
+def test_with_all_clients_it_is_the_authors_loop(is_reordered: bool) -> None:
     """Compare the merged uploads of four rounds with PowerSGD, whose clients keep e_k = z_k − M̂."""
     memory: dict[int, State] = {}
     errors = [np.zeros(NUMBERS) for _ in range(3)]
     shares = np.array(WEIGHTS) / sum(WEIGHTS)
     for round in range(4):
-        context = setting_of(SMALL, round, last, dtype=torch.float64)
+        context = setting_of(SMALL, round, is_reordered, dtype=torch.float64)
         deltas = [torch.randn(NUMBERS, dtype=torch.float64) for _ in range(3)]
         uploads, link = collected(TwoTurns(2), context, deltas, memory)
         wanted = [torch.from_numpy(delta.numpy() + e) for delta, e in zip(deltas, errors, strict=True)]

@@ -11,7 +11,7 @@ from lightning_fl.features.secure_aggregation import Masked, SecureAggregation, 
 from lightning_fl.slots import RoundContext
 from lightning_fl.vectors.layout import Layout
 
-CONTEXT = RoundContext(Layout((), (), ()), Layout((), (), ()), num_clients=6)
+CONTEXT = RoundContext(Layout((), ()), Layout((), ()), num_clients=6)
 
 
 @pytest.mark.parametrize(

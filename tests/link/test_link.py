@@ -20,7 +20,7 @@ from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import Layout
 
 D, K = 26, 3
-CONTEXT = RoundContext(Layout((), (), ()), Layout((), (), ()), num_clients=6)
+CONTEXT = RoundContext(Layout((), ()), Layout((), ()), num_clients=6)
 
 
 def test_float_buffers_cross_as_well_and_counters_do_not(make_trainer: MakeTrainer) -> None:

@@ -65,7 +65,7 @@ CODECS: dict[str, Codec] = {
 }
 WHOLE = ("random levels in Elias's code",)
 """Codecs with as many bits for some numbers as for others, which count as shared."""
-LAYOUT = Layout(("a", "b"), ((4, 2), (5,)), (False, False))
+LAYOUT = Layout(("a", "b"), ((4, 2), (5,)))
 CONTEXT = RoundContext(LAYOUT, NO_LAYOUT, num_clients=3)
 GROUPS = [Group("first", ("a",)), Group("second", ("b",))]
 
@@ -108,7 +108,7 @@ def test_layers_by_hand() -> None:
 
 
 def test_a_tensor_without_numbers_has_no_scale() -> None:
-    layout = Layout(("a", "none", "b"), ((4, 2), (0,), (5,)), (False, False, False))
+    layout = Layout(("a", "none", "b"), ((4, 2), (0,), (5,)))
     context, x, groups = RoundContext(layout, NO_LAYOUT, num_clients=3), torch.ones(13), [Group("first", ("a", "none"))]
     payload, _ = TernGrad(packing="two_bits").encode({"model": x}, {}, context)
     found = UplinkMessage(0, {}, {}, {}, [(TernGrad(packing="two_bits"), payload)], context, groups)
@@ -168,7 +168,7 @@ def test_ideal_sizes_are_those_of_whole_number_arithmetic(values: list[float]) -
 
 def test_the_reference_positions() -> None:
     x = torch.randn(21_840, generator=torch.Generator().manual_seed(0))
-    layout = Layout(("a",), ((21_840,),), (False,))
+    layout = Layout(("a",), ((21_840,),))
     context = RoundContext(layout, NO_LAYOUT, num_clients=1)
     payload, _ = TopK(0.05).encode({"model": x}, {}, context)
     found = UplinkMessage(0, {}, {}, {}, [(TopK(0.05), payload)], context, [])
@@ -197,7 +197,7 @@ def test_an_ideal_size_is_never_above_what_is_sent(codec: Codec) -> None:
     ids=str,
 )
 def test_positions_of_values_with_a_codec_have_their_ideal_size(codec: Codec, masks: list[tuple[int, int]]) -> None:
-    context = RoundContext(Layout(("a",), ((400,),), (False,)), NO_LAYOUT, num_clients=1)
+    context = RoundContext(Layout(("a",), ((400,),)), NO_LAYOUT, num_clients=1)
     x = torch.randn(400, generator=torch.Generator().manual_seed(0))
     payload, _ = codec.encode({"model": x}, {}, context)
     found = UplinkMessage(0, {}, {}, {}, [(codec, payload)], context, [])
@@ -206,7 +206,7 @@ def test_positions_of_values_with_a_codec_have_their_ideal_size(codec: Codec, ma
 
 
 def test_positions_of_changes_have_their_ideal_size() -> None:
-    context = RoundContext(Layout(("a",), ((400,),), (False,)), NO_LAYOUT, num_clients=1)
+    context = RoundContext(Layout(("a",), ((400,),)), NO_LAYOUT, num_clients=1)
     before = torch.zeros(400)
     message = {"model": before + (torch.arange(400) < 30), "moments/first": before}
     payload, _ = Changes().encode(message, {"model": before, "moments/first": before}, context)

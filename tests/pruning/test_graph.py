@@ -176,6 +176,9 @@ def test_a_cut_keeps_the_memory_format() -> None:
     assert cut.is_contiguous(memory_format=torch.channels_last)
     assert plan.cut("conv.weight", weight.contiguous()).is_contiguous()
     assert plan.cut("other.weight", weight) is weight
+    transposed = plan.cut("conv.weight", torch.randn(6, 4).t())
+    assert transposed.shape == (2, 3)
+    assert transposed.t().is_contiguous()
 
 
 class Own(nn.Module):

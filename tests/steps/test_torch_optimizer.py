@@ -13,7 +13,7 @@ import yaml
 from compared_runs import MakeTrainer, equal_states
 from torch import Tensor
 from torch.optim import SGD, Adafactor, Adagrad, Adam, Optimizer
-from toys import Perceptron, Pruning, federation, in_format
+from toys import Perceptron, Pruning, federation, reordered
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, FedOpt
@@ -82,11 +82,11 @@ def test_every_optimiser_of_torch_is_tried_or_refused() -> None:
     assert kinds - {"Optimizer", "LBFGS", "SparseAdam", "Muon"} == {name.partition(",")[0] for name in OPTIMIZERS}
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("is_reordered", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rounds_are_those_of_torch_with_the_change_as_gradient(name: str, channels_last: bool) -> None:
+def test_rounds_are_those_of_torch_with_the_change_as_gradient(name: str, is_reordered: bool) -> None:
     """Check against an optimiser that torch keeps over all rounds; the step makes its own anew in each."""
-    layout = Layout.of(in_format({key: torch.empty(shape) for key, shape in SHAPES.items()}, channels_last))
+    layout = Layout.of(reordered({key: torch.empty(shape) for key, shape in SHAPES.items()}, is_reordered))
     w = torch.linspace(-1, 1, layout.numel, dtype=torch.float64)
     theirs = {key: view.clone() for key, view in layout.views(w).items()}
     optimizer = OPTIMIZERS[name](theirs.values())

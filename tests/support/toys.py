@@ -190,11 +190,18 @@ def fit_until(trainer: Any, rounds: int, *given: Any, **named: Any) -> None:
     assert trainer.run.round == rounds
 
 
-def in_format(tree: Mapping[str, Tensor], channels_last: bool) -> dict[str, Tensor]:
-    """Return tensors (…), those of shape (O, I, H, W) with their channels innermost if `channels_last`."""
-    if not channels_last:
+def reordered(tree: Mapping[str, Tensor], is_used: bool = True) -> dict[str, Tensor]:
+    """Return copies of tensors (…) that are stored with axis 1 innermost, matrices transposed, if this is used."""
+    if not is_used:
         return dict(tree)
-    return {name: x.detach().to(memory_format=torch.channels_last) if x.dim() == 4 else x for name, x in tree.items()}
+    orders = {
+        name: (1, 0) if x.dim() == 2 else (*[axis for axis in range(x.dim()) if axis != 1], 1)
+        for name, x in tree.items()
+    }
+    return {
+        name: torch.empty_permuted(x.shape, orders[name], dtype=x.dtype).copy_(x.detach()) if x.dim() > 1 else x
+        for name, x in tree.items()
+    }
 
 
 def vector(module: nn.Module) -> np.ndarray:

@@ -18,7 +18,19 @@ from lightning.pytorch import Callback
 from roster import ROSTER
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
-from toys import Convolved, Measuring, Normalised, Perceptron, Pruning, Statistics, Tied, federation, samples, vector
+from toys import (
+    Convolved,
+    Measuring,
+    Normalised,
+    Perceptron,
+    Pruning,
+    Statistics,
+    Tied,
+    federation,
+    reordered,
+    samples,
+    vector,
+)
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedBN
@@ -103,6 +115,15 @@ def test_some_methods_train_as_without_the_compiler(name: str, graphs: Traced, m
 @pytest.mark.parametrize("name", ROSTER)
 def test_every_method_trains_as_without_the_compiler(name: str, graphs: Traced, make_trainer: MakeTrainer) -> None:
     compare_method(name, make_trainer)
+
+
+def test_weights_in_another_order_train_as_without_the_compiler(graphs: Traced, make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    for name, other in reordered(dict(module.named_parameters())).items():
+        module.get_parameter(name).data = other
+    assert not module.hidden.weight.is_contiguous()
+    assert_equal(pair(make_trainer, module))
+    assert graphs
 
 
 class Dropping(Perceptron):

@@ -287,7 +287,7 @@ def test_replacement_makes_the_mean_the_attackers_model(
     mean, mechanism = WeightedMean(weighting), Mechanism()
     if settings is not None:
         mechanism = CentralMechanism.of(ClientPrivacy(clip=inf, noise_multiplier=0, **settings), sizes, len(cohort))
-    layout = Layout(("a",), ((5,),), (False,))
+    layout = Layout(("a",), ((5,),))
     run, context = Run(0, layout, NO_LAYOUT, torch.zeros(5), torch.zeros(0), {}), RoundContext(layout, NO_LAYOUT, 6)
     mechanism.begin(run, 1)
     adversary, weigh = Adversary(Backdoor(replace=True), who), partial(mechanism.weights, mean)
@@ -311,7 +311,7 @@ def test_replacement_makes_the_mean_the_attackers_model(
 
 def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -> None:
     data: Any = SimpleNamespace(client_sizes=np.ones(4), num_clients=4)
-    layout = Layout(("a",), ((2,),), (False,))
+    layout = Layout(("a",), ((2,),))
     run = Run(0, layout, NO_LAYOUT, torch.zeros(2), torch.zeros(0), {})
     job: Any = SimpleNamespace(run=run, received={"model": run.params}, answering=[0, 1, 2, 3])
     values = {0: 1.0, 1: float("nan"), 2: 3.0, 3: 5.0}

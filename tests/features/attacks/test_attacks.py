@@ -234,7 +234,7 @@ def test_krum_takes_what_fang_sends_and_not_twice_of_it(seed: int, num_attackers
         for client, row in enumerate(np.concatenate([array, np.tile(length * against, (num_attackers, 1))])):
             result = Result(client, {}, 1.0, {}, {}, {}, num_steps=1)
             Krum(num_attackers).add(accumulator, Upload(result, {"model": torch.from_numpy(row)}))
-        context = RoundContext(Layout(("a",), ((3,),), (False,)), Layout((), (), ()), num_clients=11)
+        context = RoundContext(Layout(("a",), ((3,),)), Layout((), ()), num_clients=11)
         merged = Krum(num_attackers).combine(accumulator, Merging(context))["model"]
         np.testing.assert_allclose(merged, length * against)
 

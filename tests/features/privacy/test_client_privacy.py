@@ -74,7 +74,7 @@ def noisy_sum(**fields: Any) -> NoisySum:
 
 
 def context(kept: Tensor | None = None, length: int = 3) -> RoundContext:
-    layout = Layout(("w",), ((length,),), (False,))
+    layout = Layout(("w",), ((length,),))
     unpruned = None if kept is None else Submodel.from_masks(layout, NO_LAYOUT, kept)
     return RoundContext(layout, NO_LAYOUT, 10, unpruned=unpruned)
 

@@ -237,7 +237,7 @@ def test_noisy_variances_stay_positive(privacy: Any, make_trainer: MakeTrainer) 
 def test_steps_see_noisy_variances_above_0_and_other_buffers_as_they_are(
     seed: int, variance: float, std: float
 ) -> None:
-    layout = Layout(("norm.running_mean", "norm.running_var"), ((3,), (3,)), (False, False))
+    layout = Layout(("norm.running_mean", "norm.running_var"), ((3,), (3,)))
     present = torch.tensor([0.0, 1.0, 2.0, *[variance] * 3])
     generator = torch.Generator().manual_seed(seed)
     merged = {name: std * torch.randn(*rows, 6, generator=generator) for name, rows in NOISY_BUFFERS.items()}
