@@ -186,6 +186,7 @@ def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) ->
 
 def _take_gradient(flat_module: FlatModule, decays: bool = True) -> Tensor:
     """Return the gradient, with weight decay if it `decays`, and set that of the flat module to zero."""
+    flat_module.complete_gradient()
     gradient = flat_module.gradient.clone()
     if decays:
         flat_module.add_decay(gradient, flat_module.params, flat_module.missing)

@@ -181,6 +181,7 @@ class Stack:
         params, owned = self.params[index], {name: entry[index] for name, entry in self.owned.items()}
         part = Stack(self._flat_module, params, owned, self.buffers[index], counters, torch.zeros_like(params))
         part.backward(group, factors, logs)
+        self._flat_gradient.complete()
         self.gradient.index_add_(0, index, part.gradient)
         for name, leaf in part.personal_leaves.items():
             if leaf.grad is not None:

@@ -91,6 +91,7 @@ class ModuleLearner:
                 loss = F.cross_entropy(flat_module.module(inputs), classes)
             flat_module.fabric.backward(loss)
             flat_module.bind_replaced()
+            self._gradient.complete()
             for part in untrained:
                 adam.param_groups[0]["params"][0].grad[part].zero_()
             adam.step()

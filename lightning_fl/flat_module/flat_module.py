@@ -611,7 +611,7 @@ class FlatModule:
             )
 
     def zero_gradient(self) -> None:
-        """Reset the gradient of the last step; restore views of the flat gradient that something removed."""
+        """Remove the gradient of the last step; the flat gradient keeps it until it is complete again."""
         for leaf in self.personal_leaves.values():
             leaf.grad = None
         if self._flat_gradient is not None:
@@ -632,12 +632,18 @@ class FlatModule:
         Returns:
             True if there are any such parameters.
         """
+        self.complete_gradient()
         all_reduce(self.gradient)
         for leaf in self.personal_leaves.values():
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
             all_reduce(gradient)
             leaf.grad = gradient
         return self._activate(self._flat_gradient.admit_nonzero() if self._flat_gradient is not None else [])
+
+    def complete_gradient(self) -> None:
+        """Let the flat gradient be that of the backward passes since `zero_gradient`, 0 if there was none."""
+        if self._flat_gradient is not None:
+            self._flat_gradient.complete()
 
     def after_backward(self) -> bool:
         """Let the optimiser step parameters that got their first gradient; return True if there are any."""
@@ -688,6 +694,7 @@ class FlatModule:
     @contextmanager
     def keeping_gradient(self) -> Iterator[None]:
         """Set the gradient to zero, and restore it at the end."""
+        self.complete_gradient()
         gradient, missing = self.gradient.clone(), self.missing
         owned = {name: leaf.grad for name, leaf in self.personal_leaves.items()}
         self.zero_gradient()

@@ -139,7 +139,10 @@ NO_LAYOUT = Layout((), ())
 
 
 class FlatGradient:
-    """Gradients of a tree's leaves in one vector; a leaf's gradient is a view of it once autograd has given it one.
+    """Gradients of a tree's leaves in one vector.
+
+    A step begins without gradients, so that autograd makes new ones, which is faster than to add them to zeros. After the
+    first backward pass they are copied into the vector, whose views they are from then on.
 
     In the vector "no gradient" and "gradient 0" look the same, but weight decay and momentum must act only on the second.
     So leaves that have not had a gradient yet are left out, and those without one in the present step can be told.
@@ -173,6 +176,7 @@ class FlatGradient:
         self._inside = {name: self._outside.pop(name) for name in used_names}
         self._present: set[str] = set()
         self._versions: list[int] = []
+        self._is_complete = True
         self.has_grown = False
         self._attach(self._inside)
         self._note_versions()
@@ -195,15 +199,35 @@ class FlatGradient:
         return [name for name in self._inside if name not in self._present]
 
     def zero(self) -> None:
-        """Begin a step: set the gradients to 0, and put views back where something removed them."""
-        self._vector.zero_()
-        if any(leaf.grad is not view for leaf, view in self._inside.values()):
-            self._attach(self._inside)
+        """Begin a step without gradients; the vector keeps the last step's until it is complete."""
+        for leaf, _ in self._inside.values():
+            leaf.grad = None
         self._present.clear()
+        self._is_complete = False
+
+    def complete(self) -> None:
+        """Move the gradients of a step's first backward pass into the vector, which is 0 where leaves have none."""
+        if self._is_complete:
+            return
+        self._is_complete = True
+        views, gradients = [], []
+        for name, (leaf, view) in self._inside.items():
+            if (gradient := leaf.grad) is None:
+                view.zero_()
+            else:
+                views.append(view)
+                gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
+                self._present.add(name)
+            leaf.grad = view
+        if views:
+            torch._foreach_copy_(views, gradients)
+        for _, view in self._outside.values():
+            view.zero_()
         self._note_versions()
 
     def discover(self) -> list[str]:
         """Read what the last backward pass gave, and move first gradients into the vector; return the leaves that got one."""
+        self.complete()
         if self._tells_missing:
             before = zip(self._inside.items(), self._versions, strict=True)
             self._present.update(name for (name, (_, view)), version in before if view._version != version)
@@ -215,11 +239,17 @@ class FlatGradient:
 
     def add(self, gradient: Tensor, names: Sequence[str], factor: float) -> list[str]:
         """Add a factor times a gradient (..., d), which these leaves have; return as `discover` does."""
-        self._vector.add_(gradient, alpha=factor)
+        if self._is_complete:
+            self._vector.add_(gradient, alpha=factor)
+        else:
+            torch.mul(gradient, factor, out=self._vector)
+            self._is_complete = True
+            self._attach(self._inside)
         return self._admitted(names)
 
     def adopt(self) -> list[str]:
         """Take over gradients that something replaced or removed after the backward pass; return as `discover` does."""
+        self.complete()
         replaced = {name: leaf.grad for name, (leaf, view) in self._inside.items() if leaf.grad is not view}
         replaced |= {name: leaf.grad for name, (leaf, _) in self._outside.items() if leaf.grad is not None}
         for name, gradient in replaced.items():
@@ -261,6 +291,8 @@ class FlatGradient:
         """Put back the gradients (..., d) of a step, and which of them are `missing`."""
         self._vector.copy_(gradient)
         self._present = self._inside.keys() - set(missing)
+        self._is_complete = True
+        self._attach(self._inside)
         self._note_versions()
 
     def admit(self, names: Iterable[str]) -> list[str]:
