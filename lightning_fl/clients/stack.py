@@ -17,7 +17,8 @@ from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import RowLogs
 from lightning_fl.slots import State
-from lightning_fl.vectors.layout import FlatGradient, Tree
+from lightning_fl.vectors.flat_gradient import FlatGradient
+from lightning_fl.vectors.layout import Tree
 from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry
 
 

@@ -27,7 +27,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.link.ledger import Ledger
 from lightning_fl.processes import gather_objects, gather_tensors, share_of
 from lightning_fl.slots import Message
-from lightning_fl.vectors.layout import FlatGradient
+from lightning_fl.vectors.flat_gradient import FlatGradient
 
 
 @dataclass

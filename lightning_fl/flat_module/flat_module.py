@@ -35,7 +35,8 @@ from lightning_fl.pruning.apply_plan import PLANS, replace_data, tell_shape
 from lightning_fl.slots import State, Width
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors import pieces
-from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype, holders_of
+from lightning_fl.vectors.flat_gradient import FlatGradient
+from lightning_fl.vectors.layout import Layout, Tree, common_dtype, holders_of
 from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry, initially_owned
 
 ENTRIES = 64

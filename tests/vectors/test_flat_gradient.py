@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toys import reordered
 
-from lightning_fl.vectors.layout import FlatGradient, Layout
+from lightning_fl.vectors.flat_gradient import FlatGradient
+from lightning_fl.vectors.layout import Layout
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (2, 2, 1, 3)}
 PASSES = st.lists(st.sets(st.sampled_from(sorted(SHAPES)), min_size=1), max_size=3)
