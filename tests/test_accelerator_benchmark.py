@@ -80,8 +80,8 @@ def test_every_method_has_the_numbers_of_the_cpu(tiny: dict[str, Any], methods: 
         if name in methods.NEED_TORCH_PRUNING:
             assert row["skipped"] == "torch-pruning is not installed"
             continue
-        if runner == "stacked" and (methods.made(name).model_keeper or methods.made(name).pace):
-            assert "models of their own" in row["skipped"]
+        if runner == "stacked" and (reason := methods.why_serial(name)):
+            assert reason in row["skipped"]
             continue
         assert row["numbers"]["differing"] == []
         # Without a GPU the serial run is a repetition of the reference.

@@ -17,9 +17,11 @@ from gpu import Plan, Row, allow_tf32, quiet_trainer
 from lightning_fl import algorithms
 from lightning_fl.data import Arrays, Dirichlet
 from lightning_fl.modules import ImageClassifier
+from lightning_fl.slots import Gradients
 
 RUNNERS = ("serial", "stacked")
-NEED_TORCH_PRUNING = ("FedAP", "FedDUAP", "FedDUMAP", "HRank")
+NEED_TORCH_PRUNING = ("FedAP", "FedDUAP", "FedDUMAP", "HRank", "FederatedDropout", "FjORD", "HeteroFL")
+NEED_ALL_CLIENTS = ("Scaffnew",)
 SHORT = {"epsilon": 0.01}  # with Adam's usual ε, the first steps magnify the rounding of gradients near 0
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "DeviceM-mime": {"variant": "mime"},
@@ -71,14 +73,22 @@ def methods(plan: Plan) -> None:
             label = Row("methods", name, runner)
             if name in NEED_TORCH_PRUNING and find_spec("torch_pruning") is None:
                 plan.add(replace(label, skipped="torch-pruning is not installed"))
-            elif runner == "stacked" and (made(name).model_keeper or made(name).pace):
-                plan.add(
-                    replace(
-                        label, skipped="clients with models of their own, or of other rounds, train one after the other"
-                    )
-                )
+            elif runner == "stacked" and (reason := why_serial(name)):
+                plan.add(replace(label, skipped=f"clients {reason} train one after the other"))
             else:
                 plan.attempt(label, partial(compare, label, plan, expected))
+
+
+def why_serial(name: str) -> str:
+    """Say which clients of a method no stack can train; "" if one can."""
+    method = made(name)
+    if method.model_keeper or method.pace:
+        return "with models of their own, or of other rounds,"
+    if method.rule.num_losses:
+        return "that measure losses of whole models"
+    if Gradients.REPRESENTATIONS in method.rule.reads:
+        return "that compare representations"
+    return "that draw a width in each step" if method.exchange.differs_in_steps else ""
 
 
 def compare(label: Row, plan: Plan, on_cpu: list[Outcome]) -> None:
@@ -136,7 +146,8 @@ def two_rounds(name: str, runner: str, device: str) -> Outcome:
         server_fraction=0.2,
         partition=Dirichlet(1.0, skip_full_clients=False, min_samples=6),
     )
-    trainer = quiet_trainer(device, max_rounds=2, clients_per_round=3, local_epochs=1, runner=runner)
+    clients = data.num_clients if name in NEED_ALL_CLIENTS else 3
+    trainer = quiet_trainer(device, max_rounds=2, clients_per_round=clients, local_epochs=1, runner=runner)
     start = _numbers(module)
     trainer.fit(module, data, made(name), verbose=False)
     if trainer.run.params.device.type != device:

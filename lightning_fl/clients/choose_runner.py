@@ -19,7 +19,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import Selection
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stack_batches import Member
-from lightning_fl.clients.stacked import Stacked, train_stack
+from lightning_fl.clients.stacked import Stacked, has_equal_clients, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.convolution_chains import is_compiled
@@ -36,6 +36,7 @@ Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], I
 # All limits are fixed, because free memory, which depends on other programs, would change the last bits of the results.
 # On a CPU a stack spares the overhead of small operations, but its grouped convolutions are slower (docs/explanation/speed.md).
 MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU, MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU = 1_500_000, 10, 64, 4 * 2**30
+MOST_COMPILED_WORK_ON_CPU = 10_000_000
 # On a GPU a step of more work computes for longer than its kernels take to start. An H100 gains from stacks up to 5.6e9, but an
 # older GPU computes at a quarter of its pace, and grouped convolutions take up to 1.3 times the time of single ones.
 MOST_WORK_ON_GPU, LEAST_CLIENTS_ON_GPU, MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU = 2_000_000_000, 2, 256, 8 * 2**30
@@ -70,6 +71,8 @@ def choose_runner(
     most_work, least_clients = (
         (MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU) if on_cpu else (MOST_WORK_ON_GPU, LEAST_CLIENTS_ON_GPU)
     )
+    if on_cpu and flat_module.compiled is not None and has_equal_clients(data):  # otherwise few steps are compiled
+        most_work = MOST_COMPILED_WORK_ON_CPU
     most_at_once, most_bytes = (MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU) if on_cpu else (MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU)
     pays = work is not None and work <= most_work and num_clients >= least_clients
     keeps_models = model_keeper(job.personal) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from lightning_fl.clients.stack_batches import Group
 from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import RowLogs
+from lightning_fl.flat_module.step_graph import StackStep
 from lightning_fl.slots import State
 from lightning_fl.vectors.flat_gradient import FlatGradient
 from lightning_fl.vectors.layout import Tree
@@ -34,6 +35,7 @@ class Stack:
             in it by name, with their gradients.
         buffers: shared float buffers (n, d_b), changed in place.
         counters: shared integer buffers by name (n, ...), changed in place.
+        compiled_sizes: samples of a minibatch with which a step of all clients is computed by a compiled graph.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Stack:
         counters: Tree,
         gradient: Tensor,
         parameter_names: Sequence[str] = (),
+        compiled_sizes: Collection[int] = (),
     ) -> None:
         """Bind the clients' parameters, gradients and buffers to this storage.
 
@@ -56,13 +59,18 @@ class Stack:
             counters: (n, ...) by name.
             gradient: (n, d).
             parameter_names: names of the parameters that have had a gradient.
+            compiled_sizes: see the attribute.
         """
         self._flat_module = flat_module
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
         self.owned, personal_buffers = owned, flat_module.personal_buffers
-        views = flat_module.personal_layout.views(owned[PERSONAL]) if PERSONAL in owned else {}
-        self.personal_leaves = _leaves(views, flat_module.personal_leaves.values())
-        self._leaves = _leaves(flat_module.layout.views(params), flat_module.parameters)
+        self.compiled_sizes = compiled_sizes
+        views, personal_views = flat_module.layout.views(params), {}
+        if PERSONAL in owned:
+            personal_views = flat_module.personal_layout.views(owned[PERSONAL])
+        self._views = views | personal_views
+        self.personal_leaves = _leaves(personal_views, flat_module.personal_leaves.values())
+        self._leaves = _leaves(views, flat_module.parameters)
         self._tells_missing = flat_module.optimizer.acts_without_gradient
         self._flat_gradient = FlatGradient(
             flat_module.layout, list(self._leaves.values()), gradient, parameter_names, self._tells_missing
@@ -75,11 +83,19 @@ class Stack:
             self._counters = counters | {name: owned[counter_entry(name)] for name in personal_buffers.counter_names}
 
     @classmethod
-    def of(cls, flat_module: FlatModule, job: ClientJob, owned: State, num_clients: int) -> Stack:
+    def of(
+        cls,
+        flat_module: FlatModule,
+        job: ClientJob,
+        owned: State,
+        num_clients: int,
+        compiled_sizes: Collection[int] = (),
+    ) -> Stack:
         """Return a stack in which every client has the received model and what it owns, entries (n, ...)."""
         params, buffers = (job.received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
         stacked = {name: tensor.expand(num_clients, *tensor.shape).clone() for name, tensor in job.counters.items()}
-        return cls(flat_module, params, owned, buffers, stacked, torch.zeros_like(params))
+        gradient = torch.zeros_like(params)
+        return cls(flat_module, params, owned, buffers, stacked, gradient, compiled_sizes=compiled_sizes)
 
     def restart(self, job: ClientJob) -> None:
         """Reset every client to the received model."""
@@ -101,7 +117,7 @@ class Stack:
     def restarted(self, job: ClientJob) -> Stack:
         """Return a stack of the same clients at the received model, which shares their parameters, but not their buffers."""
         owned = {name: x if name == PERSONAL else x.clone() for name, x in self.owned.items()}
-        return Stack.of(self._flat_module, job, owned, len(self.params))
+        return Stack.of(self._flat_module, job, owned, len(self.params), self.compiled_sizes)
 
     def keep_owned_buffers(self) -> Callable[[], None]:
         """Return a function that restores the buffers that the clients own now."""
@@ -167,6 +183,11 @@ class Stack:
             Names of the parameters that got their first gradient.
         """
         if len(group.rows) == len(self.params):
+            if (
+                group.size in self.compiled_sizes
+                and (names := self._backward_by_graph(group, factors, logs)) is not None
+            ):
+                return names
             losses = self._losses(group, logs)
             self._flat_module.require_gradient(losses)
             with warnings.catch_warnings():
@@ -198,15 +219,58 @@ class Stack:
         self._note_arrived(group, part._flat_gradient)
         return self._flat_gradient.admit(part._flat_gradient.names)
 
+    def _backward_by_graph(self, group: Group, factors: float | Tensor, logs: RowLogs) -> list[str] | None:
+        """Do as `backward` does by a compiled graph; None if it has to run eagerly."""
+        flat_module, lent = self._flat_module, self._lent_buffers()
+        assert flat_module.compiled is not None
+        step = StackStep(self._views, lent, group.batch_index)
+        with flat_module.fabric.autocast():
+            computed = flat_module.compiled.of_stack(tree_unflatten(group.leaves, group.structure), step)
+        if computed is None:
+            return None
+        self._adopt_buffers(computed.buffers)
+        for (name, how, named), value in computed.logs:
+            logs.log(name, value, *how, **named)
+        logs.add_loss(computed.losses)
+        gradient, factor = computed.gradient, 1.0
+        if isinstance(factors, Tensor):
+            shared = gradient.shared * factors.unsqueeze(1)
+        else:
+            shared, factor = gradient.shared, factors
+        for name, of_leaf in gradient.personal.items():
+            leaf = self.personal_leaves[name]
+            scaled = of_leaf * (
+                factors.view(-1, *[1] * (of_leaf.dim() - 1)) if isinstance(factors, Tensor) else factors
+            )
+            leaf.grad = scaled if leaf.grad is None else leaf.grad.add_(scaled)
+        discovered = self._flat_gradient.add(shared, gradient.names, factor)
+        self._note_arrived(group, self._flat_gradient)
+        return discovered
+
+    def _lent_buffers(self) -> Tree:
+        """Return the buffers by name (n, …), those of floats as copies in the module's dtype."""
+        # Mapped batch normalisation writes to dense tensors only.
+        lent = {
+            name: view.to(self._flat_module.buffer(name).dtype).contiguous()
+            for name, view in self._buffer_views.items()
+        }
+        return lent | self._counters
+
+    def _adopt_buffers(self, buffers: Tree) -> None:
+        """Take over what a step has written to buffers (n, …)."""
+        for name, value in buffers.items():
+            home = self._buffer_views[name] if name in self._buffer_views else self._counters[name]
+            if value is not home:
+                home.copy_(value.detach())
+
+    @torch.compiler.set_stance("force_eager")  # torch maps no compiled function over clients
     def _losses(self, group: Group, logs: RowLogs) -> Tensor:
         """Return the loss of each row (n,), with its autograd graph."""
         flat_module = self._flat_module
         values = list(group.leaves)
         positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
         tensors = [values[position] for position in positions]
-        # Copies in the buffers' own dtype: mapped batch normalisation writes to dense tensors only.
-        lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
-        lent |= self._counters
+        lent = self._lent_buffers()
         recorded: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
         def train(params: Tree, buffers: Tree, rows: list[Tensor]) -> tuple[Any, list[Tensor], Tree]:
@@ -231,10 +295,7 @@ class Stack:
             losses, logged, replaced = vmap(train, randomness="different")(
                 self._leaves | self.personal_leaves, lent, tensors
             )
-        for name, value in {**lent, **replaced}.items():
-            home = self._buffer_views[name] if name in self._buffer_views else self._counters[name]
-            if value is not home:
-                home.copy_(value.detach())
+        self._adopt_buffers(lent | replaced)
         for (name, how, named), value in zip(recorded, logged, strict=True):
             logs.log(name, value, *how, **named)
         logs.add_loss(losses)

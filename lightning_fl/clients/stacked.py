@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -54,6 +54,7 @@ class Stacked:
     ) -> Iterator[Result]:
         """Train the clients, and yield their results stack by stack."""
         run, schedule = job.run, job.schedule
+        compiled_sizes = [] if flat_module.compiled is None else self.compiled_sizes(schedule, data)
         batches = {k: schedule.pass_batches(int(data.client_sizes[k])) for k in clients}
         num_steps = {client: schedule.steps_done(batches[client], run, client) for client in clients}
 
@@ -80,7 +81,7 @@ class Stacked:
             size, is_halved = self._stack_size(len(waiting)), False
             while waiting:
                 members += [begin(client) for client in waiting[len(members) : size]]
-                results = self._train(flat_module, job, members[:size])
+                results = self._train(flat_module, job, members[:size], compiled_sizes)
                 if results is None:
                     self.clients_at_once, is_halved = ceil(min(size, len(members)) / 2), True
                     size = self._stack_size(len(waiting))
@@ -100,12 +101,26 @@ class Stacked:
         return ceil(count / ceil(count / self.clients_at_once))
 
     @staticmethod
-    def _train(flat_module: FlatModule, job: ClientJob, members: Sequence[Member]) -> list[Result] | None:
+    def compiled_sizes(schedule: LocalSchedule, data: FederatedDataModule) -> list[int]:
+        """Return the samples of the minibatches that clients make together often enough to compile their steps.
+
+        These are full minibatches; and if all clients have equally many samples, whatever minibatches they have. Others are so
+        many that compiling them would take longer than it saves.
+        """
+        if not has_equal_clients(data):
+            return [schedule.batch_size]
+        size = int(data.client_sizes.max())
+        return [min(schedule.batch_size, size), size % schedule.batch_size]
+
+    @staticmethod
+    def _train(
+        flat_module: FlatModule, job: ClientJob, members: Sequence[Member], compiled_sizes: Collection[int]
+    ) -> list[Result] | None:
         """Train one stack; return None, with its memory free again, if several clients need more than there is."""
         names = ", ".join(str(member.client) for member in members)
         try:
             with noting(lambda: f"Clients {names} were training at once in round {job.run.round}."):
-                return train_stack(flat_module, job, members)
+                return train_stack(flat_module, job, members, compiled_sizes=compiled_sizes)
         except torch.OutOfMemoryError:
             if len(members) == 1:
                 raise
@@ -124,12 +139,18 @@ class Stacked:
         return None
 
 
-@torch.compiler.set_stance("force_eager")  # torch maps no compiled function over clients
+def has_equal_clients(data: FederatedDataModule) -> bool:
+    """True if all clients with samples have equally many."""
+    sizes = data.client_sizes[data.client_sizes > 0]
+    return len(sizes) > 0 and bool((sizes == sizes[0]).all())
+
+
 def train_stack(
     flat_module: FlatModule,
     job: ClientJob,
     members: Sequence[Member],
     notifies_callbacks: bool = True,
+    compiled_sizes: Collection[int] = (),
 ) -> list[Result]:
     """Train the clients of one stack.
 
@@ -138,12 +159,13 @@ def train_stack(
         job: job of each client.
         members: clients of the stack, in descending order of their numbers of steps.
         notifies_callbacks: True to call Lightning's own callbacks for every batch.
+        compiled_sizes: samples of a minibatch with which a step of all clients is computed by a compiled graph.
 
     Returns:
         Results in the order of `members`.
     """
     optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].work.seeds[1]
-    stack, local = _start(flat_module, job, members)
+    stack, local = _start(flat_module, job, members, compiled_sizes)
     logs = RowLogs(flat_module.logs)
     batches = stack_batches(flat_module, members, schedule)
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
@@ -223,11 +245,14 @@ class _Finished(NamedTuple):
     trained: TrainedModel | None
 
 
-def _start(flat_module: FlatModule, job: ClientJob, members: Sequence[Member]) -> tuple[Stack, LocalTraining]:
+def _start(
+    flat_module: FlatModule, job: ClientJob, members: Sequence[Member], compiled_sizes: Collection[int]
+) -> tuple[Stack, LocalTraining]:
     """Give every client the received model and begin the local training: optimiser, full gradients, `Rule.start`."""
     optimizer, schedule = flat_module.optimizer, job.schedule
     state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
-    stack = Stack.of(flat_module, job, {name: state.pop(name) for name in job.run.personal}, len(members))
+    owned = {name: state.pop(name) for name in job.run.personal}
+    stack = Stack.of(flat_module, job, owned, len(members), compiled_sizes)
     flat_module.personal_optimizer.bind(stack.personal_leaves)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.flat_module.compiled_graphs import CompiledGraphs
-from lightning_fl.flat_module.step_graph import Gradient, StepGraph, TrainingStep
+from lightning_fl.flat_module.step_graph import Gradient, StackGraph, StackOutput, StackStep, StepGraph, TrainingStep
 
 
 @final
@@ -38,3 +38,12 @@ class CompiledStep(CompiledGraphs):
             return None
         loss, output, self.gradient = computed
         return loss, output
+
+    def of_stack(self, batch: Any, step: StackStep) -> StackOutput | None:
+        """Compute a step of a stack, whose batches have a leading axis (n, …); None if it has to run eagerly."""
+        if self.why_not or not torch.is_grad_enabled():
+            return None
+        computed: StackOutput | None = self._computed(
+            partial(StackGraph, self._step, self._flat_module), batch, step, kind="stack"
+        )
+        return computed

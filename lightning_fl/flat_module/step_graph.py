@@ -1,4 +1,4 @@
-"""A module's training step and its gradient as one graph, which torch compiles.
+"""A module's training step and its gradient as one graph, which torch compiles, for one client or a stack of clients.
 
 The graph reads parameters, changing buffers and a batch, and returns the loss, its gradient, and what the step returns and logs.
 Logs, hooks, callbacks and the optimiser stay outside. A first run on tensors without data tells what the graph has to return,
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
-from torch.utils._pytree import tree_map
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from lightning_fl.flat_module.graph import Graph, compiled
 from lightning_fl.flat_module.step_trial import CannotCompile, Log, try_step
@@ -27,10 +27,10 @@ INSIDE = "module."
 
 @dataclass(frozen=True)
 class Gradient:
-    """Gradient of a loss.
+    """Gradient of a loss, or of each loss of a stack.
 
     Attributes:
-        shared: gradient (d,) of the parameters that are trained together.
+        shared: gradient (d,) or (n, d) of the parameters that are trained together.
         names: those of them that have a gradient.
         personal: gradient of each personal parameter that has one, by name.
     """
@@ -51,8 +51,38 @@ class TrainingStep(nn.Module):
         return self.module.training_step(*arguments)
 
 
-class StepGraph(Graph):
-    """Compiled function of loss and gradient for batches of one shape."""
+class StackStep(NamedTuple):
+    """Tensors of a stack of n clients, and the index of their batches.
+
+    Attributes:
+        params: parameters, shared and personal ones (n, …).
+        buffers: buffers (n, …) before the step, which do not change.
+        index: index of the batches.
+    """
+
+    params: Tree
+    buffers: Tree
+    index: int
+
+
+class StackOutput(NamedTuple):
+    """What a step of a stack computes.
+
+    Attributes:
+        losses: loss of each client (n,).
+        logs: what the step logs, with the values of the clients (n,).
+        buffers: buffers (n, …) after the step, by name.
+        gradient: gradient of each client's loss.
+    """
+
+    losses: Tensor
+    logs: list[tuple[Log, Tensor]]
+    buffers: Tree
+    gradient: Gradient
+
+
+class _TrainingGraph(Graph):
+    """Compiled function of a training step's loss and gradient."""
 
     step_name = "training_step"
 
@@ -60,50 +90,25 @@ class StepGraph(Graph):
         super().__init__()
         self._step, self._flat_module, self._module = step, flat_module, flat_module.module
 
-    def __call__(self, batch: Any, index: int) -> tuple[Tensor, Any, Gradient]:
-        """Return the loss (), the complete output of the training step, and the gradient."""
-        flat_module, captures = self._flat_module, self._captures
-        arguments = (batch, index) if flat_module.takes_index else (batch,)
-        if captures:
-            torch.compiler.cudagraph_mark_step_begin()
-        with flat_module.chains.in_graph():
-            loss, shared, personal, logged, extra = self._compute(self._params, self._buffers(), arguments)
-        for (name, how, named), value in zip(self._logs, logged, strict=True):
-            self._module.log(name, value, *how, **named)
-        if captures:  # whose outputs are overwritten by the next step
-            loss, extra = loss.clone(), tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, extra)
-        output = loss if self._returns_loss else {"loss": loss, **extra}
-        return loss, output, Gradient(shared, self._names, dict(zip(self._personal_names, personal, strict=True)))
-
-    def prepare(self, batch: Any, index: int) -> None:
-        """Determine the graph's inputs and outputs by a step without data, and make the function that torch compiles.
-
-        Raises:
-            CannotCompile: a graph cannot hold the step.
-        """
+    def _prepare(self, batch: Any, index: int) -> Row:
+        """Determine inputs and outputs by a step without data; return the function of one client that they belong to."""
         flat_module = self._flat_module
         self._check_hooks()
-        facts = self._try(batch, index)
-        self._logs, self._returns_loss = facts.logs, facts.returns_loss
-        self._names = [name for name in flat_module.layout.names if name in facts.trained]
-        self._personal_names = [name for name in flat_module.personal_layout.names if name in facts.trained]
-        views = flat_module.layout.views(flat_module.params)
-        views |= flat_module.personal_layout.views(flat_module.personal)
-        trained = [*self._names, *self._personal_names]
-        self._params = {f"{INSIDE}{name}": views[name] for name in trained}
-        self._homes = [(name, *flat_module.holders(name)[0]) for name in facts.changed_buffers]
-        self._captures = flat_module.fabric.device.type == "cuda"
-        if self._captures:  # so that a CUDA graph reads and changes them in their place
-            for tensor in (*self._params.values(), *self._buffers().values()):
-                torch._dynamo.mark_static_address(tensor)
+        self._facts = facts = self._try(batch, index)
         layout = flat_module.layout
+        self._names = [name for name in layout.names if name in facts.trained]
+        self._personal_names = [name for name in flat_module.personal_layout.names if name in facts.trained]
+        self._captures = flat_module.fabric.device.type == "cuda"
         entries = zip(layout.names, layout.sizes, layout.dim_orders, strict=True)
         pieces = [(name in facts.trained, size, order) for name, size, order in entries]
-        function = _function(self._step, len(self._personal_names), pieces, self._returns_loss)
-        self._compute = compiled(function, self, self._captures)
+        return _row(self._step, len(self._personal_names), pieces, facts.returns_loss)
 
-    def _buffers(self) -> dict[str, Tensor]:
-        return {f"{INSIDE}{name}": home[leaf] for name, home, leaf in self._homes}
+    def _gradient(self, shared: Tensor, personal: Sequence[Tensor]) -> Gradient:
+        return Gradient(shared, self._names, dict(zip(self._personal_names, personal, strict=True)))
+
+    def _further_arguments(self, index: int) -> tuple[int, ...]:
+        """Return the arguments of `training_step` after the batch, in a tuple, of which a graph guards only what it reads."""
+        return (index,) if self._flat_module.takes_index else ()
 
     def _check_hooks(self) -> None:
         """Raise `CannotCompile` if hooks of parameters or layers see single gradients."""
@@ -134,6 +139,102 @@ class StepGraph(Graph):
         )
 
 
+@final
+class StepGraph(_TrainingGraph):
+    """Compiled function of loss and gradient for batches of one shape."""
+
+    def __call__(self, batch: Any, index: int) -> tuple[Tensor, Any, Gradient]:
+        """Return the loss (), the complete output of the training step, and the gradient."""
+        captures = self._captures
+        if captures:
+            torch.compiler.cudagraph_mark_step_begin()
+        with self._flat_module.chains.in_graph():
+            computed = self._compute(self._params, self._buffers(), (batch, *self._further_arguments(index)))
+        loss, shared, personal, logged, extra = computed
+        for (name, how, named), value in zip(self._facts.logs, logged, strict=True):
+            self._module.log(name, value, *how, **named)
+        if captures:  # whose outputs are overwritten by the next step
+            loss, extra = loss.clone(), tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, extra)
+        output = loss if self._facts.returns_loss else {"loss": loss, **extra}
+        return loss, output, self._gradient(shared, personal)
+
+    def prepare(self, batch: Any, index: int) -> None:
+        """Determine the graph's inputs and outputs by a step without data, and make the function that torch compiles.
+
+        Raises:
+            CannotCompile: a graph cannot hold the step.
+        """
+        flat_module, row = self._flat_module, self._prepare(batch, index)
+        views = flat_module.layout.views(flat_module.params)
+        views |= flat_module.personal_layout.views(flat_module.personal)
+        self._params = {f"{INSIDE}{name}": views[name] for name in (*self._names, *self._personal_names)}
+        self._homes = [(name, *flat_module.holders(name)[0]) for name in self._facts.changed_buffers]
+        if self._captures:  # so that a CUDA graph reads and changes them in their place
+            for tensor in (*self._params.values(), *self._buffers().values()):
+                torch._dynamo.mark_static_address(tensor)
+
+        def compute(params: Tree, buffers: Tree, arguments: tuple[Any, ...]) -> Any:
+            loss, shared, personal, changed, logged, extra = row(params, buffers, arguments)
+            for name, buffer in buffers.items():
+                buffer.copy_(changed[name])
+            return loss, shared, personal, logged, extra
+
+        self._compute = compiled(compute, self, self._captures)
+
+    def _buffers(self) -> Tree:
+        return {f"{INSIDE}{name}": home[leaf] for name, home, leaf in self._homes}
+
+
+@final
+class StackGraph(_TrainingGraph):
+    """Compiled function of the losses and gradients of a stack of clients, for batches of one shape."""
+
+    def __call__(self, batch: Any, step: StackStep) -> StackOutput:
+        """Compute a step of n clients, whose batches have a leading axis (n, …)."""
+        params, buffers = (
+            {f"{INSIDE}{name}": tensors[name] for name in names}
+            for tensors, names in ((step.params, [*self._names, *self._personal_names]), (step.buffers, step.buffers))
+        )
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        self._further = self._further_arguments(step.index)
+        if self._captures:
+            torch.compiler.cudagraph_mark_step_begin()
+        losses, shared, personal, changed, logged = self._compute(params, buffers, tensors)
+        if self._captures:  # whose outputs are overwritten by the next step
+            losses, logged = losses.clone(), [value.clone() for value in logged]
+        return StackOutput(
+            losses,
+            list(zip(self._facts.logs, logged, strict=True)),
+            {name.removeprefix(INSIDE): buffer for name, buffer in changed.items()},
+            self._gradient(shared, personal),
+        )
+
+    def prepare(self, batch: Any, step: StackStep) -> None:
+        """Determine the graph's inputs and outputs by a client's step without data, and make the function that torch compiles.
+
+        Raises:
+            CannotCompile: a graph cannot hold the step.
+        """
+        leaves, structure = tree_flatten(batch)
+        positions = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        first = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        row = self._prepare(tree_unflatten(first, structure), step.index)
+        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+        def compute(params: Tree, buffers: Tree, tensors: list[Tensor]) -> Any:
+            def of_client(params: Tree, buffers: Tree, tensors: list[Tensor]) -> Any:
+                content = list(others)
+                for position, tensor in zip(positions, tensors, strict=True):
+                    content[position] = tensor
+                arguments = tree_unflatten(content, structure), *self._further
+                loss, shared, personal, changed, logged, _ = row(params, buffers, arguments)
+                return loss, shared, personal, changed, logged
+
+            return vmap(of_client, randomness="different")(params, buffers, tensors)
+
+        self._compute = compiled(compute, self, self._captures)
+
+
 @dataclass(frozen=True)
 class _Facts:
     """Facts about a training step, by a step without data.
@@ -151,10 +252,20 @@ class _Facts:
     returns_loss: bool
 
 
-def _function(
-    step: TrainingStep, num_personal: int, layout: Sequence[tuple[bool, int, tuple[int, ...]]], returns_loss: bool
-) -> Callable[..., Any]:
-    """Return the function to compile.
+Row = Callable[[Tree, Tree, tuple[Any, ...]], tuple[Any, ...]]
+"""Function of a client's parameters, buffers and arguments of `training_step`; see `_row`."""
+
+
+def _row(
+    step: TrainingStep,
+    num_personal: int,
+    layout: Sequence[tuple[bool, int, tuple[int, ...]]],
+    returns_loss: bool,
+) -> Row:
+    """Return the function of one client's step, to compile.
+
+    It returns the loss (), the gradient (d,), the gradients of personal parameters, the buffers after the step, the values that
+    it logs, and what it returns besides the loss.
 
     Args:
         step: the training step.
@@ -168,8 +279,8 @@ def _function(
     tensors = (*step.named_parameters(remove_duplicate=False), *step.named_buffers(remove_duplicate=False))
     aliases = {name: names[id(tensor)] for name, tensor in tensors}
 
-    def compute(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
-        def loss_of(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> Any:
+    def compute(params: Tree, buffers: Tree, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        def loss_of(params: Tree, buffers: Tree) -> Any:
             logged: list[Tensor] = []
 
             def record(name: str, value: Any, *how: Any, **named: Any) -> None:
@@ -189,14 +300,12 @@ def _function(
             return loss.reshape(()), (loss, changed, logged, extra)
 
         gradients, (_, (loss, changed, logged, extra)) = grad_and_value(loss_of, has_aux=True)(params, buffers)
-        for name, buffer in buffers.items():
-            buffer.copy_(changed[name])
         parts = list(gradients.values())
         personal = parts[len(parts) - num_personal :]
         pieces, count = [], 0
         for is_trained, size, order in layout:
             pieces.append(parts[count].permute(order).reshape(-1) if is_trained else loss.new_zeros(size))
             count += is_trained
-        return loss, torch.cat(pieces), personal, logged, extra
+        return loss, torch.cat(pieces), personal, changed, logged, extra
 
     return compute

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.choose_runner import Runner
+from lightning_fl.clients.stacked import Stacked, has_equal_clients
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module import graph
 from lightning_fl.flat_module.compiled_evaluation import CompiledEvaluation
@@ -73,11 +74,12 @@ def _seconds_of(compiled: CompiledGraphs, trainer: TrainerInterface) -> float:
 
 
 def say_of_stacks(trainer: TrainerInterface, runner: Runner) -> None:
-    """Say it if clients train at once, whose steps are not compiled."""
-    if trainer.active_module.compiled is not None and getattr(runner, "clients_at_once", 1) > 1:
+    """Say which steps of clients that train at once are compiled, if not all are."""
+    compiles = trainer.active_module.compiled is not None
+    if compiles and isinstance(runner, Stacked) and not has_equal_clients(trainer.data):
         rank_zero_info(
-            "Clients that train at once compute without torch.compile: trainer.compile changes nothing for them; trainer.runner "
-            "serial uses it."
+            "Clients that train at once have different numbers of samples, so that torch compiles only steps in which all of "
+            "them have a full minibatch; with trainer.runner serial it compiles all."
         )
 
 

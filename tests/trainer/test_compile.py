@@ -24,6 +24,7 @@ from toys import (
     Normalised,
     Perceptron,
     Pruning,
+    Sizes,
     Statistics,
     Tied,
     federation,
@@ -35,6 +36,7 @@ from toys import (
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedBN
 from lightning_fl.callbacks import ClientEvaluation
+from lightning_fl.clients.stacked import Stacked
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module import compiled_evaluation, compiled_graphs, graph
@@ -42,6 +44,8 @@ from lightning_fl.modules import ImageClassifier
 from lightning_fl.trainer.checkpointing import execution
 
 EXACT = {"precision": "64-true", "runner": "serial", "local_epochs": 2}
+NOT_STACKED = {"LocalOnly", "Ditto", "APFL", "PFedMe", "IFCA", "MOON", "FjORD", "HeteroFL"}
+"""Methods of which no client trains in a stack, or not by graphs."""
 EVEN = partial(federation, (4, 8, 4), batch_size=4)
 """Data whose batches have one shape, since each is compiled."""
 
@@ -126,6 +130,34 @@ def test_weights_in_another_order_train_as_without_the_compiler(graphs: Traced, 
     assert graphs
 
 
+def compare_stacks(name: str, graphs: Traced, make_trainer: MakeTrainer) -> None:
+    def data() -> Any:
+        data = ROSTER[name].federation()
+        data.batch_size = 2  # so that the first steps of all have full minibatches
+        return data
+
+    flags = {"clients_per_round": 4, "dropout_rate": 0.2, "straggler_rate": 0.3, "runner": "stacked"}
+    trained = pair(make_trainer, Perceptron(), data, ROSTER[name].algorithm(), **flags)
+    assert_equal(trained)
+    assert graphs
+    assert execution(trained[1][1].fit_loop.engine)["why_not_compiled"] == ""
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD"])
+def test_some_methods_train_stacks_as_without_the_compiler(
+    name: str, graphs: Traced, make_trainer: MakeTrainer
+) -> None:
+    compare_stacks(name, graphs, make_trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ROSTER if name not in NOT_STACKED])
+def test_every_method_trains_stacks_as_without_the_compiler(
+    name: str, graphs: Traced, make_trainer: MakeTrainer
+) -> None:
+    compare_stacks(name, graphs, make_trainer)
+
+
 class Dropping(Perceptron):
     """Module that draws random numbers."""
 
@@ -156,11 +188,14 @@ def in_place() -> Statistics:
     [Normalised, Telling, *(pytest.param(made, marks=pytest.mark.slow) for made in (Tied, Dropping, in_place))],
 )
 @pytest.mark.matrix
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
 def test_buffers_draws_logs_and_unused_layers_are_those_of_eager_steps(
-    module: Callable[[], Any], graphs: Traced, make_trainer: MakeTrainer
+    runner: str, module: Callable[[], Any], graphs: Traced, make_trainer: MakeTrainer
 ) -> None:
-    assert_equal(pair(make_trainer, module(), accumulate_grad_batches=2, gradient_clip_val=0.5))
+    trained = pair(make_trainer, module(), accumulate_grad_batches=2, gradient_clip_val=0.5, runner=runner)
+    assert_equal(trained)
     assert graphs
+    assert execution(trained[1][1].fit_loop.engine)["why_not_compiled"] == ""
 
 
 @pytest.mark.matrix
@@ -169,6 +204,51 @@ def test_a_step_is_compiled_once_for_each_shape(graphs: Traced, make_trainer: Ma
     assert_equal(pair(make_trainer, Perceptron(), data, max_rounds=3, clients_per_round=5))
     assert len(graphs) == 3
     assert len(graphs.evaluations) == 2, "of batches of 4 and 2"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shapes"),
+    [
+        ((6, 6, 6), [4, 2]),
+        ((2, 2), [2]),
+        ((8, 8, 6), [4]),  # of the batches of two only one client has one, and those of all after the last client's end
+        ((8, 3, 3), []),
+    ],
+)
+def test_steps_of_a_whole_stack_are_compiled_once_for_each_size(
+    sizes: tuple[int, ...],
+    shapes: list[int],
+    graphs: Traced,
+    make_trainer: MakeTrainer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = partial(federation, sizes, batch_size=4)
+    with caplog.at_level("INFO"):
+        flags = {"max_rounds": 3, "clients_per_round": len(sizes), "runner": "stacked"}
+        assert_equal(pair(make_trainer, Perceptron(), data, **flags))
+    assert len(graphs) == len(shapes)
+    assert ("torch compiles only steps in which all of them have a full minibatch" in caplog.text) == (
+        len(set(sizes)) > 1
+    )
+
+
+def test_auto_stacks_larger_steps_of_equal_clients_if_they_are_compiled(
+    graphs: Traced, make_trainer: MakeTrainer
+) -> None:
+    for sizes, compiles, is_stacked in (([4] * 10, True, True), ([4] * 10, None, False), ([4] * 9 + [5], True, False)):
+        count = sum(sizes)
+        images = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        data = Arrays(
+            train=(images, torch.arange(count) % 4),
+            test=(images[:4], torch.arange(4)),
+            partition=Sizes(tuple(sizes)),
+            num_clients=10,
+            batch_size=4,
+        )
+        module = ImageClassifier("lenet5", num_classes=4)
+        trainer = make_trainer(max_rounds=1, clients_per_round=10, compile=compiles, limit_val_batches=0)
+        trainer.fit(module, data)
+        assert isinstance(trainer.fit_loop.engine.runner, Stacked) == is_stacked
 
 
 class Watching(Callback):
@@ -292,9 +372,10 @@ def test_models_of_clients_and_tests_are_compiled_too(
 
 def test_stacks_and_moon_are_evaluated_by_graphs(graphs: Traced, make_trainer: MakeTrainer) -> None:
     for flags, algorithm in (({"runner": "stacked"}, FedAvg()), ({}, MOON())):
+        graphs.clear()
         graphs.evaluations.clear()
         assert_equal(pair(make_trainer, Perceptron(), algorithm=algorithm, **flags))
-        assert not graphs
+        assert bool(graphs) == bool(flags)
         assert graphs.evaluations
 
 
@@ -434,18 +515,17 @@ def test_what_a_graph_cannot_hold_runs_eagerly_and_a_line_says_why(
 
 
 @pytest.mark.parametrize(
-    ("flags", "name", "line"),
+    ("name", "line"),
     [
-        ({"runner": "stacked"}, "FedAvg", "Clients that train at once compute without torch.compile"),
-        ({}, "MOON", "MOON compares what layers read within a step"),
-        ({}, "HeteroFL", "clients of HeteroFL train networks of several sizes"),
+        ("MOON", "MOON compares what layers read within a step"),
+        ("HeteroFL", "clients of HeteroFL train networks of several sizes"),
     ],
 )
 def test_clients_that_are_not_compiled(
-    flags: dict[str, Any], name: str, line: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+    name: str, line: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        assert_equal(pair(make_trainer, Perceptron(), ROSTER[name].federation, ROSTER[name].algorithm(), **flags))
+        assert_equal(pair(make_trainer, Perceptron(), ROSTER[name].federation, ROSTER[name].algorithm()))
     assert line in caplog.text
 
 
