@@ -57,12 +57,12 @@ class StackStep(NamedTuple):
     Attributes:
         params: parameters, shared and personal ones (n, …).
         buffers: buffers (n, …) before the step, which do not change.
-        index: index of the batches.
+        batch_index: index of the batches.
     """
 
     params: Tree
     buffers: Tree
-    index: int
+    batch_index: int
 
 
 class StackOutput(NamedTuple):
@@ -174,7 +174,7 @@ class StepGraph(_TrainingGraph):
                 torch._dynamo.mark_static_address(tensor)
 
         def compute(params: Tree, buffers: Tree, arguments: tuple[Any, ...]) -> Any:
-            loss, shared, personal, changed, logged, extra = row(params, buffers, arguments)
+            loss, shared, personal, changed, logged, extra = row(params, buffers, arguments, {})
             for name, buffer in buffers.items():
                 buffer.copy_(changed[name])
             return loss, shared, personal, logged, extra
@@ -191,15 +191,16 @@ class StackGraph(_TrainingGraph):
 
     def __call__(self, batch: Any, step: StackStep) -> StackOutput:
         """Compute a step of n clients, whose batches have a leading axis (n, …)."""
-        params, buffers = (
-            {f"{INSIDE}{name}": tensors[name] for name in names}
-            for tensors, names in ((step.params, [*self._names, *self._personal_names]), (step.buffers, step.buffers))
+        trained, given = [*self._names, *self._personal_names], {**step.params, **step.buffers}
+        fixed = [name for name in step.params if name not in trained]
+        params, buffers, constants = (
+            {f"{INSIDE}{name}": given[name] for name in names} for names in (trained, step.buffers, fixed)
         )
         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        self._further = self._further_arguments(step.index)
+        self._further = self._further_arguments(step.batch_index)
         if self._captures:
             torch.compiler.cudagraph_mark_step_begin()
-        losses, shared, personal, changed, logged = self._compute(params, buffers, tensors)
+        losses, shared, personal, changed, logged = self._compute(params, buffers, constants, tensors)
         if self._captures:  # whose outputs are overwritten by the next step
             losses, logged = losses.clone(), [value.clone() for value in logged]
         return StackOutput(
@@ -218,19 +219,19 @@ class StackGraph(_TrainingGraph):
         leaves, structure = tree_flatten(batch)
         positions = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         first = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        row = self._prepare(tree_unflatten(first, structure), step.index)
+        row = self._prepare(tree_unflatten(first, structure), step.batch_index)
         others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
-        def compute(params: Tree, buffers: Tree, tensors: list[Tensor]) -> Any:
-            def of_client(params: Tree, buffers: Tree, tensors: list[Tensor]) -> Any:
+        def compute(params: Tree, buffers: Tree, constants: Tree, tensors: list[Tensor]) -> Any:
+            def of_client(params: Tree, buffers: Tree, constants: Tree, tensors: list[Tensor]) -> Any:
                 content = list(others)
                 for position, tensor in zip(positions, tensors, strict=True):
                     content[position] = tensor
                 arguments = tree_unflatten(content, structure), *self._further
-                loss, shared, personal, changed, logged, _ = row(params, buffers, arguments)
+                loss, shared, personal, changed, logged, _ = row(params, buffers, arguments, constants)
                 return loss, shared, personal, changed, logged
 
-            return vmap(of_client, randomness="different")(params, buffers, tensors)
+            return vmap(of_client, randomness="different")(params, buffers, constants, tensors)
 
         self._compute = compiled(compute, self, self._captures)
 
@@ -252,8 +253,8 @@ class _Facts:
     returns_loss: bool
 
 
-Row = Callable[[Tree, Tree, tuple[Any, ...]], tuple[Any, ...]]
-"""Function of a client's parameters, buffers and arguments of `training_step`; see `_row`."""
+Row = Callable[[Tree, Tree, tuple[Any, ...], Tree], tuple[Any, ...]]
+"""Function of a client's trained parameters, buffers, arguments of `training_step`, and other parameters; see `_row`."""
 
 
 def _row(
@@ -279,7 +280,7 @@ def _row(
     tensors = (*step.named_parameters(remove_duplicate=False), *step.named_buffers(remove_duplicate=False))
     aliases = {name: names[id(tensor)] for name, tensor in tensors}
 
-    def compute(params: Tree, buffers: Tree, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute(params: Tree, buffers: Tree, arguments: tuple[Any, ...], constants: Tree) -> tuple[Any, ...]:
         def loss_of(params: Tree, buffers: Tree) -> Any:
             logged: list[Tensor] = []
 
@@ -290,7 +291,7 @@ def _row(
             attributes = vars(module)  # here, where the graph knows whose they are
             log = attributes["log"]
             attributes["log"] = record
-            given = {**params, **changed}
+            given = {**constants, **params, **changed}
             # All names of tied tensors are given: torch would look at every tensor of the module to find them, and guard these.
             tied = {alias: given[name] for alias, name in aliases.items() if name in given}
             output = functional_call(step, tied, arguments, tie_weights=False)

@@ -215,7 +215,7 @@ class TrainerFlags(Trainer, ABC):
                 estimated 4 GiB, at most 64; on a GPU 8 GiB and 256.
             threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the
                 size of a step.
-            compile: Let torch compile a client's training step with its gradient into one graph, also that of clients at once, and
+            compile: Let torch compile a client's training step with its gradient into one graph, or that of clients at once, and
                 the steps of validation and test; on a GPU with CUDA graphs. Last digits change, and compiling takes up to a
                 minute for each shape of batches. Off if not given.
             client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted

@@ -34,9 +34,10 @@ from toys import (
 )
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedBN
+from lightning_fl.algorithms import MOON, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN
 from lightning_fl.callbacks import ClientEvaluation
 from lightning_fl.clients.stacked import Stacked
+from lightning_fl.codecs import Cast
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module import compiled_evaluation, compiled_graphs, graph
@@ -204,6 +205,22 @@ def test_a_step_is_compiled_once_for_each_shape(graphs: Traced, make_trainer: Ma
     assert_equal(pair(make_trainer, Perceptron(), data, max_rounds=3, clients_per_round=5))
     assert len(graphs) == 3
     assert len(graphs.evaluations) == 2, "of batches of 4 and 2"
+
+
+class Freezing(Callback):
+    """Freezes a layer that has been trained for a round."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.hidden.requires_grad_(trainer.current_epoch == 0)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_a_layer_that_is_frozen_later(runner: str, graphs: Traced, make_trainer: MakeTrainer) -> None:
+    """Test it with values that differ from the server's, as the downlink rounds them."""
+    flags = {"callbacks": [Freezing()], "max_rounds": 4, "runner": runner}
+    assert_equal(pair(make_trainer, Perceptron(), algorithm=Algorithm(downlink=Cast("bfloat16")), **flags))
+    assert len(graphs) == 2
 
 
 @pytest.mark.parametrize(
