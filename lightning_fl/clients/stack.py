@@ -182,6 +182,8 @@ class Stack:
         Returns:
             Names of the parameters that got their first gradient.
         """
+        if self._flat_module.progress is not None:
+            self._flat_module.progress.batch_index = group.batch_index
         if len(group.rows) == len(self.params):
             if (
                 group.size in self.compiled_sizes
@@ -289,8 +291,6 @@ class Stack:
                 }
             return loss, logged, replaced
 
-        if flat_module.progress is not None:
-            flat_module.progress.batch_index = group.batch_index
         with flat_module.fabric.autocast():
             losses, logged, replaced = vmap(train, randomness="different")(
                 self._leaves | self.personal_leaves, lent, tensors
