@@ -339,8 +339,9 @@ def test_a_step_that_reads_what_changes_goes_on_eagerly_also_when_resumed(
 
 
 @pytest.mark.slow
-def test_resumed_runs_end_as_whole_ones(graphs: Traced, make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    resumed_like_whole(make_trainer, tmp_path, Normalised, EVEN, algorithm=SCAFFOLD, runner="serial", compile=True)
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_resumed_runs_end_as_whole_ones(runner: str, graphs: Traced, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    resumed_like_whole(make_trainer, tmp_path, Normalised, EVEN, algorithm=SCAFFOLD, runner=runner, compile=True)
     assert graphs
 
 
@@ -698,8 +699,8 @@ def test_the_seconds_of_compiling_are_said(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
-def test_torchs_own_compiler(precision: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "runner"), [("32-true", "stacked"), ("64-true", "serial")])
+def test_torchs_own_compiler(precision: str, runner: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     logging.getLogger("torch").setLevel("ERROR")
     torch.manual_seed(0)
     images, labels = torch.rand(64, 1, 28, 28), torch.arange(64) % 10
@@ -710,7 +711,7 @@ def test_torchs_own_compiler(precision: str, make_trainer: MakeTrainer, tmp_path
             train=(images, labels), test=(images[:8], labels[:8]), num_classes=10, num_clients=4, batch_size=8
         )
 
-    flags: dict[str, Any] = {"precision": precision, "local_epochs": None, "local_steps": 3}
+    flags: dict[str, Any] = {"precision": precision, "runner": runner, "local_epochs": None, "local_steps": 3}
     flags["deterministic"] = precision == "64-true"
     (eager, by_eager), (compiled, by_compiled) = pair(make_trainer, start, data, **flags)
     update, distance = (
@@ -734,7 +735,6 @@ def test_torchs_own_compiler(precision: str, make_trainer: MakeTrainer, tmp_path
         FedAvg,
         stop=1,
         end=2,
-        runner="serial",
         compile=True,
         **flags,
     )
