@@ -28,7 +28,7 @@ def chosen(device: str, monkeypatch: pytest.MonkeyPatch, wanted: Any = "auto", *
     found = ([], given.pop("client_bytes", 2**20), given.pop("draws", False))
     monkeypatch.setattr(runners, "_try", lambda *_: found)
     flat_module: Any = SimpleNamespace(
-        fabric=SimpleNamespace(device=torch.device(device)), module=Perceptron(), is_manual=False
+        fabric=SimpleNamespace(device=torch.device(device)), module=Perceptron(), is_manual=False, compiled=None
     )
     job: Any = SimpleNamespace(personal=(), rule=LocalOptimizer())
     options: Any = {"work": 100_000, "num_clients": 100, **given}
