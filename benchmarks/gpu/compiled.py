@@ -12,7 +12,7 @@ from peers import Work
 from gpu import Plan, Row, allow_tf32, in_federation, in_turns
 from gpu.rounds import our_round
 from lightning_fl.clients.serial import serial
-from lightning_fl.clients.stacked import Stacked
+from lightning_fl.clients.stacked import Stacked, even_size
 from lightning_fl.engine.engine import Engine
 from lightning_fl.flat_module import graph
 
@@ -47,8 +47,9 @@ def _cell(label: Row, clients: int, plan: Plan) -> None:
 
         ways = {"serial, eager": way(serial, False), "serial, compiled": way(serial, True)}
         for size in STACKS:
-            ways[f"stacks of {size}, eager"] = way(Stacked(size), False)
-            ways[f"stacks of {size}, compiled"] = way(Stacked(size), True)
+            stacked = Stacked(even_size(clients, size))
+            ways[f"stacks of up to {size}, eager"] = way(stacked, False)
+            ways[f"stacks of up to {size}, compiled"] = way(stacked, True)
         for name, timed in in_turns(ways, plan.sizes.turns, plan.seconds_left / 2).items():
             row = replace(label, way=name, ms=timed.ms, peak_mb=timed.peak_mb)
             row = replace(row, clients_per_second=1e3 * clients / timed.ms[1])

@@ -19,7 +19,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import Selection
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stack_batches import Member
-from lightning_fl.clients.stacked import Stacked, has_equal_clients, train_stack
+from lightning_fl.clients.stacked import Stacked, even_size, has_equal_clients, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.convolution_chains import is_compiled
@@ -36,7 +36,7 @@ Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], I
 # All limits are fixed, because free memory, which depends on other programs, would change the last bits of the results.
 # On a CPU a stack spares the overhead of small operations, but its grouped convolutions are slower (docs/explanation/speed.md).
 MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU, MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU = 1_500_000, 10, 64, 4 * 2**30
-MOST_COMPILED_WORK_ON_CPU = 10_000_000
+MOST_COMPILED_WORK_ON_CPU, MOST_COMPILED_AT_ONCE_ON_CPU = 10_000_000, 10
 # On a GPU a step of more work computes for longer than its kernels take to start. An H100 gains from stacks up to 5.6e9, but an
 # older GPU computes at a quarter of its pace, and grouped convolutions take up to 1.3 times the time of single ones.
 MOST_WORK_ON_GPU, LEAST_CLIENTS_ON_GPU, MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU = 2_000_000_000, 2, 256, 8 * 2**30
@@ -137,8 +137,12 @@ def choose_runner(
                 "trainer.runner stacked trains several at once anyway."
             )
         return serial
+    compiles = flat_module.compiled is not None
     if clients_at_once is None:
+        most_at_once = MOST_COMPILED_AT_ONCE_ON_CPU if compiles and on_cpu else most_at_once
         clients_at_once = max(1, min(most_at_once, most_bytes // client_bytes))
+    if compiles:  # all stacks of a whole cohort then have this size, for which alone steps are compiled
+        clients_at_once = even_size(num_clients, clients_at_once)
     if wanted == "auto":
         rank_zero_info(
             f"Up to {min(clients_at_once, num_clients)} clients train at once, which is faster for such small steps; "

@@ -45,6 +45,7 @@ class Stacked:
 
     Attributes:
         clients_at_once: most clients in a stack; halved for the rest of the run when a stack needs more memory than there is.
+            If steps are compiled, every stack but the last has so many, and the last is compiled if it has, too.
     """
 
     clients_at_once: int
@@ -54,7 +55,8 @@ class Stacked:
     ) -> Iterator[Result]:
         """Train the clients, and yield their results stack by stack."""
         run, schedule = job.run, job.schedule
-        compiled_sizes = [] if flat_module.compiled is None else self.compiled_sizes(schedule, data)
+        compiles = flat_module.compiled is not None and not flat_module.compiled.why_not
+        compiled_sizes = self.compiled_sizes(schedule, data) if compiles else []
         batches = {k: schedule.pass_batches(int(data.client_sizes[k])) for k in clients}
         num_steps = {client: schedule.steps_done(batches[client], run, client) for client in clients}
 
@@ -78,13 +80,14 @@ class Stacked:
         for _, group in groupby(sorted(clients, key=length, reverse=True), key=together):
             waiting = list(group)
             members: list[Member] = []  # of the next stack, as far as they have begun
-            size, is_halved = self._stack_size(len(waiting)), False
+            size, is_halved = self.clients_at_once if compiles else even_size(len(waiting), self.clients_at_once), False
             while waiting:
                 members += [begin(client) for client in waiting[len(members) : size]]
-                results = self._train(flat_module, job, members[:size], compiled_sizes)
+                is_whole = len(members[:size]) == self.clients_at_once
+                results = self._train(flat_module, job, members[:size], compiled_sizes if is_whole else [])
                 if results is None:
                     self.clients_at_once, is_halved = ceil(min(size, len(members)) / 2), True
-                    size = self._stack_size(len(waiting))
+                    size = even_size(len(waiting), self.clients_at_once)
                     continue
                 if is_halved:
                     is_halved = False
@@ -95,10 +98,6 @@ class Stacked:
                 yield from results
                 waiting, members = waiting[size:], members[size:]
         flat_module.progress = None
-
-    def _stack_size(self, count: int) -> int:
-        """Return the clients of each stack but the last, which is as large or smaller."""
-        return ceil(count / ceil(count / self.clients_at_once))
 
     @staticmethod
     def compiled_sizes(schedule: LocalSchedule, data: FederatedDataModule) -> list[int]:
@@ -137,6 +136,11 @@ class Stacked:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
+
+
+def even_size(num_clients: int, most: int) -> int:
+    """Return the clients of each stack but the last, which is as large or smaller, if a stack has at most so many."""
+    return ceil(num_clients / ceil(num_clients / most)) if num_clients else most
 
 
 def has_equal_clients(data: FederatedDataModule) -> bool:

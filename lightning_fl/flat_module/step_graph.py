@@ -66,7 +66,7 @@ class StackStep(NamedTuple):
 
 
 class StackOutput(NamedTuple):
-    """What a step of a stack computes.
+    """Result of a step of n clients.
 
     Attributes:
         losses: loss of each client (n,).

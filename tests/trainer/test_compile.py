@@ -139,7 +139,13 @@ def compare_stacks(name: str, graphs: Traced, make_trainer: MakeTrainer) -> None
         data.batch_size = 2  # so that the first steps of all have full minibatches
         return data
 
-    flags = {"clients_per_round": 4, "dropout_rate": 0.2, "straggler_rate": 0.3, "runner": "stacked"}
+    flags = {
+        "clients_per_round": 4,
+        "dropout_rate": 0.2,
+        "straggler_rate": 0.3,
+        "runner": "stacked",
+        "clients_at_once": 2,
+    }
     trained = pair(make_trainer, Perceptron(), data, ROSTER[name].algorithm(), **flags)
     assert_equal(trained)
     assert graphs
@@ -249,6 +255,19 @@ def test_steps_of_a_whole_stack_are_compiled_once_for_each_size(
     assert ("torch compiles only steps in which all of them have a full minibatch" in caplog.text) == (
         len(set(sizes)) > 1
     )
+
+
+def test_stacks_of_one_size_alone_are_compiled_if_the_cohort_varies(graphs: Traced, make_trainer: MakeTrainer) -> None:
+    flags = {"clients_per_round": 6, "clients_at_once": 2, "dropout_rate": 0.4, "max_rounds": 6, "runner": "stacked"}
+    assert_equal(pair(make_trainer, Perceptron(), partial(federation, (4,) * 6, batch_size=4), **flags))
+    assert len(graphs) == 1
+
+
+def test_auto_compiles_small_stacks_of_one_size(graphs: Traced, make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(clients_per_round=24, compile=True, runner="auto")
+    trainer.fit(Perceptron(), federation((4,) * 24, batch_size=4))
+    assert trainer.fit_loop.engine.runner == Stacked(8)
+    assert len(graphs) == 1
 
 
 def test_auto_stacks_larger_steps_of_equal_clients_if_they_are_compiled(
