@@ -327,8 +327,9 @@ def test_personal_layers(graphs: Traced, make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.slow
-def test_a_pruned_model_is_compiled_anew(graphs: Traced, make_trainer: MakeTrainer) -> None:
-    assert_equal(pair(make_trainer, Convolved(), max_rounds=3, callbacks=[Pruning(1)]))
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_a_pruned_model_is_compiled_anew(runner: str, graphs: Traced, make_trainer: MakeTrainer) -> None:
+    assert_equal(pair(make_trainer, Convolved(), max_rounds=3, callbacks=[Pruning(1)], runner=runner))
     assert (
         len({tuple(node.meta["example_value"].shape for node in g.graph.find_nodes(op="placeholder")) for g in graphs})
         > 1
@@ -636,21 +637,21 @@ class Picky(Telling):
         return output if len(batch[0]) > 1 or output["loss"].item() < 100 else None
 
 
-SEVERAL = Telling, Picky
+SEVERAL = {"serial": (Telling, Picky), "stacked": (Telling,)}  # no stack trains the second one's batch of one
 UNEQUAL = partial(federation, (12, 9), batch_size=4)
 """Data whose second client, which the second process trains, has a last batch of one."""
 
 
-def fit_compiled(folder: str, together: int) -> None:
+def fit_compiled(folder: str, together: int, runner: str) -> None:
     """Fit in one of several processes; write the weights, the metrics, why steps are not compiled, and how many are traced."""
     found = []
-    for made in SEVERAL:
+    for made in SEVERAL[runner]:
         traced = trace_only(pytest.MonkeyPatch())
         torch.manual_seed(0)
         module, quiet = made(), {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = FederatedTrainer(
-            **EXACT, **quiet, max_rounds=2, clients_per_round=2, compile=True, accelerator="cpu", devices=2,
-            devices_per_client=together, default_root_dir=folder, enable_checkpointing=False,
+            **{**EXACT, "runner": runner}, **quiet, max_rounds=2, clients_per_round=2, compile=True, accelerator="cpu",
+            devices=2, devices_per_client=together, default_root_dir=folder, enable_checkpointing=False,
         )  # fmt: skip
         trainer.fit(module, UNEQUAL())
         metrics = {
@@ -662,15 +663,15 @@ def fit_compiled(folder: str, together: int) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize(("together", "runner"), [(1, "serial"), (2, "serial"), (1, "stacked")])
 def test_two_processes_compile_and_agree_on_what_a_graph_cannot_hold(
-    together: int, make_trainer: MakeTrainer, tmp_path: Path
+    together: int, runner: str, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     """Test clients and batches that are divided; of a client's last batch of one, only one process has the sample."""
-    processes.run(fit_compiled, str(tmp_path), together, num_processes=2)
+    processes.run(fit_compiled, str(tmp_path), together, runner, num_processes=2)
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
-        for made, (weights, metrics, why_not, num_traced) in zip(SEVERAL, found, strict=True):
+        for made, (weights, metrics, why_not, num_traced) in zip(SEVERAL[runner], found, strict=True):
             torch.manual_seed(0)
             module, trainer = made(), make_trainer(**EXACT, clients_per_round=2)
             trainer.fit(module, UNEQUAL())
