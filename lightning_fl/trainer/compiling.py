@@ -74,12 +74,12 @@ def _seconds_of(compiled: CompiledGraphs, trainer: TrainerInterface) -> float:
 
 
 def say_of_stacks(trainer: TrainerInterface, runner: Runner) -> None:
-    """Say which steps of clients that train at once are compiled, if not all are."""
-    compiles = trainer.active_module.compiled is not None
-    if compiles and isinstance(runner, Stacked) and not has_equal_clients(trainer.data):
+    """Say which steps of clients that train at once are compiled."""
+    if trainer.active_module.compiled is not None and isinstance(runner, Stacked):
+        of_all = "" if has_equal_clients(trainer.data) else " in which all have a full minibatch"
         rank_zero_info(
-            "Clients that train at once have different numbers of samples, so that torch compiles only steps in which all of "
-            "them have a full minibatch; with trainer.runner serial it compiles all."
+            f"torch compiles the steps of {runner.clients_at_once} clients at once{of_all}; others, such as those of clients "
+            "left over in a round, run without it. With trainer.runner serial it compiles all."
         )
 
 
