@@ -269,6 +269,7 @@ def test_auto_compiles_small_stacks_of_one_size(graphs: Traced, make_trainer: Ma
     assert len(graphs) == 1
 
 
+@pytest.mark.matrix
 def test_auto_stacks_larger_steps_of_equal_clients_if_they_are_compiled(
     graphs: Traced, make_trainer: MakeTrainer
 ) -> None:
