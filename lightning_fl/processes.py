@@ -170,7 +170,7 @@ def agree_on_model(flat_module: FlatModule) -> None:
     """Copy the model of rank 0 to every rank, because an unseeded script initialises it differently in each process."""
     fabric = flat_module.fabric
     if fabric.world_size > 1:
-        for tensor in (*flat_module.module.state_dict().values(), flat_module.personal):
+        for tensor in (*flat_module.module.state_dict().values(), flat_module.personal.vector):
             if isinstance(tensor, Tensor):  # a module may save other things besides
                 tensor.copy_(of_rank_zero(fabric, tensor))
 

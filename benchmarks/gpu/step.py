@@ -81,7 +81,7 @@ class SerialStep:
         flat_module.bind_optimizer()
         flat_module.optimizer.start_client()
         self.local = LocalTraining(
-            self.job.context, received, flat_module.params, flat_module.gradient, flat_module.optimizer.step
+            self.job.context, received, flat_module.params, flat_module.gradient.vector, flat_module.optimizer.step
         )
         self.local.learning_rate = flat_module.optimizer.learning_rate
         rule.start(self.local)
@@ -91,7 +91,7 @@ class SerialStep:
         """Make the step."""
         flat_module = self.flat_module
         loss, _ = flat_module.training_step(self.batch, 0)
-        flat_module.zero_gradient()
+        flat_module.gradient.zero()
         flat_module.fabric.backward(loss)
         if flat_module.after_backward():
             self.local.learning_rate = flat_module.optimizer.learning_rate

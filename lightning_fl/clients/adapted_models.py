@@ -44,7 +44,7 @@ class ClientSamples:
             torch.enable_grad(),
             flat_module.dropping_logs(),
         ):
-            flat_module.seed(self._client)  # so that it does not matter which process measures the client
+            flat_module.generators.seed(self._client)  # so that it does not matter which process measures the client
             module.train()
             with flat_module.fabric.strategy.precision.forward_context():
                 loss, _ = flat_module.training_step(flat_module.transfer(content, data.train.resident), 0)

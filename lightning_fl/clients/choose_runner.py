@@ -247,7 +247,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
     client_bytes = saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes
     if data.train.resident:
         client_bytes += _bytes_of_samples(work.selection, job.schedule.batch_size)
-    return obstacles, client_bytes, flat_module.has_drawn(work.seeds[1])
+    return obstacles, client_bytes, flat_module.generators.have_drawn(work.seeds[1])
 
 
 def _bytes_of_samples(selection: Selection, batch_size: int) -> int:
@@ -270,7 +270,7 @@ def _known_obstacles(flat_module: FlatModule) -> list[str]:
         )
     if flat_module.optimizer.has_step_hooks:
         obstacles.append("hooks of its optimiser need each client's step")
-    parameters = [*flat_module.parameters, *flat_module.personal_leaves.values()]
+    parameters = [*flat_module.parameters, *flat_module.personal.leaves.values()]
     if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters):
         obstacles.append("hooks of its parameters need each client's gradient")
     # torch.vmap stops the gradient of the padding in the first client of a stack only.

@@ -80,7 +80,7 @@ class DeviceGroup:
 
     def sum_gradient(self, flat_module: FlatModule) -> bool:
         """Add up the gradients of the group; return True if the optimiser now steps more parameters than before."""
-        return flat_module.sum_gradient(self._sum)
+        return flat_module.gradient.sum(self._sum)
 
     def share_buffers(self, flat_module: FlatModule) -> None:
         """Give all processes the float buffers of the first one, as distributed data parallel training does in each step."""

@@ -30,7 +30,7 @@ def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], 
 
     def treat() -> None:
         if unpruned is not None and flat_module.reads_gradient:
-            flat_module.gradient.mul_(unpruned.factors)
+            flat_module.gradient.vector.mul_(unpruned.factors)
         else:
             for parameter, factors in masked:
                 if parameter.grad is not None:
@@ -38,7 +38,7 @@ def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], 
         if clip_value:
             stepped = flat_module.optimizer.names
             shared = zip(flat_module.layout.names, flat_module.parameters, strict=True)
-            trained = [p for name, p in shared if name in stepped] + [*flat_module.personal_leaves.values()]
+            trained = [p for name, p in shared if name in stepped] + [*flat_module.personal.leaves.values()]
             if clip_algorithm == "value":
                 nn.utils.clip_grad_value_(trained, clip_value)
             else:
@@ -86,7 +86,7 @@ def full_gradient(
     Returns:
         Gradient (d,).
     """
-    flat_module.zero_gradient()
+    flat_module.gradient.zero()
     with keeping_attributes(flat_module.own_parts):
         for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
             mine = size if group is None else group.num_rows(size)
@@ -133,7 +133,7 @@ def gradient_at_received(
         Gradient (d,).
     """
     with (
-        flat_module.keeping_gradient(),
+        flat_module.gradient.kept(),
         keeping_attributes(flat_module.own_parts),
         flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
     ):
@@ -148,7 +148,7 @@ def gradient_at_point(
     Restores everything, as `gradient_at_received` does. The client's personal values stay as they are.
     """
     with (
-        flat_module.keeping_gradient(),
+        flat_module.gradient.kept(),
         keeping_attributes(flat_module.own_parts),
         flat_module.other_model(params, flat_module.read_buffers(), flat_module.read_counters()),
     ):
@@ -186,9 +186,9 @@ def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) ->
 
 def _take_gradient(flat_module: FlatModule, decays: bool = True) -> Tensor:
     """Return the gradient, with weight decay if it `decays`, and set that of the flat module to zero."""
-    flat_module.complete_gradient()
-    gradient = flat_module.gradient.clone()
+    flat_module.gradient.complete()
+    gradient = flat_module.gradient.vector.clone()
     if decays:
-        flat_module.add_decay(gradient, flat_module.params, flat_module.missing)
-    flat_module.zero_gradient()
+        flat_module.add_decay(gradient, flat_module.params, flat_module.gradient.missing)
+    flat_module.gradient.zero()
     return gradient

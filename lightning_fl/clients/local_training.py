@@ -60,10 +60,10 @@ def train_locally(
     has_listeners, rates = any(listeners), flat_module.optimizer.rates
 
     def at_received() -> Tensor:
-        flat_module.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
+        flat_module.generators.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, step_batches, treat)
 
-    repeat_draws: Callable[[], None] = flat_module.keep_random() if reads_at_point else lambda: None
+    repeat_draws: Callable[[], None] = flat_module.generators.keep() if reads_at_point else lambda: None
 
     def at_point() -> Tensor:
         repeat_draws()
@@ -79,9 +79,9 @@ def train_locally(
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
         if keeps_batches:
             if reads_at_received and not step_batches:
-                flat_module.seed(work.seeds[1] + step)
+                flat_module.generators.seed(work.seeds[1] + step)
             if reads_at_point and not step_batches:
-                repeat_draws = flat_module.keep_random()
+                repeat_draws = flat_module.generators.keep()
             step_batches.append(batch.copied())
         loss = output = penalty = None
         if batch.size:
@@ -95,7 +95,7 @@ def train_locally(
         if starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
-            flat_module.zero_gradient()
+            flat_module.gradient.zero()
         starts_step = batch.ends_step
         if loss is not None:
             has_gradient = True
@@ -108,14 +108,14 @@ def train_locally(
             for listener in listeners.on_before_optimizer_step:
                 listener(flat_module.optimizer.optimizer)
             if listeners.on_before_optimizer_step:
-                flat_module.adopt_gradients()
+                flat_module.gradient.adopt()
             if has_listeners and flat_module.optimizer.rates != rates:  # a listener has set others
                 rates, local.learning_rate = flat_module.optimizer.rates, flat_module.optimizer.learning_rate
             if has_gradient:
                 has_gradient = False
                 if beside is not None:
                     beside(local, step_batches)
-                missing = flat_module.missing
+                missing = flat_module.gradient.missing
                 rule_step(
                     local,
                     job,
@@ -131,7 +131,7 @@ def train_locally(
             listeners.end_batch(loss, output, batch.content, batch.batch_index)
         if step == work.num_steps:
             break
-    flat_module.zero_gradient()
+    flat_module.gradient.zero()
     flat_module.optimizer.schedules.end_client()
     return local
 
@@ -206,7 +206,7 @@ def rule_step(
     rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.context.unpruned
     phase = Phase.ALL if (part := phased(job.personal)) is None else part.phase(local)
     rule.observe(local)
-    if flat_module.personal_leaves and phase is not Phase.ALL:
+    if flat_module.personal.leaves and phase is not Phase.ALL:
         _drop_other_gradients(local, flat_module, phase)
     treat()
     if phase is not Phase.PERSONAL:
@@ -221,7 +221,7 @@ def rule_step(
             rule.step(local)
     if unpruned is not None and not optimizer.is_elementwise:
         local.params.mul_(unpruned.factors)
-    if flat_module.personal_leaves:
+    if flat_module.personal.leaves:
         flat_module.personal_optimizer.step()
     local.num_steps += 1
     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
@@ -276,13 +276,13 @@ def begin_training(
     flat_module.load(start["model"], start["buffers"], counters)
     flat_module.bind_optimizer()
     optimizer.start_client()
-    local = LocalTraining(job.context, received, flat_module.params, flat_module.gradient, optimizer.step, state)
+    local = LocalTraining(job.context, received, flat_module.params, flat_module.gradient.vector, optimizer.step, state)
     progress = flat_module.progress = LocalProgress(local, batches * schedule.repeat, schedule.num_steps(batches))
     local.num_samples = float(schedule.num_samples(num_samples, work.num_steps))
     local.steps_in_pass = ceil(batches / schedule.step_batches(batches)) * schedule.repeat if batches else 1
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
-        flat_module.seed(seed)
-        owned = flat_module.read_personal_buffers()
+        flat_module.generators.seed(seed)
+        owned = flat_module.personal.read_buffers()
         sizes = schedule.batch_sizes(num_samples)
         share = {} if job.group is None else {"share": job.group.rows}
         contents = work.selection.batches(schedule.batch_size, None, **share)
@@ -290,12 +290,12 @@ def begin_training(
         if job.context.unpruned is not None:
             local.full_gradient.mul_(job.context.unpruned.factors)
         flat_module.load(start["model"], start["buffers"], counters)
-        flat_module.load_personal(owned)
+        flat_module.personal.load(owned)
     local.learning_rate = optimizer.learning_rate
     if job.rule.num_losses:
         local.full_loss = partial(_loss_at, flat_module, job, work)
     start_parts(job, local)
-    flat_module.seed(seed)
+    flat_module.generators.seed(seed)
     return local, progress
 
 
@@ -340,6 +340,6 @@ def _backward(
         local.learning_rate = flat_module.optimizer.learning_rate
     for listener in listeners.on_after_backward:
         listener()
-    if listeners.on_after_backward and flat_module.adopt_gradients():
+    if listeners.on_after_backward and flat_module.gradient.adopt():
         local.learning_rate = flat_module.optimizer.learning_rate
     return loss

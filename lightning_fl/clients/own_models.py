@@ -142,7 +142,7 @@ class OwnModelTraining:
         """Return the gradient (d,) of the coming step's batches at a model (d,) with the own model's buffers, which change."""
         flat_module, own = self._flat_module, self.own
         other = flat_module.other_model(params, own.buffers, own.counters)
-        with isolate_rng(), keeping_attributes(flat_module.own_parts), flat_module.keeping_gradient(), other:
+        with isolate_rng(), keeping_attributes(flat_module.own_parts), flat_module.gradient.kept(), other:
             gradient = gradient_here(flat_module, self._batches, self._treat, self._job.group)
             own.buffers, own.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
         return gradient
@@ -167,8 +167,8 @@ def client_model(
         client: index of the client.
         shared: entries that the server's steps send down with the model; {} outside a run.
     """
-    common, part = flat_module.read_personal(), model_keeper(personal)
-    flat_module.load_personal(common | {name: entry for name, entry in state.items() if name in common})
+    common, part = flat_module.personal.read(), model_keeper(personal)
+    flat_module.personal.load(common | {name: entry for name, entry in state.items() if name in common})
     try:
         if part is not None and has_own_model(state):
             own = _own_model(state)
@@ -180,7 +180,7 @@ def client_model(
         else:
             yield
     finally:
-        flat_module.load_personal(common)
+        flat_module.personal.load(common)
 
 
 @contextmanager
@@ -202,21 +202,21 @@ def predicting_model(
         client: index of the client.
         shared: entries that the server's steps send down with the model.
     """
-    present = flat_module.read_personal()
+    present = flat_module.personal.read()
     with flat_module.other_model(run.params, run.buffers, run.counters):
-        flat_module.load_personal(run.personal)
+        flat_module.personal.load(run.personal)
         try:
             with client_model(flat_module, personal, run.clients.get(client, {}), data, client, shared):
                 yield
         finally:
-            flat_module.load_personal(present)
+            flat_module.personal.load(present)
 
 
 def what_clients_own(
     flat_module: FlatModule, personal: Sequence[Personal], states: Mapping[int, State]
 ) -> dict[int, State]:
     """Return each client's personal values that match this module."""
-    expected = {name: x.shape for name, x in flat_module.read_personal().items()}
+    expected = {name: x.shape for name, x in flat_module.personal.read().items()}
     part, names = model_keeper(personal), set(expected)
     if part is not None:
         own = _read(flat_module)

@@ -65,7 +65,7 @@ class Representations:
         """
         flat_module, counters = self._flat_module, self._job.counters
         (params, buffers), *_ = self._models
-        repeat_draws = flat_module.keep_random()
+        repeat_draws = flat_module.generators.keep()
         representations = []
         with (
             torch.no_grad(),

@@ -39,7 +39,7 @@ class SelfDistillation:
         forward pass changes only buffers: it logs nothing, and attributes keep the values of the first pass.
         """
         flat_module, narrows = self._flat_module, self._dropout.draw()
-        again, repeat_draws = (batch.copied(), flat_module.keep_random()) if narrows else (batch, None)
+        again, repeat_draws = (batch.copied(), flat_module.generators.keep()) if narrows else (batch, None)
         taught_by: list[Tensor] = []
         with self._dropout.suspended(), self._added_to(taught_by):
             loss, output = flat_module.training_step(batch.content, batch.batch_index)

@@ -53,7 +53,7 @@ def _train(flat_module: FlatModule, job: ClientJob, client: int, data: Federated
     own_model = take_own_model(state)
     owned = {name: state.pop(name, entry) for name, entry in run.personal.items()}
     tell_download(flat_module, job, client, owned)
-    flat_module.load_personal(owned)
+    flat_module.personal.load(owned)
     seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
     seeds = seeds if job.group is None else job.group.seeds(seeds)
     work = schedule.work(data.client(client), seeds, resident, (run, client))
@@ -69,7 +69,7 @@ def _train(flat_module: FlatModule, job: ClientJob, client: int, data: Federated
     client_logs = logs.take()
     if job.group is not None:
         client_logs, last_loss = _of_all(job.group, client_logs, last_loss)
-    owned = flat_module.read_personal()
+    owned = flat_module.personal.read()
     result = Result(
         client=client,
         message=message,

@@ -20,7 +20,7 @@ def tell_download(flat_module: FlatModule, job: ClientJob, client: int, owned: M
     """Call `on_client_download` while the module holds the received model and the client's personal values."""
     if flat_module.hooks.reads_module(DOWNLOAD):
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
-        flat_module.load_personal(owned)
+        flat_module.personal.load(owned)
     flat_module.hooks.call(DOWNLOAD, client)
 
 
@@ -32,7 +32,7 @@ def trained_model(flat_module: FlatModule) -> TrainedModel | None:
         flat_module.params.clone(),
         flat_module.read_buffers().clone(),
         flat_module.read_counters(),
-        flat_module.read_personal(),
+        flat_module.personal.read(),
     )
 
 
@@ -40,4 +40,4 @@ def show(flat_module: FlatModule, trained: TrainedModel | None) -> None:
     """Load the model that a client has trained, if a hook reads it."""
     if trained is not None:
         flat_module.load(trained.params, trained.buffers, trained.counters)
-        flat_module.load_personal(trained.owned)
+        flat_module.personal.load(trained.owned)

@@ -63,13 +63,13 @@ class Stack:
         """
         self._flat_module = flat_module
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
-        self.owned, personal_buffers = owned, flat_module.personal_buffers
+        self.owned, personal_buffers = owned, flat_module.personal.buffers
         self.compiled_sizes = compiled_sizes
         views, personal_views = flat_module.layout.views(params), {}
         if PERSONAL in owned:
-            personal_views = flat_module.personal_layout.views(owned[PERSONAL])
+            personal_views = flat_module.personal.layout.views(owned[PERSONAL])
         self._views = views | personal_views
-        self.personal_leaves = _leaves(personal_views, flat_module.personal_leaves.values())
+        self.personal_leaves = _leaves(personal_views, flat_module.personal.leaves.values())
         self._leaves = _leaves(views, flat_module.parameters)
         self._tells_missing = flat_module.optimizer.acts_without_gradient
         self._flat_gradient = FlatGradient(

@@ -175,12 +175,12 @@ def train_stack(
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     reads_at_point = Gradients.MINIBATCH_AT_POINT in job.rule.reads
     twin = stack.restarted(job) if reads_at_received or reads_at_point else None
-    repeat_draws: Callable[[], None] = flat_module.keep_random() if reads_at_point else lambda: None
+    repeat_draws: Callable[[], None] = flat_module.generators.keep() if reads_at_point else lambda: None
     finished: list[_Finished] = []
 
     def at_received() -> Tensor:
         assert twin is not None
-        flat_module.seed(seed + local.num_steps)
+        flat_module.generators.seed(seed + local.num_steps)
         return _gradients_at_received(flat_module, job, twin, batches)
 
     def at_point() -> Tensor:
@@ -200,9 +200,9 @@ def train_stack(
         stack.zero_gradient()
         batches.advance(num_left)
         if reads_at_received:
-            flat_module.seed(seed + local.num_steps)
+            flat_module.generators.seed(seed + local.num_steps)
         if reads_at_point:
-            repeat_draws = flat_module.keep_random()
+            repeat_draws = flat_module.generators.keep()
         for names in _backward(stack, batches.groups(keep=twin is not None), logs):
             optimizer.activate(names)
             local.learning_rate = optimizer.learning_rate
@@ -270,7 +270,7 @@ def _start(
     local.steps_in_pass = _on_device(steps_in_pass, stack.params).clamp(min=1) * schedule.repeat
     seed = members[0].work.seeds[1]
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
-        flat_module.seed(seed)
+        flat_module.generators.seed(seed)
         restore = stack.keep_owned_buffers()
         local.full_gradient = _full_gradients(flat_module, stack, members, schedule)
         if job.context.unpruned is not None:
@@ -279,7 +279,7 @@ def _start(
         restore()
     local.learning_rate = optimizer.learning_rate
     start_parts(job, local)
-    flat_module.seed(seed)
+    flat_module.generators.seed(seed)
     return stack, local
 
 

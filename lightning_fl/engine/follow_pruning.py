@@ -40,7 +40,7 @@ def follow(engine: Engine) -> None:
     if not plans:
         return
     require_prunable(engine.algorithm, "a callback")
-    for name in (*flat_module.personal_leaves, *flat_module.personal_buffers.views):
+    for name in (*flat_module.personal.leaves, *flat_module.personal.buffers.views):
         require(
             all(name not in plan.axes for plan in plans),
             f"pruning would cut {name!r}, which is personal to each client: prune other layers, or do not make it personal.",

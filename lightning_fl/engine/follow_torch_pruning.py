@@ -34,7 +34,7 @@ def masks_of(flat_module: FlatModule) -> Masks:
         UserError: a pruned parameter is personal to each client, or belongs to several layers.
     """
     names = dict(zip(flat_module.parameters, flat_module.layout.names, strict=True))
-    personal = {parameter: name for name, parameter in flat_module.personal_leaves.items()}
+    personal = {parameter: name for name, parameter in flat_module.personal.leaves.items()}
     masks: Masks = {}
     for _, part, leaf in _pruned(flat_module.module):
         parameter = part.get_parameter(f"{leaf}_orig")
@@ -56,7 +56,7 @@ def masks_of(flat_module: FlatModule) -> Masks:
 @torch.no_grad()
 def begin(engine: Engine) -> None:
     """Let callbacks prune the server's model, by random numbers that are the same in all processes."""
-    engine.flat_module.seed(engine.run.torch_seeds(PRUNING)[0])
+    engine.flat_module.generators.seed(engine.run.torch_seeds(PRUNING)[0])
     for _, part, leaf in _pruned(engine.flat_module.module):
         setattr(part, leaf, part.get_buffer(f"{leaf}_mask") * part.get_parameter(f"{leaf}_orig"))
 

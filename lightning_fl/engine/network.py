@@ -44,4 +44,4 @@ class Network:
 
 def groups_of(flat_module: FlatModule) -> tuple[Group, ...]:
     """Return the layers of the module, without personal parameters; parameters that it has frozen in the run are still sent."""
-    return layer_groups(flat_module.module, flat_module.personal_layout.names, frozen_since=flat_module.layout.names)
+    return layer_groups(flat_module.module, flat_module.personal.layout.names, frozen_since=flat_module.layout.names)

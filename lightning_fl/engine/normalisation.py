@@ -54,7 +54,7 @@ def _fails_on_one(flat_module: FlatModule, data: FederatedDataModule) -> bool:
     batch = flat_module.transfer(next(iter(samples.batches(1))), data.train.resident)
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
     with (
-        torch.random.fork_rng(flat_module.cuda_devices),
+        torch.random.fork_rng(flat_module.generators.cuda_devices),
         torch.no_grad(),
         evaluating(flat_module.module),
         flat_module.fabric.autocast(),

@@ -68,8 +68,8 @@ class ModuleLearner:
     ) -> Message:
         """Train in training mode, with the augmentation of the data, if any; `forward` takes the first part of each batch."""
         flat_module = self.flat_module
-        buffers = flat_module.personal_buffers
-        owned = [*flat_module.personal_leaves, *buffers.views, *buffers.counter_names]
+        buffers = flat_module.personal.buffers
+        owned = [*flat_module.personal.leaves, *buffers.views, *buffers.counter_names]
         require(
             not owned,
             f"models are trained before the first round, each as a whole, but clients keep {owned[0] if owned else ''!r}: use a "
@@ -78,7 +78,7 @@ class ModuleLearner:
         adam, untrained = self._adam, flat_module.layout.slices(flat_module.untrained)
         order, own_seed = (int(seed) for seed in random.integers(2**63, size=2))
         flat_module.load(start["model"], start["buffers"], self.counters)
-        flat_module.seed(own_seed)
+        flat_module.generators.seed(own_seed)
         adam.state.clear()
         adam.param_groups[0]["lr"] = learning_rate
         labels = labels.to(flat_module.fabric.device)
@@ -99,7 +99,7 @@ class ModuleLearner:
         self.num_left_out += 0 if self.most_steps is None else max(0, planned - self.most_steps)
         for parameter in self._parameters:
             parameter.grad = None
-        flat_module.zero_gradient()
+        flat_module.gradient.zero()
         return {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
 
     def votes(self, model: Message, samples: Selection) -> Tensor:

@@ -51,7 +51,7 @@ def train_round(engine: Engine) -> dict[str, float]:
         turn = roles.reveal(_server_turn(engine, context, server, outcome, merged, provided, collector.uploaders))
         del merged, provided  # so that steps may let go of what they have used
         # Steps may let the module draw, as FedDF's student with dropout does.
-        engine.flat_module.seed(run.torch_seeds(SERVER)[1])
+        engine.flat_module.generators.seed(run.torch_seeds(SERVER)[1])
         proposal = take_steps(method, roles, turn, run.server, engine.flat_module.newly_frozen)
         finished = replace(finished, proposal=proposal)
         del turn, proposal
@@ -97,7 +97,7 @@ def _take_uploads(engine: Engine, job: ClientJob, cohort: Cohort, link: Link, co
         engine.observer.on_upload(upload.result.client, next(positions), len(clients))
         del upload  # before the next client trains, as `enumerate` would not
     link.received = {}
-    engine.flat_module.release_gradient()
+    engine.flat_module.gradient.release()
     for observer in roles.observers:
         observer.trained(job)
     return {name: job.received[name] for name in exchange.provides if name in job.received}

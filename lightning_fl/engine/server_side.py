@@ -125,7 +125,7 @@ class ServerSide:
         context = self.context
         if mask is not None:
             context = replace(context, unpruned=Submodel.from_masks(context.layout, context.buffer_layout, mask))
-        flat_module.load_personal(run.personal)
+        flat_module.personal.load(run.personal)
         state = rule.init(received["model"])
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
         schedule = replace(schedule.in_round(rule, context), drop_last=False)
@@ -160,7 +160,7 @@ class ServerSide:
                 f"{self.method} needs the accuracy on the server's data: give {name} a validation_step that logs {ACCURACY!r}."
             )
         flat_module.load(params, buffers, self.counters)
-        flat_module.load_personal(self.run.personal)
+        flat_module.personal.load(self.run.personal)
         loaders = as_loaders(SampleLoader(data.evaluated, data.server_indices[rows], data.eval_batch_size))
         logged = measure(flat_module, "validation", loaders, num_batches(loaders, None))
         accuracy = accuracy_in(logged, self.method, name, self.metric)
@@ -172,7 +172,7 @@ class ServerSide:
         """Return the mean loss of `training_step`, without augmentation."""
         data, flat_module = self.data, self.flat_module
         flat_module.load(params, buffers, self.counters)
-        flat_module.load_personal(self.run.personal)
+        flat_module.personal.load(self.run.personal)
         size, count = data.eval_batch_size, len(data.server_indices)
         batches = data.train.batches(size, data.server_indices)
         sizes = [min(size, count - start) for start in range(0, count, size)]
@@ -193,7 +193,7 @@ class ServerSide:
         flat_module = self.flat_module
         if self.context.unpruned is not None:
             params = params * self.context.unpruned.factors.to(params.dtype)
-        flat_module.load_personal(self.run.personal)
+        flat_module.personal.load(self.run.personal)
         views = flat_module.layout.views(params)
         views |= {name: views[name].detach() for name in flat_module.untrained}
         tree = views | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()

@@ -140,7 +140,7 @@ class ClientEvaluator:
         self, job: ClientJob, stage: str, client: int, rows: np.ndarray, finetune_lr: float | None
     ) -> ClientResult:
         flat_module, data, state = self.flat_module, self.data, self.run.clients.get(client, {})
-        owned = flat_module.read_personal().keys()
+        owned = flat_module.personal.read().keys()
         has_own = has_own_model(state) if model_keeper(self.personal) else not owned or bool(owned & state.keys())
         if not len(rows):
             return ClientResult(client, 0, not has_own)
@@ -149,7 +149,7 @@ class ClientEvaluator:
         order, seeds = self.run.torch_seeds(EVALUATION, client, in_round=self.round)
 
         def measured() -> dict[str, float]:
-            flat_module.seed(seeds)
+            flat_module.generators.seed(seeds)
             loaders = as_loaders(SampleLoader(samples, rows, data.eval_batch_size))
             return measure(flat_module, stage, loaders, num_batches(loaders, None), alone=True, marks_undefined=True)
 

@@ -57,7 +57,7 @@ def count_flops(
     """Run `forward` on `inputs` under torch's counter, within a context if one is given; None if it needs other arguments."""
     counter = FlopCounterMode(display=False)
     with (
-        torch.random.fork_rng(flat_module.cuda_devices),
+        torch.random.fork_rng(flat_module.generators.cuda_devices),
         torch.no_grad(),
         evaluating(flat_module.module),
         flat_module.fabric.autocast(),

@@ -67,7 +67,7 @@ class ModelValidation:
     @property
     def owns(self) -> bool:
         """True if clients own parts of the model, or models of their own."""
-        return bool(self.flat_module.read_personal()) or has_client_models(self.personal)
+        return bool(self.flat_module.personal.read()) or has_client_models(self.personal)
 
     def averages(self) -> dict[str, float]:
         """Return the averages that the module logs with the server's model and the initial personal values."""

@@ -68,7 +68,7 @@ class CompiledGraphs(ABC):
             return None
 
     def _compile(self, graph: Graph, batch: Any, more: Any) -> Any:
-        started, restore_random = time.perf_counter(), self._flat_module.keep_random()
+        started, restore_random = time.perf_counter(), self._flat_module.generators.keep()
         try:
             with _no_hooks():
                 graph.prepare(batch, more)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
@@ -20,24 +18,26 @@ from lightning_fl.flat_module.compiled_evaluation import CompiledEvaluation
 from lightning_fl.flat_module.compiled_step import CompiledStep
 from lightning_fl.flat_module.convolution_chains import ConvolutionChains
 from lightning_fl.flat_module.form import Form
+from lightning_fl.flat_module.global_generators import GlobalGenerators
 from lightning_fl.flat_module.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_buffers import ModuleBuffers, bind, unsaved_buffers
+from lightning_fl.flat_module.module_gradient import ModuleGradient
 from lightning_fl.flat_module.module_logs import LogCollector
 from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
 from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.flat_module.optimizers.personal_optimizer import PersonalOptimizer
 from lightning_fl.flat_module.ordered_dropout import OrderedDropout
+from lightning_fl.flat_module.personal_tensors import PersonalTensors
 from lightning_fl.flat_module.plain_attributes import SharedByClients
 from lightning_fl.flat_module.smaller_network import SmallerNetwork, SmallerNetworks
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS, replace_data, tell_shape
-from lightning_fl.slots import State, Width
+from lightning_fl.slots import Width
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors import pieces
-from lightning_fl.vectors.flat_gradient import FlatGradient
 from lightning_fl.vectors.layout import Layout, Tree, common_dtype, holders_of
-from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry, initially_owned
+from lightning_fl.vectors.personal import initially_owned
 
 ENTRIES = 64
 """Approximate number of entries of each frozen parameter that are compared after a round."""
@@ -53,12 +53,12 @@ class FlatModule:
         logs: collects the values that the module logs.
         layout: positions of the trainable parameters, without the personal ones.
         parameters: the module's trainable parameters in the order of the layout; views of `params` (d,).
-        personal_layout, personal: the same for personal parameters (g,).
-        gradient: gradient (d,) of the last backward pass; empty unless `reads_gradient`.
-        buffer_layout, buffers: the same for shared float buffers (d_b,); `personal_buffers` are those that each client keeps.
+        personal: the parameters and buffers that each client owns.
+        gradient: the gradients of all of them.
+        buffer_layout, buffers: layout and vector (d_b,) of the shared float buffers.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
         personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
-        reads_gradient: True if gradients are gathered in `gradient`.
+        reads_gradient: True if gradients are gathered in one vector.
         own_parts: the module and its parts, without torch's own layers, whose attributes no training changes.
         trained_at_first: names of the parameters that needed a gradient when the module was bound.
         takes_index: True if `training_step` takes the batch's index.
@@ -66,7 +66,7 @@ class FlatModule:
         progress: progress of the present local training; None between trainings.
         shared_by_clients: says which attributes clients pass on to each other.
         chains: context in which the module computes its convolutions, within a step.
-        generators: torch's global generators that the module may draw from.
+        generators: the global random generators that the module may draw from.
         smaller: smaller networks that clients train; None until they are asked for.
         dropout: draws the units of every step; None unless clients train with ordered dropout.
         compiled: computes losses and gradients by compiled graphs; None if the run asks for none.
@@ -90,7 +90,6 @@ class FlatModule:
         self.logs = LogCollector(lambda: self.progress is not None, module)
         self._channels_last = channels_last
         self._personal_names = frozenset(personal)
-        self._is_released = False
         self.smaller: SmallerNetworks | None = None
         self.dropout: OrderedDropout | None = None
         self.compiled: CompiledStep | None = None
@@ -103,9 +102,7 @@ class FlatModule:
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.progress: LocalProgress | None = None
         self.shared_by_clients = SharedByClients(module)
-        self.generators = [torch.default_generator]
-        if fabric.device.type == "cuda":
-            self.generators.append(torch.cuda.default_generators[fabric.device.index or 0])
+        self.generators = GlobalGenerators(fabric.device)
         # Batch normalisation cannot train on a batch of one sample, which has no variance.
         self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
@@ -114,35 +111,35 @@ class FlatModule:
         check_sizes(self.module)
         self._plans = plans_of(self.module)
         self.own_parts = [part for part in self.module.modules() if not type(part).__module__.startswith("torch.nn.")]
+        owned, place = self._personal_names, self.fabric.device
         named = {name: p for name, p in self.module.named_parameters() if name in self._trained}
-        trainable = {name: p for name, p in named.items() if name not in self._personal_names}
-        self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
         self._frozen = {name: p for name, p in self.module.named_parameters() if name not in named}
+        trainable = {name: p for name, p in named.items() if name not in owned}
         dtype = common_dtype(named)
         self.layout = Layout.of(trainable)
-        self.params = bind(self.layout, trainable, dtype, self.fabric.device)
-        self.gradient = torch.zeros(0, dtype=dtype, device=self.fabric.device)
+        self.params = bind(self.layout, trainable, dtype, place)
         self.parameters = list(trainable.values())
-        self.personal_layout = Layout.of(self.personal_leaves)
-        self.personal = bind(self.personal_layout, self.personal_leaves, dtype, self.fabric.device)
-        self.chains = ConvolutionChains(self.module, self._channels_last)
-        self._leaves = [*self.parameters, *self.personal_leaves.values()]
-        self._views = [*self.layout.views(self.params).values(), *self.personal_layout.views(self.personal).values()]
+
+        self._attributes = holders_of(self.module)
+        buffers = dict(self.module.named_buffers())
+        self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
+        shared = {name: buffer for name, buffer in buffers.items() if name not in owned}
+        self._shared_buffers = ModuleBuffers(shared, dtype, place, self.buffer, unsaved_buffers(self.module))
+        self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
+
+        personal = {name: p for name, p in named.items() if name in owned}
+        personal_buffers = {name: buffer for name, buffer in buffers.items() if name in owned}
+        self.personal = PersonalTensors(personal, personal_buffers, dtype, place, self.buffer)
+        self.gradient = self._new_gradient()
+        self._leaves = [*self.parameters, *personal.values()]
+        views = self.layout.views(self.params) | self.personal.layout.views(self.personal.vector)
+        self._views = list(views.values())
         self._addresses = [view.data_ptr() for view in self._views]
+        self.chains = ConvolutionChains(self.module, self._channels_last)
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
                 # On CUDA it moves the weights to storage of their own, in many a module's `forward` and in torch itself.
                 part.flatten_parameters = _stay  # type: ignore[method-assign]
-
-        self._attributes = holders_of(self.module)
-        all_buffers = dict(self.module.named_buffers())
-        self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
-        personal = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
-        shared = {name: buffer for name, buffer in all_buffers.items() if name not in personal}
-        bound = dtype, self.fabric.device, self.buffer
-        self._shared_buffers = ModuleBuffers(shared, *bound, unsaved_buffers(self.module))
-        self.personal_buffers = ModuleBuffers(personal, *bound)
-        self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
 
     @property
     def unfrozen(self) -> list[str]:
@@ -164,7 +161,7 @@ class FlatModule:
     @property
     def trained_names(self) -> frozenset[str]:
         """Names of the parameters that need a gradient at present; they stay the same if something renames a parameter."""
-        named = {**dict(zip(self.layout.names, self.parameters, strict=True)), **self.personal_leaves, **self._frozen}
+        named = {**dict(zip(self.layout.names, self.parameters, strict=True)), **self.personal.leaves, **self._frozen}
         return frozenset(name for name, parameter in named.items() if parameter.requires_grad)
 
     def sample_frozen(self) -> Tree:
@@ -333,7 +330,7 @@ class FlatModule:
     ) -> None:
         """Set up the module's optimiser, or plain SGD at its learning rates.
 
-        With `flat_gradient`, every gradient is a view of `gradient`; with `by_lightning`, Lightning's own loop makes the steps;
+        With `flat_gradient`, gradients are gathered in one vector; with `by_lightning`, Lightning's own loop makes the steps;
         with `begins_frozen`, callbacks may unfreeze the first parameter.
 
         Raises:
@@ -348,7 +345,7 @@ class FlatModule:
         else:
             self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd, by_lightning)
         trained = {name for names in self.optimizer.personal_names for name in names}
-        for name in self.personal_leaves:
+        for name in self.personal.leaves:
             require(
                 name in trained,
                 f"{name!r} is personal to each client, but configure_optimizers of {type(self.module).__name__} does not train "
@@ -361,7 +358,7 @@ class FlatModule:
         """Raise `UserError` if nothing is left to train together."""
         if not self.parameters:
             require(
-                not self.personal_leaves,
+                not self.personal.leaves,
                 f"clients own all trainable parameters of {type(self.module).__name__}, so that none is left to federate: let "
                 "personal name fewer of them, or train each client alone, with LocalOnly.",
             )
@@ -374,28 +371,20 @@ class FlatModule:
     def bind_optimizer(self) -> None:
         """Make the optimiser step this module, but only parameters that have had a gradient in the training that begins."""
         self.bind_replaced()
-        self.personal_optimizer.bind(self.personal_leaves)
+        self.personal_optimizer.bind(self.personal.leaves)
         is_bound = getattr(self.optimizer, "params", None) is self.params
-        if is_bound and not (self._flat_gradient and self._flat_gradient.is_outdated):
-            if self._is_released:
-                self.zero_gradient()
+        if is_bound and not self.gradient.is_outdated:
+            if self.gradient.is_released:
+                self.gradient.zero()
             return
-        self._flat_gradient: FlatGradient | None = None
-        self._is_released = False
-        self.zero_gradient()
+        self.gradient = self._new_gradient()
+        self.gradient.zero()
         if self.reads_gradient:
-            self.gradient = torch.zeros_like(self.params)
-            tells_missing = self.optimizer.acts_without_gradient
-            self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient, tells_missing=tells_missing)
-        self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
+            self.gradient.flatten(self.layout, self.optimizer)
+        self.optimizer.bind(self.params, self.gradient.vector if self.reads_gradient else None)
 
-    def release_gradient(self) -> None:
-        """Give back the memory of a long flat gradient until the next training; no parameter has a gradient until then."""
-        if self.gradient.numel() >= pieces.LONG:
-            for parameter in self.parameters:
-                parameter.grad = None
-            self.gradient.untyped_storage().resize_(0)
-            self._is_released = True
+    def _new_gradient(self) -> ModuleGradient:
+        return ModuleGradient(self.parameters, self.personal.leaves, self.params.new_empty(0))
 
     @property
     def is_manual(self) -> bool:
@@ -410,7 +399,7 @@ class FlatModule:
     def release(self) -> None:
         """Give the module its own tensors again, with its current values."""
         self._become_whole()
-        for parameter in (*self.parameters, *self.personal_leaves.values()):
+        for parameter in (*self.parameters, *self.personal.leaves.values()):
             parameter.grad = None
             parameter.data = parameter.data.clone()
         for part in self.module.modules():
@@ -418,7 +407,7 @@ class FlatModule:
                 del part.flatten_parameters
                 part.flatten_parameters()
         for name, buffer in self.module.named_buffers():
-            if name in self._shared_buffers.views or name in self.personal_buffers.views:
+            if name in self._shared_buffers.views or name in self.personal.buffers.views:
                 buffer.data = buffer.data.clone()
 
     def load(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
@@ -438,28 +427,7 @@ class FlatModule:
     def load_server_model(self, run: Run) -> None:
         """Load the server's model into the module, with the initial personal values."""
         self.load(run.params, run.buffers, run.counters)
-        self.load_personal(run.personal)
-
-    def load_personal(self, owned: Mapping[str, Tensor]) -> None:
-        """Load what a client owns, the `personal` entries of its state, into the module."""
-        if PERSONAL in owned:
-            self.personal.copy_(owned[PERSONAL])
-        if PERSONAL_BUFFERS in owned:
-            buffers = self.personal_buffers
-            buffers.load(owned[PERSONAL_BUFFERS], {name: owned[counter_entry(name)] for name in buffers.counter_names})
-
-    def read_personal(self) -> State:
-        """Return copies of the present client's personal values, as entries of its state; {} if clients own nothing."""
-        owned = {PERSONAL: self.personal.clone()} if self.personal_layout.names else {}
-        return owned | self.read_personal_buffers()
-
-    def read_personal_buffers(self) -> State:
-        """Return copies of the buffers that the present client owns, as entries of its state; {} if it owns none."""
-        buffers = self.personal_buffers
-        if not buffers.views and not buffers.counter_names:
-            return {}
-        counters = {counter_entry(name): counter for name, counter in buffers.read_counters().items()}
-        return {PERSONAL_BUFFERS: buffers.read().clone(), **counters}
+        self.personal.load(run.personal)
 
     def read_buffers(self) -> Tensor:
         """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
@@ -472,25 +440,25 @@ class FlatModule:
             run_state: the server's `params`, `buffers` and `counters`, and the initial personal values.
             uncopied: names of entries to return themselves, if they are contiguous.
         """
-        owned = self.read_personal()
+        owned = self.personal.read()
         with self._as_whole(), self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
-            self.load_personal(initially_owned(run_state))
+            self.personal.load(initially_owned(run_state))
             copied = copied_state(self.module, uncopied)
-        self.load_personal(owned)
+        self.personal.load(owned)
         return copied
 
     @contextmanager
     def other_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> Iterator[None]:
         """Load another model, as `load` does, and load the present one again at the end; personal parameters stay."""
         present = self.params.clone(), self.read_buffers().clone(), self.read_counters()
-        owned, unsaved = self.read_personal_buffers(), self._shared_buffers.read_unsaved()
+        owned, unsaved = self.personal.read_buffers(), self._shared_buffers.read_unsaved()
         self.load(params, buffers, counters)
         try:
             yield
         finally:
             self.load(*present)
             self._shared_buffers.load_unsaved(unsaved)
-            self.load_personal(owned)
+            self.personal.load(owned)
 
     def read_counters(self) -> dict[str, Tensor]:
         """Return copies of the module's shared integer buffers, by name."""
@@ -597,11 +565,7 @@ class FlatModule:
             self.fabric.backward(loss)
             return self.after_backward()
         self.compiled.gradient = None
-        for name, of_leaf in gradient.personal.items():
-            leaf = self.personal_leaves[name]
-            leaf.grad = of_leaf * factor if leaf.grad is None else leaf.grad.add_(of_leaf, alpha=factor)
-        assert self._flat_gradient is not None
-        return self._activate(self._flat_gradient.add(gradient.shared, gradient.names, factor))
+        return self.gradient.add(gradient, factor)
 
     def require_gradient(self, loss: Tensor) -> None:
         """Raise `UserError` if a loss does not depend on anything that is trained."""
@@ -611,73 +575,10 @@ class FlatModule:
                 "parameters, without detach(), item() or torch.no_grad()."
             )
 
-    def zero_gradient(self) -> None:
-        """Remove the gradient of the last step; the flat gradient keeps it until it is complete again."""
-        for leaf in self.personal_leaves.values():
-            leaf.grad = None
-        if self._flat_gradient is not None:
-            if self._is_released:
-                self.gradient.untyped_storage().resize_(self.gradient.nbytes)
-                self._is_released = False
-            self._flat_gradient.zero()
-            return
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def sum_gradient(self, all_reduce: Callable[[Tensor], None]) -> bool:
-        """Add the gradients of other processes, and let the optimiser step parameters that got their first gradient in one.
-
-        Args:
-            all_reduce: adds up a contiguous tensor over the processes, in place.
-
-        Returns:
-            True if there are any such parameters.
-        """
-        self.complete_gradient()
-        all_reduce(self.gradient)
-        for leaf in self.personal_leaves.values():
-            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
-            all_reduce(gradient)
-            leaf.grad = gradient
-        return self._activate(self._flat_gradient.admit_nonzero() if self._flat_gradient is not None else [])
-
-    def complete_gradient(self) -> None:
-        """Let the flat gradient be that of the backward passes since `zero_gradient`, 0 if there was none."""
-        if self._flat_gradient is not None:
-            self._flat_gradient.complete()
-
     def after_backward(self) -> bool:
         """Let the optimiser step parameters that got their first gradient; return True if there are any."""
         self.bind_replaced()  # `forward` may have moved what the optimiser is about to step
-        return self._activate(self._flat_gradient.discover() if self._flat_gradient is not None else [])
-
-    def adopt_gradients(self) -> bool:
-        """Take over gradients that a hook has replaced or removed; return as `after_backward` does."""
-        return self._activate(self._flat_gradient.adopt() if self._flat_gradient is not None else [])
-
-    def gather_gradients(self) -> list[str]:
-        """Take over the gradients that the parameters have at present, and return the names `missing` in them."""
-        self.bind_replaced()  # as in `after_backward`
-        if self._flat_gradient is None:
-            return []
-        missing, discovered = self._flat_gradient.gather()
-        self._activate(discovered)
-        return missing
-
-    def detach_gradients(self, names: Iterable[str]) -> None:
-        """Let these parameters of the layout have no gradient, as before a first backward pass, until the next step."""
-        if self._flat_gradient is not None:
-            self._flat_gradient.detach(names)
-
-    def _activate(self, discovered: list[str]) -> bool:
-        if discovered:
-            self.optimizer.activate(discovered)
-        return bool(discovered)
-
-    @property
-    def missing(self) -> list[str]:
-        """Names of parameters that have had a gradient, but have none in this step, if the optimiser would move them."""
-        return [] if self._flat_gradient is None else self._flat_gradient.missing
+        return self.gradient.discover()
 
     def add_decay(self, gradient: Tensor, params: Tensor, missing: Sequence[str]) -> None:
         """Add weight decay to a gradient (..., d) in place, but not to the parameters `missing` in it."""
@@ -688,65 +589,15 @@ class FlatModule:
 
     def step_without(self, missing: Sequence[str]) -> AbstractContextManager[None]:
         """Let the optimiser leave out parameters that have no gradient in this step, unless a rule has given them one."""
-        if not missing or self._flat_gradient is None or isinstance(self.optimizer, ManualOptimizers):
+        if not missing or isinstance(self.optimizer, ManualOptimizers):
             return nullcontext()
-        return self.optimizer.leaving_out(self._flat_gradient.recheck_missing())
-
-    @contextmanager
-    def keeping_gradient(self) -> Iterator[None]:
-        """Set the gradient to zero, and restore it at the end."""
-        self.complete_gradient()
-        gradient, missing = self.gradient.clone(), self.missing
-        owned = {name: leaf.grad for name, leaf in self.personal_leaves.items()}
-        self.zero_gradient()
-        yield
-        if self._flat_gradient is not None:
-            self._flat_gradient.restore(gradient, missing)
-        for name, leaf in self.personal_leaves.items():
-            leaf.grad = owned[name]
+        return self.optimizer.leaving_out(self.gradient.recheck_missing())
 
     def transfer(self, batch: Any, resident: bool, loader_index: int = 0) -> Any:
         """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""
         if not resident or self.hooks.changes_batches:
             batch = self.hooks.transfer_batch(batch, self.fabric.device, loader_index)
         return self.fabric.strategy.precision.convert_input(batch)
-
-    def seed(self, seed: int) -> None:
-        """Seed every global random generator that a module may use, so that its random numbers depend on `seed` only."""
-        for generator in self.generators:
-            generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms use the global generator
-        random.seed(seed)
-
-    def keep_random(self) -> Callable[[], None]:
-        """Return a function that restores the present state of every global random generator that a module may use."""
-        states = [generator.get_state() for generator in self.generators]
-        numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-
-        def restore() -> None:
-            for generator, state in zip(self.generators, states, strict=True):
-                generator.set_state(state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
-
-        return restore
-
-    @property
-    def cuda_devices(self) -> list[int]:
-        """Index of the module's GPU, in a list; [] on other devices. `fork_rng` would otherwise keep the state of every GPU."""
-        return [self.fabric.device.index or 0] if self.fabric.device.type == "cuda" else []
-
-    def has_drawn(self, seed: int) -> bool:
-        """True if a random number has been drawn from a global generator since `seed` was called."""
-        numpy_states = zip(np.random.get_state(), np.random.RandomState(seed % 2**32).get_state(), strict=True)  # noqa: NPY002
-        return (
-            any(
-                not torch.equal(generator.get_state(), torch.Generator(generator.device).manual_seed(seed).get_state())
-                for generator in self.generators
-            )
-            or any(not np.array_equal(now, first) for now, first in numpy_states)
-            or random.getstate() != random.Random(seed).getstate()
-        )
 
 
 def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str, Any]:

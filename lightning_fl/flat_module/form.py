@@ -26,13 +26,10 @@ SHAPED = (
     "params",
     "gradient",
     "parameters",
-    "personal_layout",
     "personal",
-    "personal_leaves",
     "chains",
     "buffer_layout",
     "buffers",
-    "personal_buffers",
     "_frozen",
     "_leaves",
     "_views",
@@ -40,8 +37,6 @@ SHAPED = (
     "_attributes",
     "_buffer_shapes",
     "_shared_buffers",
-    "_flat_gradient",
-    "_is_released",
 )
 """Attributes of a flat module that depend on the shapes of its module."""
 

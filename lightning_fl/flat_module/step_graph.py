@@ -97,7 +97,7 @@ class _TrainingGraph(Graph):
         self._facts = facts = self._try(batch, index)
         layout = flat_module.layout
         self._names = [name for name in layout.names if name in facts.trained]
-        self._personal_names = [name for name in flat_module.personal_layout.names if name in facts.trained]
+        self._personal_names = [name for name in flat_module.personal.layout.names if name in facts.trained]
         self._captures = flat_module.fabric.device.type == "cuda"
         entries = zip(layout.names, layout.sizes, layout.dim_orders, strict=True)
         pieces = [(name in facts.trained, size, order) for name, size, order in entries]
@@ -166,7 +166,7 @@ class StepGraph(_TrainingGraph):
         """
         flat_module, row = self._flat_module, self._prepare(batch, index)
         views = flat_module.layout.views(flat_module.params)
-        views |= flat_module.personal_layout.views(flat_module.personal)
+        views |= flat_module.personal.layout.views(flat_module.personal.vector)
         self._params = {f"{INSIDE}{name}": views[name] for name in (*self._names, *self._personal_names)}
         self._homes = [(name, *flat_module.holders(name)[0]) for name in self._facts.changed_buffers]
         if self._captures:  # so that a CUDA graph reads and changes them in their place

@@ -65,7 +65,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     trainer.num_rounds = trainer.max_rounds if trains else min(1, trainer.max_rounds)
     check_schedules(trainer, data)
     num_selected = num_clients if trains else 0
-    owns = bool(flat_module.read_personal()) or has_client_models(algorithm.personal)
+    owns = bool(flat_module.personal.read()) or has_client_models(algorithm.personal)
     privacy = privacy_of(trainer, data, num_selected, owns)
     population = replace(population_of(trainer, data, num_selected, group), sampling=privacy.sampling)
     if algorithm.pace is not None:

@@ -212,7 +212,7 @@ class FitLoop(StockFitLoop):
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         trainer.lightning_module.zero_grad()
-        trainer.active_module.zero_gradient()  # whose views that has removed
+        trainer.active_module.gradient.zero()  # whose views that has removed
         self.evaluation.sanity_check()
         seconds_of_compiling(trainer)  # which are not part of the first round
         hyperparameters = {**self._hyperparameters, "algorithm": trainer.algorithm.name} | privacy.hyperparameters(run)
@@ -309,7 +309,7 @@ class FitLoop(StockFitLoop):
         """Run one round with its hooks, validation, logging and checkpoint."""
         trainer, run, flat_module = self.trainer, self.trainer.run, self.trainer.active_module
         started = time.perf_counter()
-        flat_module.seed(run.torch_seeds(SERVER)[0])
+        flat_module.generators.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
         self.engine.schedule = replace(self.engine.schedule, most_steps=trainer.steps_left)
         # The batches of loaders of clients are counted as they are read.

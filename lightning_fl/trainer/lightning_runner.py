@@ -91,7 +91,7 @@ def train_by_lightning(
         elif len(loader := ClientLoader(flat_module, work, job.schedule)):
             trainer.fit_loop.epoch_loop.train(loader, local, job.schedule.most_steps)
     flat_module.bind_replaced()
-    flat_module.zero_gradient()
+    flat_module.gradient.zero()
     flat_module.optimizer.schedules.end_client()
     return local
 

@@ -36,9 +36,9 @@ def new_run(flat_module: FlatModule) -> Run:
         params=flat_module.params.clone(),
         buffers=flat_module.buffers.clone(),
         counters=flat_module.read_counters(),
-        personal_layout=flat_module.personal_layout,
-        personal_buffer_layout=flat_module.personal_buffers.layout,
-        personal=flat_module.read_personal(),
+        personal_layout=flat_module.personal.layout,
+        personal_buffer_layout=flat_module.personal.buffers.layout,
+        personal=flat_module.personal.read(),
     )
 
 

@@ -84,7 +84,7 @@ def check_closure(method: Algorithm, flat_module: FlatModule) -> None:
     optimizer: Any = flat_module.optimizer.optimizer
     require(
         flat_module.is_manual
-        or not (flat_module.reads_gradient or _makes_steps(method.rule) or flat_module.personal_leaves)
+        or not (flat_module.reads_gradient or _makes_steps(method.rule) or flat_module.personal.leaves)
         or not needs_closure(optimizer),
         f"{type(optimizer).__name__} needs the loss several times in a step (a closure), but {method.name} acts on the one "
         "gradient of a step: use a method that reads only the trained weights, as FedAvg does, or let configure_optimizers "
@@ -97,7 +97,7 @@ def acts_in_steps(flat_module: FlatModule, job: ClientJob) -> bool:
     if flat_module.is_manual or needs_closure(flat_module.optimizer.optimizer):
         return False
     acts = flat_module.reads_gradient or _makes_steps(job.rule) or job.context.unpruned is not None
-    return acts or bool(flat_module.personal_leaves)
+    return acts or bool(flat_module.personal.leaves)
 
 
 @contextmanager
@@ -129,8 +129,8 @@ def rule_in_steps(flat_module: FlatModule, job: ClientJob, local: LocalTraining)
     def treat() -> None:
         mask()
         clip()
-        flat_module.adopt_gradients()
-        missing[:] = flat_module.missing  # which the clipping may have changed
+        flat_module.gradient.adopt()
+        missing[:] = flat_module.gradient.missing  # which the clipping may have changed
 
     def step(closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         nonlocal clip
@@ -138,7 +138,8 @@ def rule_in_steps(flat_module: FlatModule, job: ClientJob, local: LocalTraining)
         result = None if closure is None else closure()
         if all(parameter.grad is None for parameter in flat_module.trainable):
             return result  # training_step has skipped the batch
-        missing[:] = flat_module.gather_gradients()
+        flat_module.bind_replaced()  # what `forward` may have moved
+        missing[:] = flat_module.gradient.gather()
         local.learning_rate = driver.learning_rate
         local.optimizer_step = partial(_stepping_bound, driver, partial(make_step, **options))
         rule_step(local, job, flat_module, treat, None, None, missing)
@@ -148,7 +149,7 @@ def rule_in_steps(flat_module: FlatModule, job: ClientJob, local: LocalTraining)
     earlier = steps.get("step")  # torch's schedulers put one there, which they look for
     vars(step).update(getattr(earlier, "__dict__", {}))
     steps["step"], clips["_clip_gradients"] = step, hold
-    flat_module.detach_gradients(flat_module.layout.names)
+    flat_module.gradient.detach()
     try:
         with driver.showing_parameters():
             yield

@@ -166,11 +166,11 @@ def test_draws_of_every_generator_are_seen(make_trainer: MakeTrainer) -> None:
         def on_fit_start(self) -> None:
             flat_module = trainer.flat_module
             assert flat_module is not None
-            flat_module.generators.append(other)
-            flat_module.seed(7)
-            found.append(flat_module.has_drawn(7))
+            flat_module.generators.of_torch.append(other)
+            flat_module.generators.seed(7)
+            found.append(flat_module.generators.have_drawn(7))
             torch.rand(1, generator=other)
-            found.append(flat_module.has_drawn(7))
+            found.append(flat_module.generators.have_drawn(7))
 
     trainer.fit(Drawing(), federation())
     assert found == [False, True]

@@ -78,7 +78,7 @@ def test_the_optimiser_steps_flat_storage_as_it_steps_an_ordinary_module(
         module.training_step(batch, 0).backward()
         flat_module.after_backward()
         flat_module.optimizer.step()
-        flat_module.zero_gradient()
+        flat_module.gradient.zero()
     for ours, theirs in zip(module.parameters(), ordinary.parameters(), strict=True):
         # Adaptive methods may divide by tiny numbers, which amplifies the last bits of a gradient.
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

@@ -27,16 +27,16 @@ def client_losses(engine: Engine, asked: Mapping[int, int], received: Message) -
     """
     flat_module, data, run = engine.flat_module, engine.data, engine.run
     size, mine, clients = data.eval_batch_size, {}, list(asked)
-    owned = flat_module.read_personal()
+    owned = flat_module.personal.read()
     with leaving_no_trace(flat_module):
         for client in engine.population.mine(clients):
             state, samples = run.clients.get(client, {}), data.client(client)
             if asked[client] < len(samples):
                 samples = data.client(client, run.random(SELECTION, client).permutation(len(samples))[: asked[client]])
             flat_module.load(received["model"], received["buffers"], run.counters)
-            flat_module.load_personal({name: state.get(name, entry) for name, entry in run.personal.items()})
+            flat_module.personal.load({name: state.get(name, entry) for name, entry in run.personal.items()})
             sizes = [min(size, len(samples) - start) for start in range(0, len(samples), size)]
             total, count = summed_training_loss(flat_module, samples.batches(size), sizes, data.train.resident)
             mine[client] = total / count if count else nan
-    flat_module.load_personal(owned)
+    flat_module.personal.load(owned)
     return gather_by_client(flat_module.fabric, clients, mine)
