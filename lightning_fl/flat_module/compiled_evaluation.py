@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_fl.flat_module.compiled_graphs import CompiledGraphs
-from lightning_fl.flat_module.graph import Graph, compiled
+from lightning_fl.flat_module.graph import Graph, compiled, guard
 from lightning_fl.flat_module.step_trial import CannotCompile, Log, try_step
 
 
@@ -82,6 +82,7 @@ def _function(module: LightningModule, step_name: str) -> Callable[..., Any]:
         values: list[Any] = []
 
         def record(name: str, value: Any, *how: Any, **named: Any) -> None:
+            guard(name, *how, *named.values())
             values.append(value.detach().clone() if isinstance(value, Tensor) else value)
 
         attributes = vars(module)  # here, where the graph knows whose they are

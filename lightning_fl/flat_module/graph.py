@@ -90,3 +90,8 @@ def _backend(captures: bool) -> Callable[[Any, Any], Any]:
 def _guards(guards: Sequence[Any]) -> list[bool]:
     """Return which guards torch checks before each step: all but those on the code of torch and of this package."""
     return [not guard.name.startswith(OF_PACKAGES) for guard in guards]
+
+
+def guard(*values: Any) -> bool:
+    """Let torch guard Python values that a graph does not compute with: it guards only those that something reads."""
+    return any(value is NotImplemented for value in values)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from lightning_fl.flat_module.graph import Graph, compiled
+from lightning_fl.flat_module.graph import Graph, compiled, guard
 from lightning_fl.flat_module.step_trial import CannotCompile, Log, try_step
 from lightning_fl.vectors.layout import Tree
 
@@ -196,11 +196,13 @@ class StackGraph(_TrainingGraph):
         params, buffers, constants = (
             {f"{INSIDE}{name}": given[name] for name in names} for names in (trained, step.buffers, fixed)
         )
-        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        leaves = tree_leaves(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._further = self._further_arguments(step.batch_index)
         if self._captures:
             torch.compiler.cudagraph_mark_step_begin()
-        losses, shared, personal, changed, logged = self._compute(params, buffers, constants, tensors)
+        losses, shared, personal, changed, logged = self._compute(params, buffers, constants, tensors, others)
         if self._captures:  # whose outputs are overwritten by the next step
             losses, logged = losses.clone(), [value.clone() for value in logged]
         return StackOutput(
@@ -220,9 +222,8 @@ class StackGraph(_TrainingGraph):
         positions = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         first = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         row = self._prepare(tree_unflatten(first, structure), step.batch_index)
-        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
-        def compute(params: Tree, buffers: Tree, constants: Tree, tensors: list[Tensor]) -> Any:
+        def compute(params: Tree, buffers: Tree, constants: Tree, tensors: list[Tensor], others: list[Any]) -> Any:
             def of_client(params: Tree, buffers: Tree, constants: Tree, tensors: list[Tensor]) -> Any:
                 content = list(others)
                 for position, tensor in zip(positions, tensors, strict=True):
@@ -285,6 +286,7 @@ def _row(
             logged: list[Tensor] = []
 
             def record(name: str, value: Any, *how: Any, **named: Any) -> None:
+                guard(name, *how, *named.values())
                 logged.append(torch.as_tensor(value).detach().clone())
 
             changed = {name: buffer.clone() for name, buffer in buffers.items()}

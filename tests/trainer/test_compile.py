@@ -476,6 +476,16 @@ class Probing(Perceptron):
             self.log("val/outputs", torch.cat(self.outputs).sum())
 
 
+class Weighted(Perceptron):
+    """Module whose validation weighs the batches by numbers of its own."""
+
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.weight = 1 + 9 * (batch_idx % 2)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch), batch_size=self.weight)
+
+
 @pytest.mark.parametrize(
     ("module", "why"),
     [
@@ -485,6 +495,7 @@ class Probing(Perceptron):
         (Remembering, "validation_step writes to 'seen'"),
         (Scheduled, "validation_step reads values of Python that change between its steps"),
         (Probing, "hooks of its layers see what they compute"),
+        (Weighted, "validation_step reads values of Python that change between its steps"),
     ],
 )
 @pytest.mark.matrix
@@ -529,6 +540,45 @@ class Indexed(Perceptron):
 class Hooked(Perceptron):
     def on_fit_start(self) -> None:
         self.hidden.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+class Reducing(Perceptron):
+    """Module whose logs are reduced by the mean or the maximum, in turns of rounds."""
+
+    reduce_fx = "mean"
+
+    def on_train_epoch_start(self) -> None:
+        self.reduce_fx = "max" if self.current_epoch % 2 else "mean"
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("reduced", loss.detach(), on_step=False, on_epoch=True, reduce_fx=self.reduce_fx)
+        return loss
+
+
+class Rescaled(Perceptron):
+    """Module whose batches hold a number of the round."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return (*batch, 1.0 + self.current_epoch)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        *samples, scale = batch
+        return scale * self.loss(samples)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch[:2], batch_idx)
+
+
+@pytest.mark.parametrize("module", [Reducing, Rescaled])
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_python_values_of_logs_and_batches_that_change_are_not_those_of_the_first_step(
+    runner: str, module: Callable[[], Any], graphs: Traced, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert_equal(pair(make_trainer, module(), runner=runner, max_rounds=3))
+    assert "training_step reads values of Python that change between its steps" in caplog.text
+    assert graphs
 
 
 @pytest.mark.parametrize(
