@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -609,7 +610,9 @@ def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str,
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
-    def copied(name: str, value: Tensor) -> Tensor:
+    def copied(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):  # as that of a layer with `get_extra_state`
+            return deepcopy(value)
         if name in uncopied and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes:
             return value.detach()
         same = value.data_ptr(), value.dtype, value.shape, value.stride()

@@ -392,9 +392,9 @@ class RowLogs(LogCollector):
 
 
 def merged(parts: Sequence[Sums]) -> Sums:
-    """Return the sums of values that several processes have logged in the training of one client, as `on_host` returns them."""
+    """Return the sums of values that were logged in several trainings of one client, or by several processes, on the host."""
     sums: Sums = {}
-    for part in parts:
+    for part in on_host(parts):  # where values that a reduction has yet to see are lists, which are joined
         for key, (value, weight) in part.items():
             before, earlier = sums.get(key, (None, 0.0))
             sums[key] = (value if before is None else before + value, earlier + weight)

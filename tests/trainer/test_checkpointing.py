@@ -356,6 +356,37 @@ def test_the_exported_model_loads_in_plain_lightning(
     assert "federation" not in torch.load(tmp_path / "model.ckpt", weights_only=True)
 
 
+class Annotated(nn.Linear):
+    """Layer that saves words."""
+
+    words = "none"
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"words": self.words}
+
+    def set_extra_state(self, state: dict[str, str]) -> None:
+        self.words = state["words"]
+
+
+class Annotating(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = Annotated(4, 2)
+
+    def on_train_epoch_end(self) -> None:
+        self.output.words = f"round {self.current_epoch}"
+
+
+def test_what_a_layer_saves_besides_tensors_is_in_the_checkpoint(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=2, **keeps_files).fit(Annotating(), federation())
+    assert Annotating.load_from_checkpoint(tmp_path / "model.ckpt").output.words == "round 1"
+    resumed = Annotating()
+    make_trainer(max_rounds=2, **keeps_files).fit(resumed, federation(), ckpt_path="last")
+    assert resumed.output.words == "round 1"
+
+
 def test_a_stock_trainer_tests_the_exported_model(
     make_trainer: MakeTrainer,
     make_stock_trainer: Callable[..., L.Trainer],

@@ -366,6 +366,20 @@ def test_second_upload_of_an_update_goes_on_from_the_first(fit: Fit) -> None:
     torch.testing.assert_close(arrived + memory["model"], sent)
 
 
+class Topping(Perceptron):
+    """Module that logs the maximum of numbers."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("top", float(batch_idx), reduce_fx="max", on_step=False, on_epoch=True)
+        return self.loss(batch)
+
+
+def test_logs_of_a_second_upload_are_joined_with_those_of_the_first(fit: Fit) -> None:
+    trainer = fit(FedBuff(2), Topping(), sizes=(9,), clients_per_round=1, max_rounds=2)[1]
+    most = -(-9 // trainer.data.batch_size) - 1
+    assert list(trainer.history["top"]) == [most, most]
+
+
 @dataclass(frozen=True)
 class Weighed(Step):
     """Step that keeps the number of samples of each round's uploads, and changes nothing."""
