@@ -46,7 +46,7 @@ class ClientSamples:
         ):
             flat_module.generators.seed(self._client)  # so that it does not matter which process measures the client
             module.train()
-            with flat_module.fabric.strategy.precision.forward_context():
+            with flat_module.fabric.autocast():
                 loss, _ = flat_module.training_step(flat_module.transfer(content, data.train.resident), 0)
             found = gradient_of(flat_module, loss)
             self.buffers, self.counters = flat_module.read_buffers().clone(), flat_module.read_counters()

@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.local_schedule import Selection
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stack_batches import Member
 from lightning_fl.clients.stacked import Stacked, even_size, has_equal_clients, train_stack
-from lightning_fl.data import FederatedDataModule
+from lightning_fl.data import FederatedDataModule, Selection
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.convolution_chains import is_compiled
 from lightning_fl.flat_module.flat_module import FlatModule

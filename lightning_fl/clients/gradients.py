@@ -7,7 +7,7 @@ itself and the model that is uploaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,43 +116,32 @@ def full_loss(
     return total if group is None else total.new_tensor(sum(group.gather(float(total))))
 
 
-def gradient_at_received(
-    flat_module: FlatModule, job: ClientJob, step_batches: Sequence[Batch], treat: Callable[[], None]
+def gradient_at(
+    flat_module: FlatModule,
+    model: tuple[Tensor, Tensor, Mapping[str, Tensor]],
+    step_batches: Sequence[Batch],
+    treat: Callable[[], None],
+    group: DeviceGroup | None,
+    decays: bool = True,
 ) -> Tensor:
-    """Return the gradient of a step's batches at the received model, plus any weight decay.
+    """Return the gradient of a step's batches at another model, plus any weight decay if it `decays`.
 
-    The flat module, its gradient and its torchmetrics objects are restored afterwards. Values that the module logs are dropped.
+    Restores the flat module, its gradient and its torchmetrics objects. Values that the module logs are dropped, and the
+    client's personal values stay as they are.
 
     Args:
         flat_module: module that is set up to gather gradients.
-        job: job of the client.
+        model: parameters (d,), float buffers (d_b,) and counters of the other model.
         step_batches: batches of the step.
         treat: masks and clips the gradient.
+        group: processes that share the client; None if this one reads all.
+        decays: True to add weight decay.
 
     Returns:
         Gradient (d,).
     """
-    with (
-        flat_module.gradient.kept(),
-        keeping_attributes(flat_module.own_parts),
-        flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
-    ):
-        return gradient_here(flat_module, step_batches, treat, job.group)
-
-
-def gradient_at_point(
-    flat_module: FlatModule, job: ClientJob, params: Tensor, step_batches: Sequence[Batch], treat: Callable[[], None]
-) -> Tensor:
-    """Return the gradient (d,) of a step's batches at other parameters (d,), with the present buffers, without weight decay.
-
-    Restores everything, as `gradient_at_received` does. The client's personal values stay as they are.
-    """
-    with (
-        flat_module.gradient.kept(),
-        keeping_attributes(flat_module.own_parts),
-        flat_module.other_model(params, flat_module.read_buffers(), flat_module.read_counters()),
-    ):
-        return gradient_here(flat_module, step_batches, treat, job.group, decays=False)
+    with flat_module.gradient.kept(), keeping_attributes(flat_module.own_parts), flat_module.other_model(*model):
+        return gradient_here(flat_module, step_batches, treat, group, decays)
 
 
 def gradient_here(

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Protocol
 
-import torch
-
+from lightning_fl.data import Selection
 from lightning_fl.slots import RoundContext, Rule
 from lightning_fl.state.run_state import STRAGGLER, Run
-
-
-class Selection(Protocol):
-    """Samples of one client."""
-
-    def __len__(self) -> int: ...
-
-    def batches(
-        self, batch_size: int, generator: torch.Generator | None = None, share: Callable[[int], slice] | None = None
-    ) -> Iterator[Any]:
-        """Yield the batches of one pass, in an order drawn from `generator`, or in the stored order without one.
-
-        With `share` only some rows of each batch, given its size.
-        """
 
 
 @dataclass(frozen=True)
@@ -162,7 +146,7 @@ class LocalSchedule:
         return self._read(batches_per_epoch, num_steps, batches_per_epoch, 1)
 
     def _read(self, batches_per_epoch: int, num_steps: int | None, per_epoch: int, per_batch: int) -> int:
-        """Count `per_epoch` for each pass of the training or `num_steps` of it; batches count `per_batch`, a last one less."""
+        """Add up `per_epoch` for each pass of the training, or of `num_steps` of it, and `per_batch` for each further batch."""
         if not batches_per_epoch:
             return 0
         in_step = self.step_batches(batches_per_epoch)

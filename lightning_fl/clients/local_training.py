@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from math import ceil
@@ -15,8 +15,7 @@ from lightning_fl.clients.device_group import DeviceGroup
 from lightning_fl.clients.gradients import (
     full_gradient,
     full_loss,
-    gradient_at_point,
-    gradient_at_received,
+    gradient_at,
     gradient_treatment,
 )
 from lightning_fl.clients.local_schedule import ClientWork
@@ -50,7 +49,7 @@ def train_locally(
     """
     local, progress = begin_training(flat_module, job, work, state)
     treat, listeners = gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
-    forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
+    forward_context, logs = flat_module.fabric.autocast, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     reads_at_point = Gradients.MINIBATCH_AT_POINT in job.rule.reads
     keeps_batches = reads_at_received or reads_at_point or beside is not None
@@ -61,13 +60,15 @@ def train_locally(
 
     def at_received() -> Tensor:
         flat_module.generators.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
-        return gradient_at_received(flat_module, job, step_batches, treat)
+        received = job.received["model"], job.received["buffers"], job.counters
+        return gradient_at(flat_module, received, step_batches, treat, job.group)
 
     repeat_draws: Callable[[], None] = flat_module.generators.keep() if reads_at_point else lambda: None
 
     def at_point() -> Tensor:
         repeat_draws()
-        return gradient_at_point(flat_module, job, job.rule.point(local), step_batches, treat)
+        point = job.rule.point(local), flat_module.read_buffers(), flat_module.read_counters()
+        return gradient_at(flat_module, point, step_batches, treat, job.group, decays=False)
 
     prepare = partial(flat_module.transfer, resident=work.resident)
     group = job.group
@@ -168,7 +169,7 @@ def _let_module_step(
 ) -> None:
     """Train a module that makes its optimisers' steps itself, until a batch reaches `most_steps`."""
     listeners, logs = flat_module.hooks.step_listeners(), flat_module.logs
-    forward_context = flat_module.fabric.strategy.precision.forward_context
+    forward_context = flat_module.fabric.autocast
     for batch in batches:
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
         for listener in listeners.on_train_batch_start:
@@ -283,10 +284,7 @@ def begin_training(
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.generators.seed(seed)
         owned = flat_module.personal.read_buffers()
-        sizes = schedule.batch_sizes(num_samples)
-        share = {} if job.group is None else {"share": job.group.rows}
-        contents = work.selection.batches(schedule.batch_size, None, **share)
-        local.full_gradient = full_gradient(flat_module, contents, sizes, work.resident, job.group)
+        local.full_gradient = full_gradient(flat_module, *_whole_pass(job, work), work.resident, job.group)
         if job.context.unpruned is not None:
             local.full_gradient.mul_(job.context.unpruned.factors)
         flat_module.load(start["model"], start["buffers"], counters)
@@ -301,11 +299,15 @@ def begin_training(
 
 def _loss_at(flat_module: FlatModule, job: ClientJob, work: ClientWork, params: Tensor) -> Tensor:
     """Return the mean loss () on all of a client's samples at parameters (d,), with the received buffers."""
-    schedule, num_samples = job.schedule, len(work.selection)
-    share = {} if job.group is None else {"share": job.group.rows}
-    contents = work.selection.batches(schedule.batch_size, None, **share)
     with flat_module.other_model(params, job.received["buffers"], job.counters):
-        return full_loss(flat_module, contents, schedule.batch_sizes(num_samples), work.resident, job.group)
+        return full_loss(flat_module, *_whole_pass(job, work), work.resident, job.group)
+
+
+def _whole_pass(job: ClientJob, work: ClientWork) -> tuple[Iterator[Any], list[int]]:
+    """Return the batches of a pass over a client's samples in their order, this process's rows of them, and their sizes."""
+    share = {} if job.group is None else {"share": job.group.rows}
+    contents = work.selection.batches(job.schedule.batch_size, None, **share)
+    return contents, job.schedule.batch_sizes(len(work.selection))
 
 
 def start_parts(job: ClientJob, local: LocalTraining) -> None:

@@ -25,15 +25,9 @@ def train_by_network(
         job: job of the clients.
         clients: indices of the clients.
     """
-    return _by_network(train, flat_module, job, clients) if job.smaller else train(job, clients)
-
-
-def _by_network(
-    train: Callable[[ClientJob, Sequence[int]], Iterator[Result]],
-    flat_module: FlatModule,
-    job: ClientJob,
-    clients: Sequence[int],
-) -> Iterator[Result]:
+    if not job.smaller:
+        yield from train(job, clients)
+        return
     groups: dict[int, list[int]] = {}
     for client in clients:
         groups.setdefault(id(job.smaller[client][0]) if client in job.smaller else 0, []).append(client)

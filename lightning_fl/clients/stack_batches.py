@@ -104,8 +104,11 @@ def stack_batches(flat_module: FlatModule, members: Sequence[Member], schedule: 
         schedule: batches of a step.
     """
     prepare = partial(flat_module.transfer, resident=members[0].work.resident)
-    joined = _joined(flat_module, members)
-    if joined is None or schedule.repeat > 1:  # a rule that repeats a step's batches copies them
+    joined = None
+    # A user's hooks see each batch, and a rule that repeats a step's batches copies them.
+    if members[0].work.resident and not flat_module.hooks.changes_batches and schedule.repeat == 1:
+        joined = TensorSelection.join([member.work.selection for member in members])
+    if joined is None:
         return SeparateBatches([local_batches(m.work, schedule, prepare) for m in members if m.work.num_steps])
     most_bytes = BYTES_ON_CPU if flat_module.fabric.device.type == "cpu" else BYTES_ELSEWHERE
     return GatheredBatches(joined, members, schedule, prepare, most_bytes)
@@ -113,40 +116,12 @@ def stack_batches(flat_module: FlatModule, members: Sequence[Member], schedule: 
 
 def whole_pass(flat_module: FlatModule, members: Sequence[Member], schedule: LocalSchedule) -> Iterator[Group]:
     """Yield the groups of one pass over each client's samples in their order, with the factors of the mean of all."""
-    prepare, schedule = (
-        partial(flat_module.transfer, resident=members[0].work.resident),
-        replace(schedule, full_batch=True),
-    )
-    joined = _joined(flat_module, members)
-    if joined is None or not any(member.work.batches_per_epoch for member in members):
-        return groups_of([_ordered_pass(member, schedule, prepare) for member in members])
     once = [replace(m, work=replace(m.work, num_steps=min(1, m.work.batches_per_epoch))) for m in members]
-    batches = GatheredBatches(joined, once, schedule, prepare, most_bytes=0, shuffled=False)
+    if not any(member.work.num_steps for member in once):
+        return iter(())
+    batches = stack_batches(flat_module, once, replace(schedule, full_batch=True, in_order=True, repeat=1))
     batches.advance(len(members))
     return batches.groups()
-
-
-def _joined(flat_module: FlatModule, members: Sequence[Member]) -> TensorSelection | None:
-    """Return the samples of all clients; None if each must read its own, because hooks of the user's see each batch."""
-    if not members[0].work.resident or flat_module.hooks.changes_batches:
-        return None
-    return TensorSelection.join([member.work.selection for member in members])
-
-
-def _ordered_pass(member: Member, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> list[Batch]:
-    """Return the batches of a client's samples in their order."""
-    sizes = _batch_sizes(member, schedule)
-    batches = zip(member.work.selection.batches(schedule.batch_size), sizes, strict=False)
-    return [
-        Batch(prepare(content), size, index, size / sum(sizes), ends_step=False)
-        for index, (content, size) in enumerate(batches)
-    ]
-
-
-def _batch_sizes(member: Member, schedule: LocalSchedule) -> list[int]:
-    """Return the number of samples of each batch of a client's passes."""
-    starts = range(0, member.work.batches_per_epoch * schedule.batch_size, schedule.batch_size)
-    return [min(schedule.batch_size, len(member.work.selection) - start) for start in starts]
 
 
 class SeparateBatches(StackBatches):
@@ -205,12 +180,12 @@ def _next_step(batches: Iterator[Batch]) -> list[Batch]:
 class _Reader:
     """Order in which a client of a stack reads its samples: pass after pass, each shuffled anew unless they stay in order."""
 
-    def __init__(self, member: Member, start: int, schedule: LocalSchedule, shuffled: bool) -> None:
+    def __init__(self, member: Member, start: int, schedule: LocalSchedule) -> None:
         """Begin before the first pass; `start` is the position of the client's first sample among those of the stack."""
-        self.num_steps, self._shuffled = member.work.num_steps, shuffled and not schedule.in_order
+        self.num_steps, self._shuffled = member.work.num_steps, not schedule.in_order
         self._start, self._num_samples = start, len(member.work.selection)
         self._generator = torch.Generator().manual_seed(member.work.seeds[0])
-        sizes = _batch_sizes(member, schedule)
+        sizes = schedule.batch_sizes(len(member.work.selection))
         self._sizes, self._batch_size = sizes, schedule.batch_size
         self._in_step = schedule.step_batches(member.work.batches_per_epoch)
         self._factors = [schedule.loss_factor(size, sum(sizes)) for size in sizes]
@@ -245,7 +220,6 @@ class GatheredBatches(StackBatches):
         schedule: LocalSchedule,
         prepare: Callable[[Any], Any],
         most_bytes: int,
-        shuffled: bool = True,
     ) -> None:
         """Read nothing yet.
 
@@ -255,12 +229,11 @@ class GatheredBatches(StackBatches):
             schedule: batches of a step.
             prepare: prepares samples for the module.
             most_bytes: most bytes of one gather, unless a single step needs more.
-            shuffled: True to shuffle each pass anew, False for the order of the samples.
         """
         self._joined, self._prepare = joined, prepare
         starts = np.cumsum([0, *(len(member.work.selection) for member in members)]).tolist()
         pairs = zip(members, starts, strict=False)
-        self._readers = [_Reader(m, start, schedule, shuffled) for m, start in pairs if m.work.num_steps]
+        self._readers = [_Reader(m, start, schedule) for m, start in pairs if m.work.num_steps]
         self._most_samples = min(len(joined), most_bytes // max(1, joined.bytes_of_a_sample))
         self._num_planned = 0
         self._steps: deque[list[Group]] = deque()

@@ -6,16 +6,16 @@ different sizes form separate groups. Nothing is padded: every client trains on 
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from torch import Tensor
 
 from lightning_fl.clients.client_job import ClientJob
@@ -30,7 +30,7 @@ from lightning_fl.errors import UserError, add_note, noting
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
-from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State, TrainedModel, phased
+from lightning_fl.slots import Gradients, LocalTraining, Result, TrainedModel, phased
 from lightning_fl.state.run_state import CLIENT
 
 log = logging.getLogger("lightning.pytorch")
@@ -132,9 +132,7 @@ class Stacked:
         flat_module.optimizer.schedules.end_client()
         flat_module.bind_optimizer()
         flat_module.optimizer.start_client()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        garbage_collection_cuda()
         return None
 
 
@@ -176,7 +174,7 @@ def train_stack(
     reads_at_point = Gradients.MINIBATCH_AT_POINT in job.rule.reads
     twin = stack.restarted(job) if reads_at_received or reads_at_point else None
     repeat_draws: Callable[[], None] = flat_module.generators.keep() if reads_at_point else lambda: None
-    finished: list[_Finished] = []
+    finished: list[Result] = []
 
     def at_received() -> Tensor:
         assert twin is not None
@@ -192,7 +190,8 @@ def train_stack(
     while True:
         num_left = sum(member.work.num_steps > local.num_steps for member in members)
         if num_left < len(stack.params):
-            finished = _finish(flat_module, job, local, stack, num_left) + finished
+            ended = members[num_left : len(stack.params)]
+            finished = _finish(flat_module, job, local, stack, num_left, ended) + finished
             stack, local = _narrow(flat_module, stack, local, num_left)
             twin = None if twin is None else twin.first(num_left)
         if not num_left:
@@ -221,32 +220,9 @@ def train_stack(
     optimizer.schedules.end_client()
     in_a_pass = [max(1, member.work.batches_per_epoch * schedule.repeat) for member in members]
     last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
-    return [
-        Result(
-            client=member.client,
-            message=done.message,
-            weight=float(len(member.work.selection)),
-            state=done.state | done.owned,
-            counters=done.counters,
-            logs=sums,
-            num_steps=done.num_steps,
-            owned=done.owned,
-            last_loss=loss,
-            trained=done.trained,
-        )
-        for member, sums, loss, done in zip(members, logs.take_rows(len(members)), last, finished, strict=True)
-    ]
-
-
-class _Finished(NamedTuple):
-    """Upload and new state of a client that has made its steps."""
-
-    message: Message
-    state: State
-    owned: State
-    counters: dict[str, Tensor]
-    num_steps: int
-    trained: TrainedModel | None
+    for result, sums, loss in zip(finished, logs.take_rows(len(members)), last, strict=True):
+        result.logs, result.last_loss = sums, loss
+    return finished
 
 
 def _start(
@@ -359,8 +335,10 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
     )
 
 
-def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack: Stack, start: int) -> list[_Finished]:
-    """Finish the clients from row `start` on."""
+def _finish(
+    flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack: Stack, start: int, members: Sequence[Member]
+) -> list[Result]:
+    """Return the results of the clients from row `start` on, which are these members, without what they have logged."""
     part = _rows(local, slice(start, None))
     # A copy, because a rule may compute its message in place.
     params = part.params.clone() if flat_module.hooks.reads_module(UPLOAD) else None
@@ -369,20 +347,23 @@ def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack
     if flat_module.buffer_layout.names:
         message["buffers"] = change_of(stack.buffers[start:], local.received["buffers"])
 
-    def finished(row: int) -> _Finished:
+    def result(row: int, member: Member) -> Result:
         owned = {name: entry[start + row].clone() for name, entry in stack.owned.items()}
         counters = {name: counter[start + row].clone() for name, counter in stack.counters.items()}
         buffers = stack.buffers[start + row]
-        return _Finished(
+        return Result(
+            client=member.client,
             message={name: entry[row] for name, entry in message.items()},
-            state={name: entry[row].clone() for name, entry in part.state.items()},
-            owned=owned,
+            weight=float(len(member.work.selection)),
+            state={name: entry[row].clone() for name, entry in part.state.items()} | owned,
             counters=counters,
+            logs={},
             num_steps=part.num_steps,
+            owned=owned,
             trained=None if params is None else TrainedModel(params[row], buffers.clone(), counters, owned),
         )
 
-    return [finished(row) for row in range(len(part.params))]
+    return [result(row, member) for row, member in enumerate(members)]
 
 
 def _notify_stock_callbacks(flat_module: FlatModule, batches: StackBatches) -> None:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fl.checks.evaluation_mode import evaluating
-from lightning_fl.clients.local_schedule import Selection
+from lightning_fl.data import Selection
 from lightning_fl.flat_module.flat_module import FlatModule
 
 

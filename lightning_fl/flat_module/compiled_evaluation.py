@@ -46,7 +46,6 @@ class EvaluationGraph(Graph):
     """Compiled evaluation of batches of one shape."""
 
     def __init__(self, step_name: str, flat_module: Any) -> None:
-        super().__init__()
         self.step_name, self._flat_module, self._module = step_name, flat_module, flat_module.module
         self._logs: list[Log] = []
 

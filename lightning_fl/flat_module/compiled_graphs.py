@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +17,7 @@ from lightning_fl.flat_module.graph import Graph
 from lightning_fl.flat_module.step_trial import CannotCompile
 
 
-class CompiledGraphs(ABC):
+class CompiledGraphs:
     """Compute steps of a module by compiled graphs.
 
     The first step that a graph cannot hold ends this for the rest of the run: the module then runs eagerly, and a line says why.
@@ -39,10 +38,6 @@ class CompiledGraphs(ABC):
         self._seconds, self._num_compiled = 0.0, 0
         self.why_not = ""
 
-    @abstractmethod
-    def __call__(self, batch: Any, *arguments: Any) -> Any:
-        """Return what a step returns; None if it has to run eagerly."""
-
     def _computed(self, new_graph: Callable[[], Graph], batch: Any, more: Any, kind: Any = None) -> Any:
         """Return what the graph for a batch of this shape, and of this `kind` of step, returns; None if it cannot hold it."""
         flat_module = self._flat_module
@@ -55,9 +50,7 @@ class CompiledGraphs(ABC):
         key = kind, structure, shapes, trained, flat_module.module.training
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = new_graph()
-        if not graph.is_compiled:
-            return self._compile(graph, batch, more)
+            return self._compile(key, new_graph(), batch, more)
         try:
             with _no_hooks():
                 return graph(batch, more)
@@ -67,7 +60,7 @@ class CompiledGraphs(ABC):
             self.end(_reason(error, graph))
             return None
 
-    def _compile(self, graph: Graph, batch: Any, more: Any) -> Any:
+    def _compile(self, key: Any, graph: Graph, batch: Any, more: Any) -> Any:
         started, restore_random = time.perf_counter(), self._flat_module.generators.keep()
         try:
             with _no_hooks():
@@ -82,7 +75,7 @@ class CompiledGraphs(ABC):
             return None
         finally:
             self._seconds += time.perf_counter() - started
-        graph.is_compiled = True
+        self._graphs[key] = graph
         self._num_compiled += 1
         return computed
 
@@ -101,7 +94,7 @@ class CompiledGraphs(ABC):
 
 
 def _no_hooks() -> AbstractContextManager[None]:
-    """Forbid hooks of saved tensors within, as `torch.func.grad` does; it does not allow them again if it is traced and fails."""
+    """Forbid hooks of saved tensors within, as `torch.func.grad` does, which leaves them forbidden if tracing it fails."""
     return disable_saved_tensors_hooks("torch.func.grad does not support hooks of saved tensors")
 
 

@@ -86,7 +86,7 @@ def _forward(sequence: nn.Sequential, x: Any) -> Any:
     """Return the output of a sequence of layers."""
     if torch.compiler.is_compiling():
         return nn.Sequential.forward(sequence, x)
-    return _plain(*_through(sequence, x, is_innermost=False))
+    return _forward_in_graph(sequence, x)
 
 
 def _forward_in_graph(sequence: nn.Sequential, x: Any) -> Any:
@@ -118,11 +118,12 @@ def _can_begin(x: Any) -> TypeGuard[Tensor]:
     """True for usual images (B, C, H, W); a mapped tensor, as in a stack of clients, has no formats."""
     if torch.compiler.is_compiling():
         return x.dim() == 4 and x.is_contiguous()
-    return type(x) is Tensor and x.dim() == 4 and x.is_contiguous() and not _is_mapped(x)
-
-
-def _is_mapped(x: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return (
+        type(x) is Tensor
+        and x.dim() == 4
+        and x.is_contiguous()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
 
 
 def _is_inside(part: nn.Module) -> bool:

@@ -594,10 +594,10 @@ class FlatModule:
             return nullcontext()
         return self.optimizer.leaving_out(self.gradient.recheck_missing())
 
-    def transfer(self, batch: Any, resident: bool, loader_index: int = 0) -> Any:
+    def transfer(self, batch: Any, resident: bool) -> Any:
         """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""
         if not resident or self.hooks.changes_batches:
-            batch = self.hooks.transfer_batch(batch, self.fabric.device, loader_index)
+            batch = self.hooks.transfer_batch(batch, self.fabric.device)
         return self.fabric.strategy.precision.convert_input(batch)
 
 

@@ -21,14 +21,11 @@ class Graph(ABC):
 
     Attributes:
         step_name: name of the module's step.
-        is_compiled: True once it has computed a batch.
         is_outdated: True if it would have to be compiled again, for other Python values.
     """
 
     step_name: str
-
-    def __init__(self) -> None:
-        self.is_compiled = self.is_outdated = False
+    is_outdated = False
 
     @abstractmethod
     def prepare(self, batch: Any, more: Any, /) -> None:

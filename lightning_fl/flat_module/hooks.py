@@ -160,10 +160,10 @@ class Hooks:
             self._reading[name] = overriding or self.module_overrides(name)
         return self._reading[name]
 
-    def transfer_batch(self, batch: Any, device: torch.device, loader_index: int = 0) -> Any:
+    def transfer_batch(self, batch: Any, device: torch.device) -> Any:
         """Move a batch to the accelerator with the hooks of module or datamodule."""
         before, transfer, after = self._batch_hooks
-        return after(transfer(before(batch, loader_index), device, loader_index), loader_index)
+        return after(transfer(before(batch, 0), device, 0), 0)
 
     def call(self, name: str, *arguments: Any, monitoring: bool | None = None) -> None:
         """Call a hook of callbacks and module; `monitoring` selects among them as in `listeners`."""

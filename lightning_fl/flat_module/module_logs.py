@@ -53,7 +53,6 @@ class LogCollector:
         self._module = module
         self.batch_size: int | Callable[[], int] = 1
         self._is_training = is_training
-        self.dataloader_suffix = ""
         self._module_logs_loss: bool | None = None
         self.progress_bar_names: set[str] = set()
         self.unlogged_names: set[str] = set()
@@ -97,8 +96,6 @@ class LogCollector:
                 reduce_fx in REDUCTIONS,
                 f"self.log({name!r}, …) has reduce_fx={reduce_fx!r}; allowed: {', '.join(REDUCTIONS)}, or a function.",
             )
-        base, suffix = name, self.dataloader_suffix if add_dataloader_idx else ""
-        name += suffix
         is_training = self._is_training()
         if name not in self._values:
             self._values[name], self._weights[name] = [], []
@@ -109,7 +106,7 @@ class LogCollector:
                 self.unlogged_names.add(name)
             if (is_training if on_step is None else on_step) and (not is_training if on_epoch is None else on_epoch):
                 forms = ("epoch", "step") if is_training else ("epoch",)
-                self._forms[name] = {form: f"{base}_{form}{suffix}" for form in forms}
+                self._forms[name] = {form: f"{name}_{form}" for form in forms}
         if isinstance(value, Metric):
             self._metrics[name] = value
             if self.computes_for_each_client and is_training:

@@ -62,7 +62,6 @@ class SmallerNetworks:
 
     module: nn.Module
     example: Any
-    _units: HiddenUnits | None = field(default=None, init=False)
     _made: dict[tuple[Width, Layout], SmallerNetwork] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -70,16 +69,14 @@ class SmallerNetworks:
         """Names of the buffers with the statistics of batch normalisations."""
         return statistics_of(self.module)
 
-    @property
+    @cached_property
     def units(self) -> HiddenUnits:
         """Hidden layers of the module.
 
         Raises:
             UserError: they cannot be cut.
         """
-        if self._units is None:
-            self._units = HiddenUnits(self.module, self.example)
-        return self._units
+        return HiddenUnits(self.module, self.example)
 
     def of(self, width: Width, layout: Layout, buffer_layout: Layout, device: torch.device) -> SmallerNetwork:
         """Return the network of a width.

@@ -87,7 +87,6 @@ class _TrainingGraph(Graph):
     step_name = "training_step"
 
     def __init__(self, step: TrainingStep, flat_module: Any) -> None:
-        super().__init__()
         self._step, self._flat_module, self._module = step, flat_module, flat_module.module
 
     def _prepare(self, batch: Any, index: int) -> Row:

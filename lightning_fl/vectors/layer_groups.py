@@ -97,17 +97,12 @@ def layer_groups(
     trainable = [name for name in taken if name not in without]
     free = dict.fromkeys(trainable)
     convolutions = [(path, part) for path, part in module.named_modules() if isinstance(part, _ConvNd)]
-    kernels = {
-        f"{path}.{name}" if path else name
-        for path, part in convolutions
-        for name, p in part.named_parameters()
-        if p.dim() > 2
-    }
+    kernels = {name for path, part in convolutions for name, p in part.named_parameters(path) if p.dim() > 2}
     free_buffers = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     groups = []
     for name, members in _layers("", module):
-        parameters = [n for path, member in members for n in _names(path, member.named_parameters()) if n in free]
-        buffers = [n for path, member in members for n in _names(path, member.named_buffers()) if n in free_buffers]
+        parameters = [n for path, member in members for n, _ in member.named_parameters(path) if n in free]
+        buffers = [n for path, member in members for n, _ in member.named_buffers(path) if n in free_buffers]
         if parameters:
             axis = int(isinstance(members[0][1], _ConvTransposeNd))
             weights = tuple(n for n in parameters if n in kernels)
@@ -141,10 +136,6 @@ def _width(module: nn.Module) -> int | None:
     if isinstance(module, _ConvNd):
         return module.out_channels
     return module.out_features if isinstance(module, nn.Linear) else None
-
-
-def _names(path: str, named: Iterator[tuple[str, Tensor]]) -> list[str]:
-    return [f"{path}.{name}" if path else name for name, _ in named]
 
 
 def check_groups(asked: Groups) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -78,15 +78,18 @@ def nearest_to_middle(rows: Tensor, count: int) -> Tensor:
     >>> nearest_to_middle(torch.tensor([[1.0], [2.0], [9.0], [4.0]]), 2).tolist()
     [3.0]
     """
-    distances = (rows - middle(rows)).abs()
-    nearest = distances.argsort(dim=0, stable=True)[:count]
-    return rows.gather(0, nearest).mean(0)
+    return rows.gather(0, _nearest(rows, count)).mean(0)
 
 
 def nearest_shares(rows: Tensor, count: int) -> Tensor:
     """Return the mean share of each client in the means of `nearest_to_middle` (K,)."""
-    nearest = (rows - middle(rows)).abs().argsort(dim=0, stable=True)[:count]
+    nearest = _nearest(rows, count)
     return torch.bincount(nearest.flatten(), minlength=len(rows)).to(rows.dtype) / max(1, nearest.numel())
+
+
+def _nearest(rows: Tensor, count: int) -> Tensor:
+    """Return the rows of the `count` values of each column that are nearest to its median (count, d)."""
+    return (rows - middle(rows)).abs().argsort(dim=0, stable=True)[:count]
 
 
 def squared_distances(rows: Tensor) -> Tensor:
@@ -116,12 +119,7 @@ def _shares_between(bounds: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Ten
     """
     total, num_columns = torch.zeros(len(rows), dtype=torch.float64, device=rows.device), 0.0
     places = torch.arange(len(rows), device=rows.device)[:, None]
-    for start in range(0, rows.shape[1], PIECE):
-        values = rows[:, start : start + PIECE]
-        counts = torch.full(values.shape[1:], len(rows), device=rows.device)
-        if sent is not None:
-            chosen = sent[:, start : start + PIECE]
-            values, counts = torch.where(chosen, values, torch.inf), chosen.sum(0)
+    for values, counts in _pieces(rows, sent):
         first, last = bounds(counts)
         stays = (places >= first) & (places <= last) & (places < counts)
         shares = stays.double() / stays.sum(0).clamp(min=1)
@@ -132,12 +130,16 @@ def _shares_between(bounds: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Ten
 
 def _by_pieces(statistic: Callable[[Tensor, Tensor], Tensor], rows: Tensor, sent: Tensor | None) -> Tensor:
     """Return what a function makes of sorted values (K, n) and their counts (n,) for all columns; what was not sent is last."""
-    parts = []
+    parts = [statistic(values.sort(dim=0).values, counts) for values, counts in _pieces(rows, sent)]
+    return torch.cat(parts) if parts else rows.new_zeros(0)
+
+
+def _pieces(rows: Tensor, sent: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the values (K, n) of some columns at a time, infinite where none was sent, and their counts (n,)."""
     for start in range(0, rows.shape[1], PIECE):
         values = rows[:, start : start + PIECE]
         counts = torch.full(values.shape[1:], len(rows), device=rows.device)
         if sent is not None:
             chosen = sent[:, start : start + PIECE]
             values, counts = torch.where(chosen, values, torch.inf), chosen.sum(0)
-        parts.append(statistic(values.sort(dim=0).values, counts))
-    return torch.cat(parts) if parts else rows.new_zeros(0)
+        yield values, counts

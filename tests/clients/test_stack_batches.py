@@ -158,6 +158,7 @@ def test_a_whole_pass_is_that_of_each_client(sizes: tuple[int, ...], batch_size:
         module: Any = SimpleNamespace(
             transfer=lambda batch, resident: prepare(batch), hooks=SimpleNamespace(changes_batches=changes_batches)
         )
+        module.fabric = SimpleNamespace(device=torch.device("cpu"))
         found.append(list(whole_pass(module, some, schedule)))
     for one, other in zip(*found, strict=True):
         assert (one.rows, one.size, one.batch_index, one.factors) == (

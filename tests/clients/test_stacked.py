@@ -226,9 +226,9 @@ def test_dropout_differs_between_clients_and_repeats_between_runs(make_trainer: 
         finish = stacked_module._finish
 
         def noted(*arguments: Any, deltas: list[Tensor] = deltas, finish: Any = finish) -> Any:
-            parts = finish(*arguments)
-            deltas += [message["buffers"] for message, *_ in parts]
-            return parts
+            results = finish(*arguments)
+            deltas += [result.message["buffers"] for result in results]
+            return results
 
         stacked_module._finish = noted
         try:

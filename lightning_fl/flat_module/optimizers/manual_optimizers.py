@@ -98,7 +98,7 @@ class ManualOptimizers:
         check_schedulers(name, optimizers, configs)
         self.optimizers: list[torch.optim.Optimizer] = list(optimizers)
         self.optimizer = AllOptimizers(self.optimizers)
-        self.schedules = Schedules(self.optimizer, configs, by_module=True)  # type: ignore[arg-type]
+        self.schedules = Schedules(self.optimizer, configs, module.lr_scheduler_step, by_module=True)  # type: ignore[arg-type]
         self._named = {p: name for name, p in module.named_parameters()}
         self._adopt_groups(layout)
         self.groups_at_first = self.group_names

@@ -54,7 +54,7 @@ class Schedules:
         self,
         optimizer: Optimizer,
         configs: list[LRSchedulerConfig],
-        advance: Callable[[Any, Any], None] | None = None,
+        advance: Callable[[Any, Any], None],
         by_module: bool = False,
     ) -> None:
         """Take over the schedulers that `configure_optimizers` has just created.
@@ -74,7 +74,7 @@ class Schedules:
                 f"{type(config.scheduler).__name__} watches a metric of the round, so its interval must be 'epoch', got 'step'.",
             )
         self.configs = configs
-        self._advance = advance or _advance
+        self._advance = advance
         self._optimizer = optimizer
         self._groups = list(optimizer.param_groups)
         self._client: list[Options] = []
@@ -418,14 +418,6 @@ def check_schedulers(module: str, optimizers: Sequence[Any], configs: Sequence[L
             raise MisconfigurationError(
                 f"{name} is attached with an optimizer that wasn't returned, so it would have no effect: return that one, too."
             )
-
-
-def _advance(scheduler: Any, value: Any) -> None:
-    """Advance a scheduler, one that monitors a metric with its value."""
-    if value is None:
-        scheduler.step()
-    else:
-        scheduler.step(value)
 
 
 def parts_of(scheduler: Any) -> Iterator[Any]:
