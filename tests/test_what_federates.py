@@ -172,7 +172,7 @@ ROWS = {  # the tests by the row's first words
     "in validation and test": [
         (CONTRACT, "test_values_do_not_depend_on_the_hook_that_logs_them"),
         (CONTRACT, "test_callbacks_log_and_read_metrics_as_in_lightning"),
-        (CONTRACT, "test_each_of_several_loaders_is_measured_with_what_clients_own"),
+        (CONTRACT, "test_each_of_several_loaders_is_measured_with_personal_values_of_clients"),
     ],
     "several validation loaders": [(LOGS, "test_several_validation_loaders_have_their_own_names")],
     # names of the trainer

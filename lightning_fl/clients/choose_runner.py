@@ -20,7 +20,7 @@ from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stack_batches import Member
 from lightning_fl.clients.stacked import Stacked, even_size, has_equal_clients, train_stack
 from lightning_fl.data import FederatedDataModule, Selection
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import UserError
 from lightning_fl.flat_module.convolution_chains import is_compiled
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
@@ -74,65 +74,58 @@ def choose_runner(
         most_work = MOST_COMPILED_WORK_ON_CPU
     most_at_once, most_bytes = (MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU) if on_cpu else (MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU)
     pays = work is not None and work <= most_work and num_clients >= least_clients
-    keeps_models = model_keeper(job.personal) is not None
-    require(
-        wanted != "stacked" or not keeps_models,
-        "runner 'stacked' cannot keep a model for each client, as this method does: use runner 'auto' or 'serial'.",
-    )
-    losses = f"{type(job.rule).__name__} reads losses of whole models"
-    require(
-        wanted != "stacked" or not job.rule.num_losses,
-        f"runner 'stacked' measures no losses before the training, but {losses}: use runner 'auto' or 'serial'.",
-    )
+    method, module = type(job.rule).__name__, type(flat_module.module).__name__
+    losses, compares = f"{method} reads losses of whole models", Gradients.REPRESENTATIONS in job.rule.reads
+    table = [  # what stacks cannot do: whether it is asked for, in a refusal, and as a reason
+        (
+            model_keeper(job.personal) is not None,
+            "cannot keep a model for each client, as this method does",
+            "each keeps a model of its own",
+        ),
+        (job.rule.num_losses, f"measures no losses before the training, but {losses}", losses),
+        (
+            compares,
+            f"cannot read representations by other models, as {method} does",
+            "each compares its representations with other models'",
+        ),
+    ]
+    impossible = [(refusal, reason) for is_asked, refusal, reason in table if is_asked]
+    if flat_module.is_manual:
+        manual = f"cannot train {module}, which makes its steps itself (automatic_optimization is False)"
+        impossible.append((manual, ""))
+    if impossible and wanted == "stacked":
+        raise UserError(f"runner 'stacked' {impossible[0][0]}: use runner 'auto' or 'serial'.")
     if wanted == "auto" and not pays and not on_cpu and num_clients >= least_clients:
         size = "of unknown size" if work is None else f"of {work / 1e6:,.0f} million multiply-accumulates"
         rank_zero_info(
             f"Clients train one after the other, because with steps {size} only some GPUs gain from stacks; "
             "trainer.runner stacked trains several at once."
         )
-    compares = Gradients.REPRESENTATIONS in job.rule.reads
-    require(
-        wanted != "stacked" or not compares,
-        f"runner 'stacked' cannot read representations by other models, as {type(job.rule).__name__} does: use runner 'auto' or "
-        "'serial'.",
-    )
     if compares and _is_compiled(flat_module.module):
         rank_zero_info(
-            f"Clients train without torch.compile, which would hide the layer whose inputs {type(job.rule).__name__} compares."
+            f"Clients train without torch.compile, which would hide the layer whose inputs {method} compares."
         )
-    require(
-        wanted != "stacked" or not flat_module.is_manual,
-        f"runner 'stacked' cannot train {type(flat_module.module).__name__}, which makes its steps itself "
-        "(automatic_optimization is False): use runner 'auto' or 'serial'.",
-    )
     if wanted == "serial" or flat_module.is_manual or (wanted == "auto" and not pays):
         return serial
-    if compares:
-        rank_zero_info(
-            "Clients train one after the other, because each compares its representations with other models'."
-        )
-        return serial
-    if keeps_models:
-        rank_zero_info("Clients train one after the other, because each keeps a model of its own.")
-        return serial
-    if job.rule.num_losses:
-        rank_zero_info(f"Clients train one after the other, because {losses}.")
+    if impossible:
+        rank_zero_info(f"Clients train one after the other, because {impossible[0][1]}.")
         return serial
     obstacles, client_bytes, draws = _try(flat_module, job, data)
-    name = type(flat_module.module).__name__
     if obstacles and wanted == "stacked":
         raise UserError(
-            f"runner 'stacked' cannot train {name}: {'; '.join(obstacles)}. Fix this, or use runner 'auto' or 'serial'."
+            f"runner 'stacked' cannot train {module}: {'; '.join(obstacles)}. Fix this, or use runner 'auto' or 'serial'."
         )
     if wanted == "auto" and on_cpu and obstacles:
         return serial
     if obstacles:
-        rank_zero_info(f"Clients train one after the other, because {name} cannot be stacked: {'; '.join(obstacles)}.")
+        rank_zero_info(
+            f"Clients train one after the other, because {module} cannot be stacked: {'; '.join(obstacles)}."
+        )
         return serial
     if wanted == "auto" and draws:  # the draws would depend on which clients make up a stack
         if not on_cpu:
             rank_zero_info(
-                f"Clients train one after the other, because {name} draws random numbers, which would depend on the stack; "
+                f"Clients train one after the other, because {module} draws random numbers, which would depend on the stack; "
                 "trainer.runner stacked trains several at once anyway."
             )
         return serial
@@ -149,7 +142,8 @@ def choose_runner(
         )
     if _is_compiled(flat_module.module):
         rank_zero_info(
-            f"Clients that train at once compute without torch.compile, which has compiled {name}; trainer.runner serial uses it."
+            f"Clients that train at once compute without torch.compile, which has compiled {module}; trainer.runner serial "
+            "uses it."
         )
     return Stacked(clients_at_once)
 

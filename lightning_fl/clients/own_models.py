@@ -8,7 +8,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -170,14 +170,13 @@ def client_model(
     common, part = flat_module.personal.read(), model_keeper(personal)
     flat_module.personal.load(common | {name: entry for name, entry in state.items() if name in common})
     try:
+        loaded: AbstractContextManager[None] = nullcontext()
         if part is not None and has_own_model(state):
             own = _own_model(state)
-            with flat_module.other_model(part.prediction(own, flat_module.params), own.buffers, own.counters):
-                yield
+            loaded = flat_module.other_model(part.prediction(own, flat_module.params), own.buffers, own.counters)
         elif (adapting := adapter(personal)) is not None:
-            with adapted_model(flat_module, adapting, data, client, shared):
-                yield
-        else:
+            loaded = adapted_model(flat_module, adapting, data, client, shared)
+        with loaded:
             yield
     finally:
         flat_module.personal.load(common)
@@ -212,7 +211,7 @@ def predicting_model(
             flat_module.personal.load(present)
 
 
-def what_clients_own(
+def personal_values_of_clients(
     flat_module: FlatModule, personal: Sequence[Personal], states: Mapping[int, State]
 ) -> dict[int, State]:
     """Return each client's personal values that match this module."""

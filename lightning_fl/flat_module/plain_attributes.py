@@ -127,7 +127,7 @@ def _shallow(value: Any) -> Any:
 
 
 def _marks(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]:
-    """Return marks that differ if a value was replaced, a tensor was changed in place, or either befell an element."""
+    """Return marks that differ if a value or an element was replaced, or a tensor was changed in place."""
 
     def mark(value: Any) -> Any:
         if isinstance(value, dict):

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fl.checks import is_a, overrides
-from lightning_fl.clients.own_models import what_clients_own
+from lightning_fl.clients.own_models import personal_values_of_clients
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.engine.data_for_module import check_loaders
@@ -63,7 +63,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
     loop._combined_loader, loop._max_batches = loaders, counts
     if not sum(counts):
         return []
-    states = what_clients_own(flat_module, trainer.algorithm.personal, client_states)
+    states = personal_values_of_clients(flat_module, trainer.algorithm.personal, client_states)
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
     personal, most = trainer.algorithm.personal, most_clients(trainer)
     validation = ModelValidation(
@@ -357,7 +357,7 @@ class RoundEvaluation:
             "test",
             self.loaders["test"],
             trainer.limits["limit_test_batches"],
-            what_clients_own(flat_module, trainer.algorithm.personal, trainer.run.clients),
+            personal_values_of_clients(flat_module, trainer.algorithm.personal, trainer.run.clients),
             trainer.algorithm.personal,
             most_clients(trainer),
             shared=trainer.algorithm.share(trainer.run.server),

@@ -32,7 +32,7 @@ class Blocks:
         self._free: dict[int, list[np.ndarray]] = {}
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return a vector (count,) of any numbers."""
+        """Return an uninitialised vector (count,)."""
         size = count * dtype.itemsize
         if size > KEPT_AT_MOST:
             return torch.empty(count, dtype=dtype)
@@ -79,7 +79,7 @@ def pieces(vector: Tensor, *others: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def empty_like(vector: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a vector (d,) of any numbers."""
+    """Return an uninitialised vector (d,)."""
     if is_long(vector):
         return BLOCKS.empty(len(vector), dtype or vector.dtype)
     return torch.empty_like(vector, dtype=dtype)

@@ -79,7 +79,7 @@ class Bounded(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_what_clients_own_is_stepped_by_optimisers_with_attributes(make_trainer: MakeTrainer) -> None:
+def test_personal_values_of_clients_is_stepped_by_optimisers_with_attributes(make_trainer: MakeTrainer) -> None:
     """Compare one client, with a scheduler, which replaces the optimiser's `step`."""
 
     def configure(module: Perceptron) -> Any:
