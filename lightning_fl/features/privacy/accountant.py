@@ -110,6 +110,7 @@ def calibrated(
         parts = [
             dp_event.SelfComposedDpEvent(_library_event(event), count)
             for event, count in events(noise_multiplier).items()
+            if count
         ]
         return dp_event.ComposedDpEvent(parts)
 

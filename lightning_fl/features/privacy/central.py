@@ -168,6 +168,7 @@ class CentralMechanism(Mechanism):
                 noise_multiplier,
                 clip.initial if isinstance(clip, AdaptiveClip) else clip,
                 cohort_size=self.cohort_size,
+                num_clients=self.num_clients,
                 noise_key=noise_key(noise_multiplier),
             )
         elif settings.epsilon is not None:
@@ -182,9 +183,14 @@ class CentralMechanism(Mechanism):
         return num_rounds if settings.max_epsilon is None else self._last_round(run, num_rounds, settings.max_epsilon)
 
     def _check_passes(self, spent: SpentPrivacy) -> None:
-        """Raise `UserError` if a resumed run cuts its passes into other rounds."""
+        """Raise `UserError` if a resumed run has passes over other clients, or cuts them into other rounds."""
         if self.settings.sampling != PASSES:
             return
+        require(
+            spent.num_clients in (0, self.num_clients),
+            f"the checkpoint's passes are over {spent.num_clients} clients with samples, and now over {self.num_clients}, so that "
+            "a client could take part twice: use its batch_size and drop_last.",
+        )
         before, now = spent.cohort_size, self.cohort_size
         require(
             before == now,
@@ -214,13 +220,17 @@ class CentralMechanism(Mechanism):
 
     def events(self, spent: SpentPrivacy, num_rounds: int) -> Counter[Event]:
         """Return all releases after this many more rounds; those of passes for whole passes, and the rounds of the last."""
-        events = Counter(spent.events)
-        event = self._event(spent.noise_multiplier)
-        events[event] += num_rounds
+        rounds = Counter(spent.events)
+        rounds[self._event(spent.noise_multiplier)] += num_rounds
         if self.settings.sampling != PASSES:
-            return events
-        passes, rest = divmod(events[event], self.rounds_of_pass)
-        return Counter({event: passes, (PASSES, spent.noise_multiplier, float(rest), 0.0): int(rest > 0)})
+            return rounds
+        events = Counter[Event]()
+        for (kind, noise_multiplier, rounds_of_pass, _), count in rounds.items():
+            passes, rest = divmod(count, int(rounds_of_pass))
+            events[kind, noise_multiplier, rounds_of_pass, 0.0] += passes
+            if rest:
+                events[kind, noise_multiplier, float(rest), 0.0] += 1
+        return events
 
     def _event(self, noise_multiplier: float) -> Event:
         """Return the release of a round."""

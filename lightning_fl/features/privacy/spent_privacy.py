@@ -25,7 +25,8 @@ class SpentPrivacy:
         events: number of releases of each kind.
         uploads: Σ 1/z² over the uploads of each client that added noise itself.
         cohort_size: clients of a round, by which passes over all are cut; 0 if not known.
-        noise_key: number that decides the noise besides the seed; 0 in runs of earlier versions, whose seed alone decides it.
+        num_clients: clients that can be drawn, whom each pass takes once; 0 if not known.
+        noise_key: number that decides the noise besides the seed.
     """
 
     noise_multiplier: float = 0.0
@@ -33,6 +34,7 @@ class SpentPrivacy:
     events: Counter[Event] = field(default_factory=Counter)
     uploads: dict[int, float] = field(default_factory=dict)
     cohort_size: int = 0
+    num_clients: int = 0
     noise_key: int = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_the_noise_for_a_target_meets_it_and_less_does_not(
 )
 def test_every_sampling_has_a_noise_for_a_target(event: tuple[str, float, float]) -> None:
     def rounds(noise_multiplier: float) -> dict[Event, int]:
-        return {(event[0], noise_multiplier, *event[1:]): 5}
+        return {(event[0], noise_multiplier, *event[1:]): 5, ("passes", noise_multiplier, 0.0, 0.0): 0}
 
     noise_multiplier = calibrated(rounds, 3.0, 1e-3)
     assert epsilon(rounds(noise_multiplier), 1e-3) <= 3.0 < epsilon(rounds(noise_multiplier - 1e-3), 1e-3)

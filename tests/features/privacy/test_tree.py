@@ -1,5 +1,6 @@
 """Test noise by a tree, and passes over the clients."""
 
+from collections import Counter
 from math import sqrt
 from typing import Any
 
@@ -120,17 +121,18 @@ def test_a_resumed_run_equals_a_whole_one_and_keeps_its_passes(
 
 
 def test_passes_are_cut_as_the_checkpoint_cuts_them_or_not_at_all() -> None:
-    """A cohort of another size is refused, also if passes take as many rounds."""
+    """Other cohorts and other clients are refused, also if passes take as many rounds."""
     settings = ClientPrivacy(noise_multiplier=0, **TREE)
 
-    def resumed(cohort: int, then: int) -> bool:
+    def resumed(cohort: int, then: int, num_clients: int = 11, forgets: bool = False) -> bool:
         run = new_run()
         CentralMechanism(settings, 11, cohort, 11.0, 0.01).begin(run, 9, lambda noise_multiplier: 1)
         spent = run.features["privacy"]
         spent.events[CentralMechanism(settings, 11, cohort, 11.0, 0.01)._event(0.0)] += 1
-        run.round, run.features["privacy"] = 1, SpentPrivacy.from_state(spent.state_dict())
+        state = {name: value for name, value in spent.state_dict().items() if not forgets or name != "num_clients"}
+        run.round, run.features["privacy"] = 1, SpentPrivacy.from_state(state)
         try:
-            CentralMechanism(settings, 11, then, 11.0, 0.01).begin(run, 9, lambda noise_multiplier: 1)
+            CentralMechanism(settings, num_clients, then, 11.0, 0.01).begin(run, 9, lambda noise_multiplier: 1)
         except UserError:
             return False
         return True
@@ -138,6 +140,28 @@ def test_passes_are_cut_as_the_checkpoint_cuts_them_or_not_at_all() -> None:
     for cohort in range(1, 12):
         for then in range(1, 12):
             assert resumed(cohort, then) == (cohort == then)
+    assert [resumed(2, 2, num_clients) for num_clients in (5, 10, 12, 20)] == [False] * 4
+    assert resumed(2, 2, forgets=True)  # a checkpoint that does not know its clients
+
+
+def test_rounds_of_passes_of_another_length_count() -> None:
+    mechanism = CentralMechanism(ClientPrivacy(noise_multiplier=4, **TREE), 6, 2, 6.0, 0.01)
+    spent = SpentPrivacy(4.0, events=Counter({("passes", 4.0, 5.0, 0.0): 11}))
+    assert mechanism.events(spent, 7) == {
+        ("passes", 4.0, 5.0, 0.0): 2,
+        ("passes", 4.0, 1.0, 0.0): 2,  # the rests of both
+        ("passes", 4.0, 3.0, 0.0): 2,
+    }
+
+
+@pytest.mark.parametrize("rounds", [7, 10])
+def test_a_target_is_met_by_whole_passes_and_by_parts(rounds: int) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    mechanism = CentralMechanism.of(ClientPrivacy(epsilon=8, delta=0.01, **TREE), np.full(10, 3), 2)
+    run = new_run()
+    mechanism.begin(run, rounds)
+    reached = epsilon(mechanism.events(run.features["privacy"], rounds), 0.01)
+    assert 7.99 < reached <= 8
 
 
 @pytest.mark.parametrize(
