@@ -188,8 +188,8 @@ class CentralMechanism(Mechanism):
             return
         require(
             spent.num_clients in (0, self.num_clients),
-            f"the checkpoint's passes are over {spent.num_clients} clients with samples, and now over {self.num_clients}, so that "
-            "a client could take part twice: use its batch_size and drop_last.",
+            f"the checkpoint's passes are over {spent.num_clients} clients with samples, and now over {self.num_clients}, so "
+            "that a client could take part twice: use its batch_size and drop_last.",
         )
         before, now = spent.cohort_size, self.cohort_size
         require(

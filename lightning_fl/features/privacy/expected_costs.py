@@ -20,14 +20,15 @@ def expected(finished: Round, engine: Engine) -> Round:
     population, work = engine.population, finished.work
     sizes, eligible, recipients = engine.data.client_sizes, population.eligible, population.cohort_size
     median = int(eligible[np.argsort(sizes[eligible], kind="stable")[len(eligible) // 2]])
+    answering = recipients * (1 - population.dropout_rate)
     link = engine.dry_round([median, *eligible[eligible != median].tolist()][:recipients])
     outcome = replace(
         finished.outcome,
-        bits=times(link.client_bits, recipients * (1 - population.dropout_rate)),
+        bits=times(link.client_bits, answering),
         bits_by_client=link.bits_by_client,
         num_uploads=0,
         num_accepted=0,
-        num_steps=work.num_steps([median]) * recipients,
+        num_steps=round(work.num_steps([median]) * answering),
         most_steps=work.num_steps([median]),
     )
     return replace(finished, cohort=Cohort([median], [median], finished.cohort.mine), link=link, outcome=outcome)

@@ -138,15 +138,18 @@ def test_costs_are_those_of_a_fixed_cohort_with_drop_outs_on_average(
     fixed = {"sampling": "fixed"}
     _, _, whole = fitted(make_trainer, FedAdam(), tmp_path / "fixed", keeps_files, settings=fixed, **given)
     drop = {"side_channels": "drop"}
-    _, _, hidden = fitted(make_trainer, FedAdam(), tmp_path / "drop", keeps_files, settings=drop, **given)
+    _, trainer, hidden = fitted(make_trainer, FedAdam(), tmp_path / "drop", keeps_files, settings=drop, **given)
     for name in ("comm/uplink_bits", "comm/downlink_bits", "comm/total_uplink_bytes", "comm/total_downlink_bytes"):
         assert [row[name] for row in hidden] == [row[name] for row in whole]
     assert read_communication(tmp_path / "drop") == read_communication(tmp_path / "fixed")
-    _, _, lossy = fitted(
+    _, with_drop_outs, lossy = fitted(
         make_trainer, FedAdam(), tmp_path / "lossy", keeps_files, settings=drop, dropout_rate=0.25, **given
     )
     assert float(lossy[0]["comm/uplink_bits"]) == 0.75 * float(hidden[0]["comm/uplink_bits"])
     assert lossy[0]["comm/downlink_bits"] == hidden[0]["comm/downlink_bits"]
+    assert (
+        with_drop_outs.run.num_steps == 0.75 * trainer.run.num_steps == 0.75 * 4 * 4 * 2
+    )  # clients without an answer make none
     seconds = [float(row["time/simulated_seconds"]) for row in hidden]
     assert seconds[0] > 0
     assert abs(seconds[3] - 4 * seconds[0]) < 1e-9
