@@ -121,6 +121,11 @@ class SecureSum:
         """Bits up and down of one client for keys and shares."""
         return self.protocol.agreement_bits(self.num_clients)
 
+    @property
+    def number_bits(self) -> int:
+        """Bits w of a masked number."""
+        return self.protocol.width(self.num_clients)
+
 
 @dataclass(frozen=True)
 class Masked(Codec):
@@ -140,8 +145,7 @@ class Masked(Codec):
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Return all numbers, a weight unless the message has it, or one for each number of a vector, and the shares."""
-        protocol, n = self.secure_sum.protocol, self.secure_sum.num_clients
-        width = protocol.width(n)
+        protocol, n, width = self.secure_sum.protocol, self.secure_sum.num_clients, self.secure_sum.number_bits
         payload = {name: Packed(entry, width * entry.numel()) for name, entry in message.items()}
         num_weights = int(SAMPLES not in message)
         if self.secure_sum.weighs_each:

@@ -49,6 +49,10 @@ class OnlySum(Protocol):
     def agreement_bits(self) -> tuple[int, int]:
         """Bits up and down of each client before the sum, by which they agree on it."""
 
+    @property
+    def number_bits(self) -> int:
+        """Bits of each number of a summand."""
+
     def among(self, num_clients: int) -> OnlySum:
         """Return a further sum, over so many clients."""
 

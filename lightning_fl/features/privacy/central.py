@@ -264,7 +264,7 @@ class CentralMechanism(Mechanism):
         return replace(roles, train=lambda job, clients: map(without_buffers, roles.train(job, clients)))
 
     def _telling_the_clip(self, roles: Roles, engine: Engine) -> Roles:
-        """Count 32 bits down for an adaptive clip, and one bit up: whether the upload is within it."""
+        """Count 32 bits down for an adaptive clip, and up whether the upload is within it: a bit, or a number of a secure sum."""
         if not isinstance(self.settings.clip, AdaptiveClip):
             return roles
 
@@ -275,7 +275,9 @@ class CentralMechanism(Mechanism):
 
         def collect(results: Iterable[Result], link: Link) -> Iterator[Upload]:
             def with_bit(upload: Upload) -> Upload:
-                link.charge("up", [upload.result.client], {"scalars": 1})
+                client, only_sum = upload.result.client, link.only_sum
+                if only_sum is None or client in link.senders:
+                    link.charge("up", [client], {"scalars": 1 if only_sum is None else only_sum.number_bits})
                 return upload
 
             return map(with_bit, roles.collect(results, link))

@@ -1,14 +1,14 @@
 """Test the clip that follows a quantile of the uploads' lengths."""
 
 from itertools import pairwise
-from math import inf, log, sqrt
+from math import inf, log, nan, sqrt
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
-from toys import Perceptron, federation
+from toys import SIZES, Perceptron, federation, samples
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAvg
@@ -18,6 +18,7 @@ from lightning_fl.features.privacy.adaptive_clip import rest_of_noise
 from lightning_fl.features.privacy.central import CentralMechanism
 from lightning_fl.features.privacy.noisy_sum import Bits
 from lightning_fl.features.privacy.spent_privacy import SpentPrivacy
+from lightning_fl.features.secure_aggregation import SecureAggregation
 
 
 def test_bits_and_uploads_cost_one_mechanism() -> None:
@@ -56,10 +57,10 @@ def test_a_client_moves_the_count_by_a_half() -> None:
         assert abs(Bits(0.0, 1, 10.0).share(3.0 + inside) - Bits(0.0, 1, 10.0).share(3.0)) == pytest.approx(0.05)
 
 
-def fitted(make_trainer: MakeTrainer, privacy: ClientPrivacy, **flags: Any) -> FederatedTrainer:
+def fitted(make_trainer: MakeTrainer, privacy: ClientPrivacy, data: Any = None, **flags: Any) -> FederatedTrainer:
     torch.default_generator.manual_seed(0)
     trainer = make_trainer(**{"max_rounds": 3, "clients_per_round": 6, "privacy": privacy, **flags})
-    trainer.fit(Perceptron(), federation(), FedAvg())
+    trainer.fit(Perceptron(), data or federation(), FedAvg())
     return trainer
 
 
@@ -75,6 +76,19 @@ def test_rounds_use_the_clip_from_before_them_and_cost_a_bit_up_and_32_down(make
     for row, other in zip(rows, usual.fit_loop.rows, strict=True):
         assert row["comm/uplink_bits"] - other["comm/uplink_bits"] == 6
         assert row["comm/downlink_bits"] - other["comm/downlink_bits"] == 6 * 32
+
+
+def test_in_a_secure_sum_whether_an_upload_is_within_the_clip_is_one_more_number(make_trainer: MakeTrainer) -> None:
+    secure = {"secure_aggregation": SecureAggregation(), "clients_per_round": 5, "max_rounds": 1}
+    numbers = []
+    for clip in (AdaptiveClip(), 0.1):
+        x, y = samples(sum(SIZES))
+        x[0] = nan  # of one client, which then sends nothing
+        privacy = ClientPrivacy(clip=clip, noise_multiplier=0, sampling="fixed")
+        numbers.append(fitted(make_trainer, privacy, data=federation(train=(x, y)), **secure).fit_loop.rows[0])
+    adaptive, fixed = numbers
+    assert adaptive["clients/rejected"] == fixed["clients/rejected"] == 1
+    assert adaptive["comm/uplink_bits"] - fixed["comm/uplink_bits"] == 4 * 19
 
 
 def test_it_stays_after_a_round_in_which_nothing_is_merged(make_trainer: MakeTrainer) -> None:
