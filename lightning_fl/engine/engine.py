@@ -283,6 +283,7 @@ class Engine:
             catch_up=run.ledger.catch_up,
             timed=selected,
             is_unchanged=run.is_unchanged,
+            stands_for=len(selected),
         )
         return link, self._dry_roles.broadcast(link, Cohort(list(selected), first, first))
 

@@ -64,6 +64,7 @@ class Link:
     After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
     `senders` are the clients that have sent any bit of a message.
     `only_sum` is the sum of the clients' messages that the server sees in place of them; None if it sees each.
+    `stands_for` is the number of clients for which each one of this link stands: 1 but in a dry round.
     `num_lost` is the number of clients whose sum was lost in an earlier turn, so that no upload follows.
     """
 
@@ -82,6 +83,7 @@ class Link:
         catch_up: CatchUp | None = None,
         timed: Sequence[int] = (),
         is_unchanged: bool = False,
+        stands_for: int = 1,
     ) -> None:
         """Open the link.
 
@@ -99,9 +101,11 @@ class Link:
             catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
             timed: clients whose bits are counted for each of them, too, in `bits_by_client`.
             is_unchanged: True if nothing has changed the model since the last broadcast.
+            stands_for: clients for which each client stands.
         """
         self.context = context
         self.only_sum: OnlySum | None = None
+        self.stands_for = stands_for
         self.num_lost = 0
         self.senders: set[int] = set()
         self.uplink = uplink

@@ -60,8 +60,9 @@ class Senders(Observer):
                 for beaten in self._beaten(norms, coins):
                     waiting[beaten] = _without_update(waiting[beaten])
         everyone = link.gather(norms)
-        if link.only_sum is not None and link.only_sum.is_lost(len(everyone)):
-            link.num_lost = len(everyone)
+        num_answers = len(everyone) * link.stands_for
+        if link.only_sum is not None and link.only_sum.is_lost(num_answers):
+            link.num_lost = num_answers
             return
         self._answer(link, list(norms), everyone)
         probabilities = self.selection.probabilities(everyone, self.num_senders)
@@ -96,13 +97,14 @@ class Senders(Observer):
             mine: clients of this process that have reported.
             everyone: norms of the clients of all processes.
         """
+        num_answers = len(everyone) * link.stands_for
         for num_up, num_down in self.selection.answers(everyone, self.num_senders):
             if num_up:
-                _agree_again(link, mine, len(everyone))
+                _agree_again(link, mine, num_answers)
                 for client in mine:
                     link.send_up(client, {SUMMANDS: torch.zeros(num_up, dtype=torch.float32)})
             link.charge("down", mine, {"scalars": num_down * NUMBER_BITS})
-        _agree_again(link, mine, len(everyone))
+        _agree_again(link, mine, num_answers)
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Return how many clients have sent their update."""

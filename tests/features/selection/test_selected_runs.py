@@ -277,6 +277,10 @@ def test_in_a_secure_sum_the_model_is_the_same_and_each_turn_is_a_sum(make_train
     unmasking = num_sums * n * n * protocol.share_bits
     assert rows[1]["comm/uplink_bits"] == num_sums * n * agreed_up + numbers * protocol.width(n) + unmasking
     assert rows[1]["comm/downlink_bits"] == n * MODEL + num_sums * n * agreed_down + n * 32 * (1 + turns)
+    # A clock plans one turn, and that each client sends its update.
+    up = 3 * (agreed_up + n * protocol.share_bits) + (2 + 3 + 27) * protocol.width(n)
+    down = MODEL + 3 * agreed_down + 2 * 32
+    assert trainer.fit_loop.engine.planned_bits(range(n)) == dict.fromkeys(range(n), (up, down))
 
 
 # -- what stays as it is ---------------------------------------------------------------------------------------------------
