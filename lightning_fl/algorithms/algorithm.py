@@ -279,7 +279,7 @@ class Algorithm(Remembering):
         decision may have to be counted.
         """
         if turn.plan.filters:
-            turn.channel.send_to_all(range(turn.context.num_clients), {"mask/units": turn.units})
+            turn.channel.send_to_all(turn.context.everyone, {"mask/units": turn.units})
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return values to log with a validation, by name; they replace those of the server's model with the same names.

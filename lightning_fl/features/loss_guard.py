@@ -149,7 +149,7 @@ class RoundGuard(Observer):
         """Return the proposal, which is undone, with all changes of the round, if the loss has exploded."""
         if self.guard.rounds is None:
             return proposal
-        loss, initial_loss = turn.server.loss(turn.proposal, turn.proposed_buffers), self.initial_loss
+        loss, initial_loss = turn.server.loss(proposal.params, proposal.buffers), self.initial_loss
         is_undone = explodes(loss, self.guard.rounds, initial_loss)
         if is_undone:
             rank_zero_info(

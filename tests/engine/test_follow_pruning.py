@@ -16,11 +16,15 @@ from torch import nn
 from toys import Perceptron, Pruning, Remembering, federation, read_rows, vector, without_units
 
 from lightning_fl import UserError
+from lightning_fl.algorithms import FedAvg
+from lightning_fl.codecs import Dense
 from lightning_fl.features.clock.simulated_clock import SimulatedClock
+from lightning_fl.link.link import Link
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.pruning import Plan, plans_of, prune
+from lightning_fl.slots import PruningTurn, RoundContext
 from lightning_fl.state.saved_states import KINDS, read_states
-from lightning_fl.vectors.layout import Layout
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.pruning_map import PruningMap
 
 # In the vector of W₁ (4, 3), b₁ (4,), W₂ (2, 4), b₂ (2,), hidden unit 1 has row 3-5, bias 13 and column 17, 21.
@@ -388,6 +392,14 @@ def test_pruning_in_the_middle_of_a_round_is_refused(make_trainer: MakeTrainer) 
     with pytest.raises(UserError, match=r"in the middle of a round.*on_train_epoch_start"):
         make_trainer(callbacks=Rash()).fit(module, federation())
     assert module(torch.zeros(1, 3)).shape == (1, 2)
+
+
+def test_the_mask_of_filters_goes_to_the_clients_with_samples() -> None:
+    context, empty = RoundContext(NO_LAYOUT, NO_LAYOUT, num_clients=2, clients=[1, 2]), torch.zeros(0)
+    link = Link(context, Dense(), Dense(), timed=[1, 2])
+    plan = Plan(filters={"hidden": torch.tensor([0, 2, 3])}, widths={"hidden": 4})
+    FedAvg().broadcast_pruning(PruningTurn(plan, link, context, [1, 2], empty, empty))
+    assert link.bits_by_client == {1: (0, 4), 2: (0, 4)}
 
 
 def test_a_plan_that_keeps_everything_is_none(make_trainer: MakeTrainer) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,14 @@ from lightning_fl.algorithms import (
     ServerAdam,
     ServerM,
 )
-from lightning_fl.features.loss_guard import LossGuard
+from lightning_fl.engine.roles import Roles
+from lightning_fl.engine.server_steps import take_steps
+from lightning_fl.features.loss_guard import LossGuard, RoundGuard
 from lightning_fl.rules import DecoupledMomentum
-from lightning_fl.slots import ServerTurn, State, Step
+from lightning_fl.slots import RoundContext, ServerTurn, State, Step
+from lightning_fl.state.run_state import Run
 from lightning_fl.steps import Apply, SharedMomentum
+from lightning_fl.vectors.layout import NO_LAYOUT
 
 
 def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
@@ -213,6 +218,26 @@ def test_a_round_that_makes_the_loss_explode_is_undone(runner: Any, make_trainer
     np.testing.assert_allclose([value for value, _, _ in reported], losses, rtol=1e-6)
     assert [(flag, accepted) for _, flag, accepted in reported] == [(flag, 3) for flag in undone]
     assert trainer.run.ledger.total_bits["up"]["model"] == 8 * 3 * 64 * 26
+
+
+def test_the_loss_is_that_of_the_proposal_whose_frozen_parts_stay() -> None:
+    measured = []
+
+    def loss(params: torch.Tensor, buffers: torch.Tensor) -> float:
+        measured.append(params.tolist())
+        return 1.0
+
+    nothing: Any = None
+    start, empty = torch.zeros(2), torch.zeros(0)
+    server: Any = SimpleNamespace(loss=loss, counters={}, num_steps=0)
+    context = RoundContext(NO_LAYOUT, NO_LAYOUT, num_clients=1)
+    merged = {"model": torch.tensor([5.0, 7.0])}
+    turn = ServerTurn(context, server, 0, [0], 1.0, {}, start, empty, merged, start, empty)
+    guard = RoundGuard(LossGuard(rounds=2), Run(0, NO_LAYOUT, NO_LAYOUT, start, empty, {}))
+    roles = guard.around(Roles(nothing, nothing, nothing, nothing, nothing), nothing)
+    algorithm = Algorithm(steps=[Apply()])
+    proposal = take_steps(algorithm, roles, turn, {key: {} for key in algorithm.step_names()}, frozen=[slice(0, 1)])
+    assert measured == [proposal.params.tolist()] == [[0, 7]]
 
 
 class Explodes(Callback):
