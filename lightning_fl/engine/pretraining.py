@@ -11,7 +11,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,7 @@ class ModuleLearner:
         adam.param_groups[0]["lr"] = learning_rate
         labels = labels.to(flat_module.fabric.device)
         generator = torch.Generator().manual_seed(order)
-        planned = epochs * ceil(len(samples) / batch_size)
+        planned = epochs * self._num_batches(len(samples), batch_size)
         passes = (self._labelled(samples, labels, batch_size, generator) for _ in range(epochs))
         for inputs, classes in islice(chain.from_iterable(passes), self.most_steps):
             self._gradient.zero()
@@ -156,8 +155,17 @@ class ModuleLearner:
         generator.set_state(state)
         parts = labels[order.to(labels.device)].split(batch_size)
         for classes, batch in zip(parts, samples.batches(batch_size, generator), strict=True):
-            if not (self.flat_module.skips_single_samples and len(classes) == 1):
+            if not self._skips(len(classes)):
                 yield self._inputs(batch), classes
+
+    def _num_batches(self, num_samples: int, batch_size: int) -> int:
+        """Return the number of minibatches of one pass."""
+        sizes = (min(batch_size, num_samples - start) for start in range(0, num_samples, batch_size))
+        return sum(not self._skips(size) for size in sizes)
+
+    def _skips(self, num_samples: int) -> bool:
+        """True if a minibatch is too small for batch normalisation."""
+        return num_samples == 1 and self.flat_module.skips_single_samples
 
     def _inputs(self, batch: Any) -> Any:
         batch = self.flat_module.transfer(batch, self.data.train.resident)

@@ -23,7 +23,18 @@ from roster import COVERING, ROSTER
 from toys import Convolved, Normalised, Perceptron, Served, Sizes, federation, samples
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedADP, FedAP, FedAsync, FedAvg, FedBuff, FedProx, PruneFL
+from lightning_fl.algorithms import (
+    SCAFFOLD,
+    Algorithm,
+    FedADP,
+    FedAP,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    FedKT,
+    FedProx,
+    PruneFL,
+)
 from lightning_fl.callbacks import BackdoorProbe, ClientEvaluation, CommunicationMeter, MagnitudePruning
 from lightning_fl.codecs import QSGD, STC, Changes, EntropyCoded, ErrorFeedback, Followed, TopK
 from lightning_fl.data import Arrays
@@ -102,6 +113,13 @@ def test_flags_and_prunings_are_in_a_plan(flags: dict[str, Any], make_trainer: M
     trainer.fit(module, federation(), FedProx(mu=0.1))
     assert plan.is_exact
     assert (plan.uplink_bytes, plan.downlink_bytes, plan.steps) == costs(trainer)
+
+
+def test_batches_of_one_sample_are_no_steps_of_the_set_up(make_trainer: MakeTrainer) -> None:
+    method = FedKT(mode="one_shot", s=1, t=2, epochs=3, batch_size=4)
+    plan = make_trainer().plan(Normalised(), Served(9), method)
+    # Halves of 3, 5, 4, 9, 12 and 7 samples take 13 steps an epoch, the server's nine 2, with batch normalisation.
+    assert plan.steps == 3 * (13 + 6 * 2 + 2)
 
 
 @pytest.mark.parametrize("codec", [QSGD(coding="elias"), ErrorFeedback(STC(0.3))], ids=["elias", "golomb"])
