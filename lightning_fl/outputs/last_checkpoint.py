@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 
 from lightning_fl.checks import is_a
 from lightning_fl.outputs.loggers import HasLoggers, tell
-from lightning_fl.outputs.run_folder import LAST
 
 
 class LastCheckpoint(Checkpoint):
@@ -25,8 +24,8 @@ class LastCheckpoint(Checkpoint):
     best_model_score = current_score = monitor = None
     save_top_k = 1
 
-    def __init__(self, root: str) -> None:
-        self.dirpath = str(Path(root, LAST.parent))
+    def __init__(self, dirpath: str) -> None:
+        self.dirpath = dirpath
         self.last_model_path = self.best_model_path = ""
 
     def saved(self, path: str) -> None:
@@ -43,6 +42,6 @@ def offer_model(trainer: HasLoggers, path: str) -> None:
         trainer: trainer at the end of a fit without a ModelCheckpoint, which offers its checkpoints itself.
         path: file of the model.
     """
-    model = LastCheckpoint(path)
+    model = LastCheckpoint(os.path.dirname(path))
     model.saved(path)
     tell(trainer, lambda logger: None if is_a(logger, WandbLogger) else logger.after_save_checkpoint(model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -20,6 +21,7 @@ from lightning_fl.errors import require
 from lightning_fl.internals import is_of_tuner
 from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.progress_bar import RoundProgressBar
+from lightning_fl.outputs.run_folder import LAST
 
 
 class CallbackList:
@@ -44,7 +46,7 @@ class CallbackList:
             **({} if timer is None else {Timer: timer}),
             ModelSummary: RichModelSummary() if rich else ModelSummary(),
             ProgressBar: RoundProgressBar(),
-            Checkpoint: LastCheckpoint(root),
+            Checkpoint: LastCheckpoint(str(Path(root, LAST.parent))),
         }
         self._brought: list[Callback] = []
         self._left_out: list[Callback] = []

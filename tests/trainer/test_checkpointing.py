@@ -737,9 +737,11 @@ class Receives(DummyLogger):
     def __init__(self) -> None:
         super().__init__()
         self.offered: list[str] = []
+        self.folder = ""
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         self.offered.append(checkpoint_callback.best_model_path)
+        self.folder = str(checkpoint_callback.dirpath)
 
 
 def test_loggers_are_offered_the_final_model_or_those_of_a_model_checkpoint(
@@ -751,6 +753,7 @@ def test_loggers_are_offered_the_final_model_or_those_of_a_model_checkpoint(
         make_trainer(max_rounds=2, **flags).fit(Perceptron(), federation())
         assert len(logger.offered) == count
         assert logger.offered[-1] == str(callbacks[0].best_model_path if callbacks else tmp_path / "model.ckpt")
+        assert logger.folder == str(Path(logger.offered[-1]).parent)
         assert "state_dict" in torch.load(logger.offered[-1], weights_only=True)
 
 
