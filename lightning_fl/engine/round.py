@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -19,16 +17,15 @@ from lightning_fl.engine.round_record import round_record
 from lightning_fl.engine.server_side import ServerSide
 from lightning_fl.engine.server_steps import take_steps
 from lightning_fl.engine.upload_collector import UploadCollector
-from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.link.link import Link
 from lightning_fl.processes import of_rank_zero, share_states
 from lightning_fl.slots import (
+    Merging,
     Message,
     RoundContext,
     ServerTurn,
-    Uploader,
 )
-from lightning_fl.state.outcome import IN_MEMORY, Outcome, Proposal, maximum
+from lightning_fl.state.outcome import Outcome, Proposal, maximum
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.vectors.pieces import converted, narrowed
 
@@ -40,15 +37,15 @@ def train_round(engine: Engine) -> dict[str, float]:
     server = engine.server_side(context, f"Round {run.round + 1}")
     for observer in roles.observers:
         observer.begin_round(run, server)
-    link, collector = engine.open_link(cohort, context), _collector(engine, context)
+    link, collector = engine.open_link(cohort, context), UploadCollector(engine, context)
     provided = _take_uploads(engine, roles.broadcast(link, cohort), cohort, link, collector)
-    merged, outcome = collector.finish(cohort, link, run.params, engine.prunings)
+    merged, outcome = collector.finish(cohort, link)
     averages = _averages(engine, cohort, outcome, collector)
     trained = work.counts(cohort.answering, engine.network.macs)
-    finished = Round(run, cohort, link, outcome, work, averages, collector.metrics)
+    finished = Round(run, cohort, link, outcome, work, averages, collector.merging.metrics)
     run.book(roles.costs(finished), link)
-    if not collector.is_skipped:
-        turn = roles.reveal(_server_turn(engine, context, server, outcome, merged, provided, collector.uploaders))
+    if not collector.merging.is_skipped:
+        turn = roles.reveal(_server_turn(engine, context, server, outcome, merged, provided, collector.merging))
         del merged, provided  # so that steps may let go of what they have used
         # Steps may let the module draw, as FedDF's student with dropout does.
         engine.flat_module.generators.seed(run.torch_seeds(SERVER)[1])
@@ -63,17 +60,8 @@ def train_round(engine: Engine) -> dict[str, float]:
         )
         columns |= own
     _commit(engine, finished.proposal, outcome, collector)
-    reported = collector.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
+    reported = collector.merging.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
     return round_record(run, cohort, outcome, engine.network, averages, trained, reported, columns)
-
-
-def _collector(engine: Engine, context: RoundContext) -> UploadCollector:
-    """Return the collector of a round's uploads."""
-    run, fabric = engine.run, engine.flat_module.fabric
-    check = partial(check_counters, engine.flat_module.module, run.counters)
-    keep = (run.clients.ahead, run.client_memory.ahead) if fabric.world_size == 1 else IN_MEMORY
-    aggregator = engine.roles.aggregator(context)
-    return UploadCollector(aggregator, engine.roles.accept, fabric, check, engine.flat_module.logs, run.staging, keep)
 
 
 def _take_uploads(engine: Engine, job: ClientJob, cohort: Cohort, link: Link, collector: UploadCollector) -> Message:
@@ -120,7 +108,7 @@ def _server_turn(
     outcome: Outcome,
     merged: Message,
     provided: Message,
-    uploaders: Sequence[Uploader],
+    merging: Merging,
 ) -> ServerTurn:
     """Return the turn that the first of the server's steps gets, in the memory of the merged message."""
     run = engine.run
@@ -145,7 +133,7 @@ def _server_turn(
         proposal=run.params,
         proposed_buffers=run.buffers,
         mask=run.mask,
-        uploaders=uploaders,
+        uploaders=merging.uploaders,
     )
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lightning.fabric import Fabric
-from torch import Tensor
-
+from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort
-from lightning_fl.flat_module.module_logs import LogCollector, LoggedNames, merged, on_host
+from lightning_fl.flat_module.module_buffers import check_counters
+from lightning_fl.flat_module.module_logs import LoggedNames, merged, on_host
 from lightning_fl.link.link import Link
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Aggregator, Merging, Message, Upload, Uploader, is_finite
+from lightning_fl.slots import Merging, Message, RoundContext, Upload, is_finite
 from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
-from lightning_fl.state.staging import Staging
 
 
 class UploadCollector:
@@ -22,46 +20,23 @@ class UploadCollector:
 
     Attributes:
         outcome: outcome of the clients of this process; after `finish`, of all processes.
+        merging: what the aggregator reports; after `finish`. It is skipped, too, if there is nothing to merge.
         shares_uploads: True if every process merges the uploads of all processes itself.
         known: how each process logs; after `finish`.
         forms: `forms_of` the new client states and of the new codec memories of each process; after `finish`.
         has_drifted: True if the processes have not begun the round with the same model; after `finish`.
-        metrics: values that the aggregator reports; after `finish`.
-        is_skipped: True if there is nothing to merge, or the aggregator leaves the model as it is; after `finish`.
-        uploaders: clients of the uploads that the aggregator keeps for the steps, in their order; after `finish`.
     """
 
-    def __init__(
-        self,
-        aggregator: Aggregator,
-        accept: Callable[[Upload], str],
-        fabric: Fabric,
-        check_counters: Callable[[Mapping[str, Tensor]], None],
-        logs: LogCollector,
-        staging: Staging,
-        keep: Keep = IN_MEMORY,
-    ) -> None:
-        """Take nothing yet.
-
-        Args:
-            aggregator: merges the uploads.
-            accept: returns why the server rejects an upload that is finite; "" if it takes it.
-            fabric: Fabric of the processes.
-            check_counters: checks the integer buffers of a result.
-            logs: collector of what the module logs.
-            staging: copies clients' states to the host.
-            keep: keeps clients' new states until the round ends.
-        """
-        self.outcome, self._staging = Outcome(), staging
+    def __init__(self, engine: Engine, context: RoundContext) -> None:
+        """Create the collector of the present round, which has the context."""
+        run, self._fabric = engine.run, engine.flat_module.fabric
+        self.outcome, self.merging = Outcome(), Merging(context)
         self.known: list[LoggedNames] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
         self.has_drifted = False
-        self.metrics: dict[str, float] = {}
-        self.is_skipped = False
-        self.uploaders: Sequence[Uploader] = ()
-        self._logs, self._keep, self._check_counters = logs, keep, check_counters
-        self._aggregator, self._accept, self._fabric = aggregator, accept, fabric
-        self._merge = UploadMerge(fabric, aggregator)  # until `finish`
+        self._engine, self._aggregator = engine, engine.roles.aggregator(context)
+        self._keep: Keep = (run.clients.ahead, run.client_memory.ahead) if self._fabric.world_size == 1 else IN_MEMORY
+        self._merge = UploadMerge(self._fabric, self._aggregator)  # until `finish`
         self.shares_uploads = self._merge.shares_uploads
 
     def take(self, upload: Upload, link: Link) -> None:
@@ -73,26 +48,20 @@ class UploadCollector:
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        reason = self._accept(upload) if finite else "not finite"
+        reason = self._engine.roles.accept(upload) if finite else "not finite"
         if reason:
             self.outcome.rejected[reason] += 1
             return
-        self._check_counters(result.counters)
+        check_counters(self._engine.flat_module.module, self._engine.run.counters, result.counters)
         self._merge.add(upload)
         if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
             result.logs = merged([self.outcome.logs[result.client], result.logs])
-        self.outcome.accept(result, memory, self._staging, self._keep)
+        self.outcome.accept(result, memory, self._engine.run.staging, self._keep)
         if result.client not in link.senders and not any(bool(entry.any()) for entry in upload.message.values()):
             self.outcome.silent |= {result.client}
 
-    def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
+    def finish(self, cohort: Cohort, link: Link) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.
-
-        Args:
-            cohort: cohort of the round.
-            link: link of the round.
-            params: model (d,) with which the round has begun.
-            prunings: checksum of the prunings so far.
 
         Returns:
             The merged message, {} if there is nothing to merge or the sum is lost, and the outcome.
@@ -104,21 +73,18 @@ class UploadCollector:
         self.outcome.bits, self.outcome.bits_by_client = link.client_bits, link.bits_by_client
         sizes: Sequence[Mapping[str, int]] = ()
         if self._fabric.world_size > 1:
-            sizes = self._exchange(params, prunings)
+            sizes = self._exchange()
         accumulator = self._merge.accumulate(cohort.answering, sizes)
         del self._merge
         if link.only_sum is not None and link.only_sum.is_lost(self.outcome.num_accepted):
             self.outcome.lose(link.num_lost or self.outcome.num_accepted)
             accumulator = {}
         if not self.outcome.logs and not self._aggregator.merges_none:
-            self.is_skipped = True
+            self.merging.is_skipped = True
             return {}, self.outcome
-        merging = Merging(link.context)
-        message = self._aggregator.combine(accumulator, merging)
-        self.metrics, self.is_skipped, self.uploaders = merging.metrics, merging.is_skipped, merging.uploaders
-        return message, self.outcome
+        return self._aggregator.combine(accumulator, self.merging), self.outcome
 
-    def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:
+    def _exchange(self) -> Sequence[Mapping[str, int]]:
         """Exchange all that is small, in one object; returns the sizes of the accumulators."""
         outcome = self.outcome
         outcome.logs = dict(zip(outcome.logs, on_host(list(outcome.logs.values())), strict=True))
@@ -127,11 +93,11 @@ class UploadCollector:
             "outcome": vars(replace(outcome, states={}, memory={}, counters={})),
             "counters": (names, counts),
             "sizes": self._merge.sizes,
-            "known": self._logs.knowledge(),
+            "known": self._engine.flat_module.logs.knowledge(),
             "states": forms_of(outcome.states),
             "memory": forms_of(outcome.memory),
-            "model": checksum(params),
-            "prunings": prunings,
+            "model": checksum(self._engine.run.params),
+            "prunings": self._engine.prunings,
         }
         parts = gather_objects(self._fabric, mine)
         check_agreement([part["prunings"] for part in parts])
