@@ -41,7 +41,7 @@ def train_round(engine: Engine) -> dict[str, float]:
     provided = _take_uploads(engine, roles.broadcast(link, cohort), cohort, link, collector)
     merged, outcome = collector.finish(cohort, link)
     averages = _averages(engine, cohort, outcome, collector)
-    trained = work.counts(cohort.answering, engine.network.macs)
+    trained = work.counts(cohort.answering, engine.network.macs)  # before the run goes on to the next round
     finished = Round(run, cohort, link, outcome, work, averages, collector.merging.metrics)
     run.book(roles.costs(finished), link)
     if not collector.merging.is_skipped:
@@ -60,8 +60,7 @@ def train_round(engine: Engine) -> dict[str, float]:
         )
         columns |= own
     _commit(engine, finished.proposal, outcome, collector)
-    reported = collector.merging.metrics | ({} if finished.proposal is None else finished.proposal.metrics)
-    return round_record(run, cohort, outcome, engine.network, averages, trained, reported, columns)
+    return round_record(finished, engine.network, trained, columns)
 
 
 def _take_uploads(engine: Engine, job: ClientJob, cohort: Cohort, link: Link, collector: UploadCollector) -> Message:

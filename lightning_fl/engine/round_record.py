@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from lightning_fl.engine.network import Network
-from lightning_fl.engine.population import Cohort
+from lightning_fl.engine.roles import Round
 from lightning_fl.errors import require
-from lightning_fl.state.outcome import Outcome
-from lightning_fl.state.run_state import Run
 
 OWN = ("comm/", "clients/", "model/", "time/")
 """Beginnings of the names of columns that every round has."""
@@ -17,27 +15,17 @@ TIMES = ("round", "time/simulated_seconds", "time/round_seconds")
 
 
 def round_record(
-    run: Run,
-    cohort: Cohort,
-    outcome: Outcome,
-    network: Network,
-    averages: Mapping[str, float],
-    trained: Mapping[str, int],
-    server: Mapping[str, float],
-    observed: Mapping[str, float],
+    finished: Round, network: Network, trained: Mapping[str, int], observed: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the numbers of the last round by their column names in `metrics.csv`.
 
     Args:
-        run: run after the round.
-        cohort: cohort of the round.
-        outcome: outcome of its clients.
-        network: network that they trained.
-        averages: averages of the values that the module logged, by name.
+        finished: the round, which the run has booked and ended.
+        network: network that its clients trained.
         trained: counts of the clients' local training, by column.
-        server: values that the server's steps report, by name.
         observed: columns of what stands around the round.
     """
+    run, cohort, outcome = finished.run, finished.cohort, finished.outcome
     ledger, num_trainable = run.ledger, run.layout.numel + run.personal_layout.numel
     own = {
         "comm/uplink_bits": ledger.bits("up"),
@@ -54,10 +42,11 @@ def round_record(
         **({} if num_trainable == network.num_parameters else {"model/trainable": num_trainable}),
         **({} if network.macs is None else {"model/macs": network.macs}),
         **observed,
-        **server,
+        **finished.merging,
+        **({} if finished.proposal is None else finished.proposal.metrics),
     }
-    check_logged(averages, own)
-    return {"round": run.round - 1, **averages, **own}
+    check_logged(finished.averages, own)
+    return {"round": run.round - 1, **finished.averages, **own}
 
 
 def check_logged(logged: Iterable[str], columns: Collection[str]) -> None:
