@@ -21,8 +21,10 @@ from lightning_fl.features.clock.availability import Availability
 from lightning_fl.features.clock.client_devices import ClientDevices
 from lightning_fl.features.clock.simulated_time import SimulatedTime
 from lightning_fl.features.loss_guard import RoundGuard
+from lightning_fl.features.privacy.central import CentralMechanism
+from lightning_fl.features.privacy.client_privacy import ClientPrivacy
+from lightning_fl.features.privacy.local_privacy import LocalMechanism, LocalPrivacy
 from lightning_fl.features.privacy.mechanism import Mechanism
-from lightning_fl.features.privacy.mechanisms import mechanism_of
 from lightning_fl.features.privacy.refusals import check_privacy
 from lightning_fl.features.round_notes import RoundNotes
 from lightning_fl.features.secure_aggregation import SumsOfClients
@@ -64,7 +66,11 @@ def privacy_of(trainer: TrainerInterface, data: FederatedDataModule, cohort_size
     schedulers, buffers = flat_module.optimizer.schedules.configs, flat_module.buffer_layout.names
     has_server_samples, holds_out = len(data.server_indices) > 0, data.val_fraction > 0
     check_privacy(trainer, trainer.algorithm, schedulers, buffers, has_server_samples, owns, holds_out)
-    privacy = mechanism_of(trainer.privacy, data.client_sizes, cohort_size)
+    privacy = Mechanism()  # which changes nothing
+    if isinstance(trainer.privacy, ClientPrivacy):
+        privacy = CentralMechanism.of(trainer.privacy, data.client_sizes, cohort_size)
+    elif isinstance(trainer.privacy, LocalPrivacy):
+        privacy = LocalMechanism.of(trainer.privacy)
     flat_module.shared_by_clients.restores = flat_module.logs.computes_for_each_client = privacy.parts_clients
     return privacy
 
