@@ -37,7 +37,7 @@ from lightning_fl.features.privacy.client_privacy import ClientPrivacy
 from lightning_fl.features.privacy.expected_costs import expected
 from lightning_fl.features.privacy.mechanism import Mechanism, require_private_from_the_start
 from lightning_fl.features.privacy.noisy_sum import Bits, NoisySum
-from lightning_fl.features.privacy.side_channels import without_clients
+from lightning_fl.features.privacy.side_channels import is_of_clients
 from lightning_fl.features.privacy.spent_privacy import (
     PRIVACY,
     Event,
@@ -373,7 +373,9 @@ class CentralMechanism(Mechanism):
         """Return the columns of a row, without those of clients if side channels are dropped."""
         if not self.hides_costs:
             return record
-        return without_clients({name: value for name, value in record.items() if name not in of_clients}, told)
+        return {
+            name: value for name, value in record.items() if name not in of_clients and not is_of_clients(name, told)
+        }
 
     def loss(self, run: Run) -> dict[str, float]:
         """Return ε so far; {} without noise."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback, LambdaCallback
@@ -68,8 +68,3 @@ def is_of_server(name: str) -> bool:
     [False, True, True]
     """
     return name.endswith(("_server", "_dense"))
-
-
-def without_clients(record: Mapping[str, float], told: tuple[str, ...] = ()) -> dict[str, float]:
-    """Return a row without columns about a round's clients; `told` are the prefixes of callbacks' columns about clients."""
-    return {name: value for name, value in record.items() if not is_of_clients(name, told)}
