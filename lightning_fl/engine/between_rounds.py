@@ -31,7 +31,7 @@ def prepare(engine: Engine) -> None:
         engine.observer.on_prepared,
         engine.most_setup_steps,
     )
-    server = engine.server_side(engine.context, "Before round 1")
+    server = engine.server_side(when="Before round 1")
     turn = SetupTurn(engine.context, engine.data, link, server, learner, run.params, run.buffers)
     engine.algorithm.prepare(turn)
     engine.setup_steps_left_out = learner.num_left_out

@@ -171,18 +171,20 @@ class Engine:
             return work
         return replace(work, share=partial(self.networks.share, context, self.network.macs))
 
-    @property
-    def server(self) -> ServerSide:
-        """The server's own samples, and training on them, in the present round."""
-        return self.server_side(self.context, f"Round {self.run.round + 1}")
+    def server_side(self, context: RoundContext | None = None, when: str | None = None) -> ServerSide:
+        """Return the server's own samples, and training on them.
 
-    def server_side(self, context: RoundContext, when: str) -> ServerSide:
+        Args:
+            context: facts about the run; None for those of the present round.
+            when: time that a warning names; None for the present round.
+        """
+        when = when or f"Round {self.run.round + 1}"
         return ServerSide(
             self.flat_module,
             self.data,
             self.run,
             self.schedule,
-            context,
+            context or self.context,
             self.run.counters,
             self.algorithm.name,
             self.accuracy,

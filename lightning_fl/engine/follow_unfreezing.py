@@ -58,7 +58,7 @@ def follow(engine: Engine) -> bool:
     if run.keeps_files:
         flat_module.fabric.barrier()  # wait: one process of a machine writes the state files that the others read
     engine.network = replace(engine.network, groups=groups_of(flat_module))
-    method.check(engine.context, engine.server, engine.population.cohort_size)
+    method.check(engine.context, engine.server_side(), engine.population.cohort_size)
     return True
 
 

@@ -34,7 +34,7 @@ def train_round(engine: Engine) -> dict[str, float]:
     """Train one round; returns its numbers by their column names in `metrics.csv`."""
     run, method, context, roles = engine.run, engine.algorithm, engine.context, engine.roles
     cohort, work = engine.cohort, engine.work
-    server = engine.server_side(context, f"Round {run.round + 1}")
+    server = engine.server_side(context)
     for observer in roles.observers:
         observer.begin_round(run, server)
     link, collector = engine.open_link(cohort, context), UploadCollector(engine, context)

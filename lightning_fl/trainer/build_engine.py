@@ -85,7 +85,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
         accuracy=trainer.given_metric[0],
         observer=_observer(trainer),
     )
-    algorithm.check(engine.context, engine.server, num_clients)
+    algorithm.check(engine.context, engine.server_side(), num_clients)
     if algorithm.exchange.cuts:
         _check_smaller(trainer, engine)
     time = time_of(trainer, engine, own_schedule)
@@ -93,7 +93,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     engine.level = None if capacities is None else capacities.level
     engine.features = features_around(trainer, engine, time, privacy, num_clients, num_senders)
     _check_callbacks(trainer)
-    trainer.loss_guard.check(engine.server, algorithm.steps)
+    trainer.loss_guard.check(engine.server_side(), algorithm.steps)
     if owns and privacy.hides_costs:
         rank_zero_info(
             f"privacy.side_channels drop leaves out values that clients of {algorithm.name} measure with their own parameters."

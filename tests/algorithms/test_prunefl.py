@@ -137,7 +137,7 @@ def test_convolutions_take_their_time(make_trainer: MakeTrainer) -> None:
             engine = trainer.fit_loop.engine
             step = next(step for step in trainer.algorithm.steps if isinstance(step, Reconfiguration))
             step = replace(step, seconds_per_mac=1.0, bandwidth=16.0)
-            seen.append(step._seconds(engine.context, engine.server, trainer.run.params))
+            seen.append(step._seconds(engine.context, engine.server_side(), trainer.run.params))
 
     images = np.random.default_rng(0).integers(0, 255, (12, 32, 32, 3), dtype=np.uint8), np.arange(12) % 10
     data = Arrays(train=images, test=images, num_clients=3, batch_size=2)
