@@ -162,13 +162,14 @@ class SimulatedTime(Observer):
             early = run.features.get(CLOCK, {}).get(EARLY, 0.0)
             run.features[CLOCK] = {RADIO: self.radio_seconds(times.bits, (uplink_bits, downlink_bits))}
             return (cohort.begin - run.simulated_seconds) + early + times.seconds
+        if not cohort.answering:
+            return self.clock.seconds(uplink_bits, downlink_bits, macs=0.0, work=0.0)
         work = computation.work
-        most = max(cohort.answering, key=lambda client: self.sizes[client] * work.share_of(client), default=None)
-        num_samples: float = 0 if most is None else work.planned_samples(most)
-        growth, part = (0.0, 0.0) if most is None else (computation.growth, work.share_of(most))
+        most = max(cohort.answering, key=lambda client: self.sizes[client] * work.share_of(client))
+        num_samples: float = work.planned_samples(most)
+        growth, part = computation.growth, work.share_of(most)
         if num_samples:
-            passed = 0 if most is None else work.loss_samples(most)
-            passed += max(cohort.asked.values(), default=0)
+            passed = work.loss_samples(most) + max(cohort.asked.values(), default=0)
             growth *= 1 + passed / GRADIENT_PASSES / num_samples
             num_samples += passed / GRADIENT_PASSES
         return self.clock.seconds(
