@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.flat_module.flat_module import FlatModule
@@ -54,8 +53,7 @@ def _message(flat_module: FlatModule, job: ClientJob) -> Message:
     if flat_module.buffer_layout.names:
         message["buffers"] = torch.zeros_like(job.received["buffers"])
     generator = torch.Generator().manual_seed(0)
-    return {name: _random(entry, generator) if compressible(name) else entry for name, entry in message.items()}
-
-
-def _random(entry: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(entry.shape, generator=generator).to(entry)
+    return {
+        name: torch.randn(entry.shape, generator=generator).to(entry) if compressible(name) else entry
+        for name, entry in message.items()
+    }

@@ -24,6 +24,7 @@ from lightning_fl.errors import MissingFileError, UserError, require
 from lightning_fl.outputs import frozen_weights
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.losses import say_lost
+from lightning_fl.outputs.run_folder import PREVIOUS
 
 FORMAT = 5
 """Format of a run; a version that writes another content gives it the next number."""
@@ -40,7 +41,7 @@ def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], ke
     Raises:
         FileError: the file cannot be written; the old one stays.
     """
-    with replacing(path, keep_as="previous.ckpt" if keep_previous else None) as file:
+    with replacing(path, keep_as=PREVIOUS.name if keep_previous else None) as file:
         torch.save(checkpoint, file)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-Traffic = Literal["up", "down", "total"]
-"""Choice of a direction: uplink, downlink, or total traffic, which is their sum."""
 COSTS: dict[str, str] = {"up": "uplink", "down": "downlink", "total": "total_traffic"}
 """Name of each direction's bytes in tables, claims and `runs.csv`."""
 COLUMNS: dict[str, str] = {
