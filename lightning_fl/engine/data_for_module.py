@@ -19,7 +19,7 @@ from lightning_fl.modules import ImageClassifier
 
 
 def check_labels(module: LightningModule, data: FederatedDataModule) -> None:
-    """Compare all labels of training and test samples with the number of the module's classes, as `check_loaders` does."""
+    """Check the labels of all training and test samples as `check_loaders` does."""
     labels = data.train.labels
     # Those of a data set that are no classes, such as -1 for none, are none for the module either.
     labels = dataset_labels(data.train.source) if labels is None and data.train.source is not None else labels

@@ -51,7 +51,7 @@ class LocalWork:
         return 1.0 if self.share is None else self.share(client)
 
     def planned_samples(self, client: int) -> int:
-        """Return the number of samples whose gradients a client computes that does not stop early."""
+        """Return the number of samples whose gradients a client computes if it does not stop early."""
         return self._num_samples(int(self.sizes[client]))
 
     def loss_samples(self, client: int) -> int:

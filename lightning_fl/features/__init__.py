@@ -1,4 +1,7 @@
-"""Features around the rounds of a run: privacy, attacks, clocks, secure sums, guards, notes; none imports another."""
+"""Features around the rounds of a run: privacy, attacks, clocks, selection of clients, asynchrony, secure sums, guards, notes.
+
+None imports another.
+"""
 
 from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.secure_aggregation import SecureAggregation

@@ -163,7 +163,7 @@ class SumsOfClients(Observer):
     """Let the server see only sums over a round's clients."""
 
     def __init__(self, protocol: SecureAggregation, adds_noise: bool) -> None:
-        """Say nothing yet.
+        """Create the observer of a run that has warned of no lost sum yet.
 
         Args:
             protocol: sizes of keys, shares and numbers.

@@ -321,7 +321,7 @@ class Link:
         decoded: Message = {}
         new, parts = receiver_memory, list[tuple[Codec, Payload]]()
         for part, through in ((exact, DENSE), (coded, codec)):
-            # Who has nothing to add to a sum must still help to remove the masks.
+            # A client with nothing to add must still help to remove the masks.
             if part or (self.only_sum is not None and through is self.uplink):
                 payload, new = through.encode(part, receiver_memory, context)
                 self.ledger.book(direction, payload, recipients)

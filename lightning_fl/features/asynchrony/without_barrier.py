@@ -165,8 +165,10 @@ class Updates(Observer):
 
     @property
     def _state(self) -> dict[str, Any]:
-        """State in the run: trainings of clients that go on, and of the versions on which they train, by the updates before, what
-        was sent, the learning rates, and the length of the training.
+        """State in the run, by name.
+
+        `in_flight` has the trainings that go on. The others have an entry for each version on which clients train, by the number
+        of updates before it: `versions` what was sent, `rates` the learning rates, `schedules` the length of the training.
         """
         return self.engine.run.features.setdefault(ASYNCHRONY, {"in_flight": [], **{kind: {} for kind in KEPT}})
 

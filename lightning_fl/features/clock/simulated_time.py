@@ -153,9 +153,10 @@ class SimulatedTime(Observer):
         return RoundTimes(cohort, num_places, self.deadline, seconds, bits)
 
     def seconds(self, cohort: Cohort, computation: Computation, uplink_bits: int, downlink_bits: int) -> float:
-        """Return the seconds by which a round lets the run's time grow: as long as the client with the most samples needs.
+        """Return the seconds by which a round lets the run's time grow: as long as the client that computes most needs.
 
-        With a clock of clients the round lasts until it closes, and begins when enough clients are there.
+        That client has the most samples × share of the network. With a clock of clients the round lasts until it closes, and
+        begins when enough clients are there.
         """
         run, times = self.run, self.times
         if times is not None:

@@ -32,7 +32,7 @@ class AdaptiveClip:
         initial: C_0 > 0, the clip of the first round.
         quantile: γ in [0, 1], target share of uploads within the clip.
         learning_rate: η > 0 of the logarithm of the clip.
-        count_noise: σ_b > 0, standard deviation of the noise in the number of uploads within the clip; if not given, a
+        count_noise: σ_b ≥ 0, standard deviation of the noise in the number of uploads within the clip; if not given, a
             twentieth of clients_per_round, or 0 in a run without noise.
     """
 

@@ -54,7 +54,7 @@ def keeping_counters(turn: ServerTurn, run: Run) -> ServerTurn:
 def without_needless_noise(turn: ServerTurn, buffers: Buffers) -> ServerTurn:
     """Return a turn whose uploads have no noise for parameters that nobody trains, and leave variances above 0.
 
-    So do steps and the loss guard compute, too.
+    The server's steps and the loss guard see this turn.
     """
     merged = without_noise(turn.merged, len(turn.params), turn.server.untrained)
     return replace(turn, merged=above_least_variance(merged, turn.buffers, turn.context.buffer_layout, buffers))

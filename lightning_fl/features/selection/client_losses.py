@@ -14,7 +14,7 @@ from lightning_fl.state.run_state import SELECTION
 
 
 def client_losses(engine: Engine, asked: Mapping[int, int], received: Message) -> dict[int, float]:
-    """Return F_k(x) of clients, in their order, which all processes must ask for.
+    """Return F_k(x) of each client, in the given order; all processes must call this.
 
     It is the mean over a client's samples, or over some that are drawn in each round, of the loss of `training_step`, in
     evaluation mode and without augmentation; NaN without a loss. Clients use their own parts of the model. Nothing else changes,
