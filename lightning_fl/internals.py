@@ -78,6 +78,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_stage",
     ),
     "trainer.predict_loop": ("_combined_loader", "_data_source"),
+    "module": ("_device", "_metric_attributes", "_trainer"),
 }
 """Attributes of Lightning's objects that the package reads or sets."""
 METHODS: dict[type, tuple[str, ...]] = {

@@ -450,6 +450,7 @@ def _quietly() -> Iterator[None]:
         "lightning.pytorch.utilities.rank_zero",
         "lightning.fabric.utilities.rank_zero",
         "lightning.fabric.utilities.seed",
+        "lightning.pytorch.profilers.profiler",
     )
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pydoc import locate
 from typing import Any
+from weakref import proxy
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -75,7 +76,11 @@ def session(
     Raises:
         UserError: an argument does not fit; raised before anything is trained or written.
     """
-    model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
+    try:
+        model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
+    except BaseException:
+        trainer.state.stage = None
+        raise
     trainer.reservation = Reservation(trainer.default_root_dir)
     switches, num_threads = _switches(), torch.get_num_threads()
     try:
@@ -113,7 +118,9 @@ def session(
             _reserve_folder(trainer)
         trainer.weights_only = weights_only is not False
         trainer._checkpoint_connector._ckpt_path = checkpointing.resolve(trainer, ckpt_path)
-        trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
+        trainer.profiler._lightning_module = proxy(model)
+        local_rank = trainer.local_rank if trainer.world_size > 1 else None  # of which Lightning names the file
+        trainer.profiler.setup(stage=fn.value, local_rank=local_rank, log_dir=trainer.log_dir)
         _set_up(trainer, fn, model, brings_data)
         trainer.checkpoint = checkpointing.read_checkpoint(trainer)
         _place(trainer, model, datamodule)
@@ -122,6 +129,7 @@ def session(
         call._call_lightning_datamodule_hook(trainer, "teardown", stage=fn)
         call._call_callback_hooks(trainer, "teardown", stage=fn)
         call._call_lightning_module_hook(trainer, "teardown", stage=fn)
+        trainer.profiler.describe()
         trainer.state.status = TrainerStatus.FINISHED
         status = "success"
     except BaseException as error:
@@ -308,7 +316,7 @@ def _attach(
     trainer._logger_connector.reset_metrics()
     for part in model.modules():  # parts may be of Lightning's other name, which the model does not know
         if is_a(part, LightningModule):
-            part.trainer = trainer
+            part.trainer, part._device = trainer, trainer.strategy.root_device  # where it is after `setup`
     datamodule.trainer = trainer
     _arrange_callbacks(trainer, model)
     needs_lightning = bool(changes_steps(model)) or any(is_a(callback, *OF_STEPS) for callback in trainer.callbacks)
@@ -466,6 +474,7 @@ def _release(trainer: TrainerInterface) -> None:
     if trainer.fitting and "run" in vars(trainer) and trainer.flat_module.holds(trainer.run.layout):
         trainer.flat_module.load_server_model(trainer.run)
     trainer.lightning_module.__dict__.pop("log", None)
+    trainer.lightning_module._metric_attributes = None  # `setup` of the next session may make other metrics
     for callback in trainer.callbacks:
         vars(callback).pop("log", None)
         vars(callback).pop("log_dict", None)

@@ -202,6 +202,21 @@ def test_torchmetrics_in_validation(make_trainer: MakeTrainer) -> None:
     assert trainer.callback_metrics["root"] == pytest.approx(expected**0.5, rel=1e-5)
 
 
+def test_a_metric_made_in_setup_is_logged_in_every_session(make_trainer: MakeTrainer) -> None:
+    class Measured(Perceptron):
+        def setup(self, stage: str) -> None:
+            self.squared = MeanSquaredError()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.squared(self(batch[0]), batch[1])
+            self.log("squared", self.squared)
+
+    module = Measured()
+    trainer = fitted(module, make_trainer)
+    after_fit = float(trainer.callback_metrics["squared"])
+    assert trainer.validate(module, verbose=False) == [{"squared": pytest.approx(after_fit, rel=1e-5)}]
+
+
 def test_validation_is_averaged_by_samples(make_trainer: MakeTrainer) -> None:
     module = Perceptron()
     trainer = fitted(module, make_trainer)

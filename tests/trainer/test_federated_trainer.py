@@ -1,11 +1,13 @@
 """Test the trainer's flags: the effect of each, and that invalid ones are refused with a sentence."""
 
 import copy
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L  # noqa: N812
 import numpy as np
 import oracle
 import pytest
@@ -14,9 +16,11 @@ from compared_runs import MakeTrainer
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.profilers import SimpleProfiler
 from roster import problem
 from torch import Tensor
-from toys import Perceptron, federation, read_rows, vector
+from torch.utils.data import DataLoader, TensorDataset
+from toys import Perceptron, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, DeviceM, FedAvg, FedProx
@@ -297,10 +301,30 @@ def test_global_switches_are_put_back(deterministic: Any, make_trainer: MakeTrai
         torch.backends.cudnn.benchmark = before[2]
 
 
-def test_simple_profiler(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(profiler="simple", max_rounds=3)
-    trainer.fit(Perceptron(), federation())
-    assert len(trainer.profiler.recorded_durations["train_round"]) == 3
+def test_a_profiler_reports_each_session_as_in_lightning(
+    make_trainer: MakeTrainer,
+    make_stock_trainer: Callable[..., L.Trainer],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer, stock = (
+        make(profiler=SimpleProfiler(tmp_path / name, "times"))
+        for make, name in ((make_trainer, "ours"), (make_stock_trainer, "stock"))
+    )
+    data = federation()
+    for one, given in ((trainer, [data]), (stock, [DataLoader(TensorDataset(*samples(8)))] * 2)):
+        module = Perceptron()
+        one.fit(module, *given)
+        one.validate(module, *given[-1:], verbose=False)
+    assert len(trainer.profiler.recorded_durations["train_round"]) == 2
+    reports = [{path.name: path.read_text()[:20] for path in (tmp_path / name).iterdir()} for name in ("ours", "stock")]
+    assert reports[0] == reports[1] != {}
+    trainer = make_trainer(profiler="simple")
+    with caplog.at_level(logging.INFO):
+        trainer.plan(Perceptron(), data)
+        assert "Profiler Report" not in caplog.text, "a plan reported the times of its rehearsal"
+        trainer.fit(Perceptron(), data)
+    assert "FIT Profiler Report" in caplog.text
 
 
 @pytest.mark.parametrize(

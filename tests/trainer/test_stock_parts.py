@@ -95,6 +95,20 @@ def test_properties_of_lightnings_trainer_are_those_of_the_run(
     assert trainer.checkpoint_callbacks == [saves]
 
 
+def test_a_module_knows_its_device_in_setup_as_in_lightning(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asks(Perceptron):
+        def setup(self, stage: str) -> None:
+            raise InterruptedError(self.device)
+
+    monkeypatch.setattr(CPUAccelerator, "setup_device", lambda *arguments: None)  # which refuses others than the CPU
+    for trainer, data in ((make_trainer(), federation()), (make_stock_trainer(), DataLoader(range(2)))):
+        trainer.strategy._root_device = torch.device("meta")  # stands for an accelerator
+        with pytest.raises(InterruptedError, match="meta"):
+            trainer.fit(Asks(), data)
+
+
 def test_predicting_needs_no_predict_step(make_trainer: MakeTrainer) -> None:
     """Compare with `L.Trainer`, whose default is `forward`."""
     outputs = make_trainer().predict(BoringModel(), boring_data())

@@ -376,6 +376,10 @@ def test_callbacks_that_need_a_stock_trainer_are_refused(kind: type[Callback], m
 
 def test_callbacks_that_the_module_configures_are_checked(make_trainer: MakeTrainer) -> None:
     module, trainer = Perceptron(), make_trainer()
+    module.configure_callbacks = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(module, federation())
+    assert not trainer.fitting
     module.configure_callbacks = lambda: [BatchSizeFinder()]  # type: ignore[method-assign]
     with pytest.raises(UserError, match="BatchSizeFinder tries batch sizes in a separate training"):
         trainer.fit(module, federation())
