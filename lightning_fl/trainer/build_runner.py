@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.checks import is_a
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.device_group import DeviceGroup
@@ -21,6 +22,7 @@ from lightning_fl.flat_module.hooks import changes_steps
 from lightning_fl.processes import gather_objects
 from lightning_fl.slots import RoundContext
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_parts import OF_STEPS
 from lightning_fl.trainer.lightning_runner import LightningRunner, check_module_of_runner
 from lightning_fl.trainer.rules_in_steps import check_rules_in_steps
 
@@ -99,8 +101,11 @@ def check_lightning(trainer: TrainerInterface) -> None:
     why = ""
     if trainer.runner == "auto" and trainer.data.reads_own_loaders:
         why = "clients read loaders of their own, which only runner 'lightning' does"
+    elif trainer.runner == "auto" and (hooks := changes_steps(module)):
+        why = f"{type(module).__name__} overrides {' and '.join(hooks)}, which only runner 'lightning' calls"
     elif trainer.runner == "auto":
-        why = f"{type(module).__name__} overrides {' and '.join(changes_steps(module))}, which only runner 'lightning' calls"
+        names = sorted({type(callback).__name__ for callback in trainer.callbacks if is_a(callback, *OF_STEPS)})
+        why = f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'} runner 'lightning'"
     check_module_of_runner(module)
     flat_module = trainer.active_module
     context = RoundContext(flat_module.layout, flat_module.buffer_layout, 1, num_rounds=trainer.max_rounds)

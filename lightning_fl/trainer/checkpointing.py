@@ -265,7 +265,9 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
     """
     device, earlier = trainer.fabric.device.type, saved["execution"]
     is_the_same_device = earlier["device"] == device
-    if trainer.runner == "auto" and trainer.clients_at_once is None and is_the_same_device:
+    # Another module or callback may need Lightning's own loop now, or no longer.
+    is_the_same_loop = (earlier["runner"]["wanted"] == "lightning") == trainer.by_lightning
+    if trainer.runner == "auto" and trainer.clients_at_once is None and is_the_same_device and is_the_same_loop:
         # Another callback may need each client's steps now, so that a stack is tried again.
         with suppress(UserError):
             engine.runner = build_runner(engine, **earlier["runner"])

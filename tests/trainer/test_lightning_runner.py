@@ -20,6 +20,7 @@ from toys import Perceptron, federation, samples, stepped_by_hand, vector
 
 from lightning_fl import UserError, algorithms
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.codecs import TopK
 from lightning_fl.data import Federated
 
@@ -310,6 +311,16 @@ def test_auto_takes_it_for_modules_that_change_their_steps(
     assert "WarmsUp overrides optimizer_step, which only runner 'lightning' calls" in caplog.text
 
 
+def test_auto_chooses_again_for_the_module_of_a_resumed_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    for number, modules in enumerate([(Perceptron(), WarmsUp()), (WarmsUp(), Perceptron())]):
+        for rounds, module in enumerate(modules, start=1):
+            folder = tmp_path / str(number)
+            trainer = make_trainer(max_rounds=rounds, enable_checkpointing=True, default_root_dir=folder)
+            trainer.fit(module, federation(), ckpt_path="last" if rounds == 2 else None)
+            by_lightning = describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "lightning"
+            assert by_lightning == trainer.by_lightning == isinstance(module, WarmsUp)
+
+
 @pytest.mark.parametrize(
     ("runner", "module", "method", "sentence"),
     [
@@ -417,6 +428,8 @@ def test_callbacks_that_log_steps_work(make_trainer: MakeTrainer) -> None:
 
     with pytest.raises(UserError, match="ThroughputMonitor logs every step, which only runner 'lightning' does"):
         make_trainer(runner="serial", callbacks=callbacks())
+    with pytest.raises(UserError, match=r"^ThroughputMonitor needs runner 'lightning', .* but FedSAM"):
+        make_trainer(callbacks=callbacks()).fit(Perceptron(), federation(), "FedSAM")
     logger = Keeps()
     flags = {"runner": "auto", "logger": logger, "log_every_n_steps": 1}
     trainer = make_trainer(max_rounds=1, clients_per_round=1, callbacks=callbacks(), **flags)
