@@ -50,7 +50,7 @@ def build_checkpoint(
     """Return a Lightning checkpoint of the server's model, with the run under `federation` if an engine is given.
 
     Args:
-        trainer: trainer during `fit`, or at any time after it without a federation.
+        trainer: trainer during `fit`, or with a model at any time without an engine.
         engine: engine of the run; None to leave the run out.
         before_round: state of the run to save in the middle of a round; None: the present state.
         saved_states: files that get the clients' states; None: the checkpoint contains them.
@@ -58,7 +58,8 @@ def build_checkpoint(
         saved_frozen: files that get the frozen weights; None: the checkpoint contains them.
     """
     module, datamodule = trainer.lightning_module, trainer.data
-    run_state = before_round or trainer.run.state_dict()
+    no_run = {"round": 0, "num_steps": 0}
+    run_state = before_round or (trainer.run.state_dict() if "run" in vars(trainer) else no_run)
     frozen = frozen_names(module)  # which nobody changes until the checkpoint is written
     has_clients_model = (
         before_round is not None and trainer.flat_module is not None

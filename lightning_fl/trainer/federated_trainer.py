@@ -281,9 +281,13 @@ class FederatedTrainer(TrainerInterface):
             weights_only: Leave the run out, except from the run's own `checkpoints/last.ckpt` during `fit`.
 
         Raises:
-            UserError: the run is to be saved, but no fit has begun its rounds.
+            UserError: there is no model yet, or the run is to be saved, but no fit has begun its rounds.
             FileError: the file cannot be written.
         """
+        require(
+            self.lightning_module is not None,
+            "save_checkpoint saves a model, but the trainer has none: call fit, validate, test or predict first.",
+        )
         require(
             weights_only or self.fit_loop.has_whole_run,
             "save_checkpoint saves a run, but no fit has begun its rounds: use weights_only=True.",

@@ -288,7 +288,9 @@ class TrainerInterface(TrainerFlags):
             return object.__getattribute__(self, name)  # a property that failed: raise its own error
         if name.startswith("_"):
             raise AttributeError(f"{kind.__name__} has no attribute {name!r}.")
-        if name in ("run", "settings", "algorithm", "hooks"):
+        if name in ("run", "settings"):
+            raise AttributeError(f"{kind.__name__} has no {name} before a fit has begun.")
+        if name in ("algorithm", "hooks"):
             raise AttributeError(f"{kind.__name__} has no {name} before fit, validate, test or predict is called.")
         near = get_close_matches(name, [other for other in (*dir(kind), *vars(self)) if other[0] != "_"], n=1)
         raise AttributeError(

@@ -444,9 +444,26 @@ def test_a_refused_fit_has_no_run_to_save(
     for _ in range(2):
         with pytest.raises(UserError, match="server"):
             trainer.fit(Perceptron(), federation(), PruneFL(), ckpt_path=None)
+        trainer.save_checkpoint(tmp_path / "without_run.ckpt", weights_only=True)
         trainer = make_trainer(callbacks=[OnExceptionCheckpoint(tmp_path), Notes()])
     assert len(told) == 2
     assert not (tmp_path / "on_exception.ckpt").exists()
+
+
+def test_a_model_is_saved_without_a_fit_as_in_lightning(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
+) -> None:
+    stock_data, path, progress = DataLoader(TensorDataset(*samples(4))), tmp_path / "model.ckpt", []
+    for trainer, data in ((make_trainer(), federation()), (make_stock_trainer(), stock_data)):
+        with pytest.raises((UserError, AttributeError), match="call"):  # fit or test first
+            trainer.save_checkpoint(path, weights_only=True)
+        module = Perceptron()
+        trainer.test(module, data, verbose=False)
+        trainer.save_checkpoint(path, weights_only=True)
+        saved = torch.load(path, weights_only=True)
+        assert equal_states(saved["state_dict"], module.state_dict())
+        progress.append((saved["epoch"], saved["global_step"]))
+    assert progress[0] == progress[1]
 
 
 def test_after_an_exception_the_module_is_the_servers(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_other_names_are_refused_in_a_sentence(make_trainer: MakeTrainer) -> Non
         trainer.curent_epoch  # noqa: B018
     with pytest.raises(AttributeError, match=r"^FederatedTrainer has no attribute 'zzzzzz'\.$"):
         trainer.zzzzzz  # noqa: B018
-    with pytest.raises(AttributeError, match="has no run before fit"):
+    with pytest.raises(AttributeError, match="has no run before a fit has begun"):
         trainer.run  # noqa: B018
     copy.copy(trainer)
 
