@@ -124,14 +124,7 @@ class ClientEvaluation(Callback):
                 "example.",
             )
         else:
-            owner, tested = type(data).__name__, data.client_test_indices
-            others = f"the test samples of {owner} belong to no client's users"
-            require(
-                any(map(len, tested)),
-                "ClientEvaluation finds no test samples of the clients' own, because "
-                f"{others if len(tested) else f'{owner} has one test set for all'}: use part 'validation' with "
-                "data.val_fraction.",
-            )
+            data.require_own_test_samples("ClientEvaluation")
             require(
                 data.shift is None,
                 f"{data.shift} changes the clients' training images, but not their test images, on which ClientEvaluation would "

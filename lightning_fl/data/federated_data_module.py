@@ -316,6 +316,17 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         """Return a loader of the test set, in order."""
         return self.test_dataloader()
 
+    def require_own_test_samples(self, reader: str) -> None:
+        """Raise `UserError` if no client has test samples of its own; `reader` would measure clients on them."""
+        owner, tested = type(self).__name__, self.client_test_indices
+        why = f"the test samples of {owner} belong to no client's users"
+        if not len(tested):
+            why = f"{owner} has {'no test data' if self.test is None else 'one test set for all'}"
+        require(
+            any(map(len, tested)),
+            f"{reader} finds no test samples of the clients' own, because {why}: use part 'validation' with data.val_fraction.",
+        )
+
     def description(self) -> str:
         """Describe the split in one line."""
         return describe_split(self)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_fl.checks import is_whole
+from lightning_fl.checks import checked, is_whole
 from lightning_fl.clients.own_models import predicting_model
 from lightning_fl.data import Source
 from lightning_fl.engine import between_rounds
@@ -315,13 +316,14 @@ class FederatedTrainer(TrainerInterface):
                 if isinstance(callback, LastCheckpoint):
                     callback.saved(os.fspath(filepath))
 
+    @checked
     def evaluate_clients(
         self,
         part: Literal["validation", "test"] = "validation",
-        clients: int | None = None,
+        clients: Annotated[int, Ge(0)] | None = None,
         fixed: bool = True,
-        finetune_epochs: int = 0,
-        finetune_lr: float | None = None,
+        finetune_epochs: Annotated[int, Ge(0)] = 0,
+        finetune_lr: Annotated[float, Gt(0)] | None = None,
     ) -> list[ClientResult]:
         """Evaluate clients on their own held-out samples, without side effects; call it in a callback.
 
@@ -335,11 +337,13 @@ class FederatedTrainer(TrainerInterface):
             finetune_lr: Learning rate of these passes; the next round's if not given.
 
         Raises:
-            UserError: no session is in progress.
+            UserError: no session is in progress, an argument is out of range, or no client has test samples of its own.
         """
         require(
             self.flat_module is not None, "evaluate_clients works inside fit, validate and test: call it in a callback."
         )
+        if part == "test":
+            self.data.require_own_test_samples("evaluate_clients")
         if self.fitting:
             run = self.fit_loop.engine
             evaluator = ClientEvaluator(

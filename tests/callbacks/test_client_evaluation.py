@@ -17,7 +17,7 @@ import torch
 from compared_runs import MakeTrainer, agree, equal_states, ran
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision
 from toys import SIZES, Normalised, Perceptron, Sizes, read_rows, samples, vector
@@ -822,6 +822,25 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], sentence:
 def test_clients_are_evaluated_only_in_a_session(make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match="call it in a callback"):
         make_trainer().evaluate_clients()
+
+
+def test_clients_that_cannot_be_evaluated_are_refused_in_a_sentence(make_trainer: MakeTrainer) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"part": "test"}, "^evaluate_clients finds no test samples .* because Arrays has one test set for all"),
+        ({"part": "tests"}, "^part 'tests' is unknown; did you mean 'test'"),
+        ({"clients": -1}, "^clients must be a whole number of at least 0, got -1"),
+        ({"clients": 0.5}, "^clients must be a whole number of at least 0, got 0.5"),
+        ({"finetune_epochs": -1}, "^finetune_epochs must be a whole number of at least 0, got -1"),
+        ({"finetune_epochs": 1, "finetune_lr": 0.0}, "^finetune_lr must be "),
+    ]
+
+    class Asks(Callback):
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            for arguments, sentence in refused:
+                with pytest.raises(UserError, match=sentence):
+                    trainer.evaluate_clients(**arguments)
+
+    make_trainer(max_rounds=0, callbacks=Asks()).fit(Perceptron(), federation())
 
 
 class Ranked(Perceptron):
