@@ -119,6 +119,11 @@ class Hooks:
                 callback.on_train_batch_end(self._trainer, self._module, None, None, num_batches - 1)
 
     @property
+    def callbacks(self) -> Sequence[Callback]:
+        """All callbacks, also those that the trainer leaves out while Lightning's own loop trains a client."""
+        return self._callbacks
+
+    @property
     def probes(self) -> list[Callback]:
         """Callbacks that measure each model of a validation."""
         return [callback for callback in self._callbacks if getattr(callback, "probes_models", False)]

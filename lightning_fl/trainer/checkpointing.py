@@ -84,7 +84,7 @@ def build_checkpoint(
         schedules = engine.flat_module.optimizer.schedules
         if before_round is None and trainer.fitting:
             schedules.adopt()  # what callbacks have set since the last training
-        checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
+        checkpoint["callbacks"] = {c.state_key: state for c in trainer.hooks.callbacks if (state := c.state_dict())}
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
         checkpoint["federation"] = {

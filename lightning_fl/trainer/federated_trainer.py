@@ -312,7 +312,7 @@ class FederatedTrainer(TrainerInterface):
             for written in files:
                 if written is not None:
                     written.release()
-            for callback in self.callbacks if is_last else ():
+            for callback in self.checkpoint_callbacks if is_last else ():
                 if isinstance(callback, LastCheckpoint):
                     callback.saved(os.fspath(filepath))
 

@@ -237,7 +237,8 @@ class TrainerInterface(TrainerFlags):
     @property
     def checkpoint_callbacks(self) -> list[Checkpoint]:
         """All callbacks that save checkpoints."""
-        return [callback for callback in self.callbacks if is_a(callback, Checkpoint)]
+        callbacks = self.callbacks if self.flat_module is None else self.hooks.callbacks
+        return [callback for callback in callbacks if is_a(callback, Checkpoint)]
 
     @property
     def checkpoint_callback(self) -> Checkpoint | None:

@@ -227,6 +227,22 @@ def test_a_run_saved_within_a_round_resumes_at_its_beginning_to_the_same_bits(
     assert is_said == (step % BATCHES > 0)
 
 
+def test_a_checkpoint_within_a_round_keeps_the_states_of_all_callbacks(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "now.ckpt")
+            self.found = trainer.checkpoint_callback
+
+    for runner in ("serial", "lightning"):
+        saves, best = Saves(), ModelCheckpoint(tmp_path, monitor="val/loss")
+        flags = {"callbacks": [saves, best], "enable_checkpointing": True, "runner": runner}
+        make_trainer(max_rounds=1, clients_per_round=2, **flags).fit(Perceptron(), federation())
+        assert best.state_key in torch.load(tmp_path / "now.ckpt", weights_only=True)["callbacks"], runner
+        assert saves.found is best
+
+
 METHODS: dict[str, Callable[[], Any]] = {
     "FedAvg": algorithms.FedAvg,
     "FedLDF": lambda: algorithms.FedLDF(n=1),
