@@ -43,9 +43,6 @@ class TargetReached(Callback):
         UserError: the mode is unknown; in training, the first validated epoch has not logged the metric.
     """
 
-    is_target = True
-    """True: it reads its `monitor`, which must be logged, or without one the federation's metric."""
-
     @checked
     def __init__(
         self,

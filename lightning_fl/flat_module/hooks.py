@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from lightning_fl.callbacks import TargetReached
 from lightning_fl.checks import hook_owner, is_a, overrides
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
@@ -289,7 +290,7 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
         needs = (
             (is_a(callback, EarlyStopping) and callback.strict)
             or (is_a(callback, ModelCheckpoint) and callback.save_top_k != 0)
-            or getattr(callback, "is_target", False)
+            or isinstance(callback, TargetReached)
         )
         monitor = getattr(callback, "monitor", None)
         needs = needs and not (over_clients and is_over_clients(str(monitor)))

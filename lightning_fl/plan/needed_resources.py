@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_fl.callbacks import CommunicationMeter
 from lightning_fl.engine.engine import Engine
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.frozen_weights import frozen_bytes
@@ -105,7 +106,8 @@ def exceeded(plan: Plan, trainer: TrainerInterface, sent: Any, states: StatesToK
     from shutil import disk_usage
 
     for callback in trainer.given_callbacks:
-        for traffic, most in getattr(callback, "max_bytes", {}).items():
+        limits = callback.max_bytes if isinstance(callback, CommunicationMeter) else {}
+        for traffic, most in limits.items():
             if len(sent[traffic]) and sent[traffic][-1] > most:
                 last = int(np.argmax(sent[traffic] >= most)) + 1
                 yield (

@@ -44,7 +44,8 @@ from lightning_fl.trainer.fabric_strategy import PRECISIONS
 
 PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 STRATEGIES = ("auto", "ddp")
-SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
+SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "modelparallel", "tensorparallel")
+"""Parts of their names, without underscores, which classes do not have."""
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
     BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size, or use "
     "Lightning's Tuner with a lightning.Trainer",
@@ -283,7 +284,7 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
     )
     name = strategy if isinstance(strategy, str) else type(strategy).__name__.lower()
     require(
-        not any(sharded in name for sharded in SHARDED_STRATEGIES),
+        not any(sharded in name.replace("_", "") for sharded in SHARDED_STRATEGIES),
         f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
         f"allowed: {', '.join(STRATEGIES)}.",
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.clients.distribution import is_over_clients
 from lightning_fl.outputs.final_table import best_of, curve_file, final_lines, tested_at_best_validation
@@ -99,8 +100,9 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
         results |= {"best": best[name], "best_round": best["round"] + 1}
     if chosen := tested_at_best_validation(trainer, rows):
         results["at_best_validation"] = chosen[1]
-    targets: list[Any] = [each for each in trainer.callbacks if getattr(each, "is_target", False)]
-    budgets = [limit for callback in trainer.callbacks for limit in getattr(callback, "max_bytes", {}).items()]
+    targets = [callback for callback in trainer.callbacks if isinstance(callback, TargetReached)]
+    meters = [callback for callback in trainer.callbacks if isinstance(callback, CommunicationMeter)]
+    budgets = [limit for meter in meters for limit in meter.max_bytes.items()]
     if targets:
         results |= _price(targets[0], rows)
     if budgets:
@@ -133,7 +135,7 @@ def fit_content(trainer: TrainerInterface) -> dict[str, Any]:
     }
 
 
-def _price(callback: Any, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _price(callback: TargetReached, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the cost of reaching a target."""
     if callback.reached is not None:
         spent = {name: callback.reached.get(COLUMNS[traffic], nan) for traffic, name in TO_TARGET.items()}

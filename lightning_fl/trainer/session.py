@@ -79,7 +79,7 @@ def session(
     try:
         model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
     except BaseException:
-        trainer.state.stage = None
+        trainer.state.status, trainer.state.stage = TrainerStatus.INTERRUPTED, None
         raise
     trainer.reservation = Reservation(trainer.default_root_dir)
     switches, num_threads = _switches(), torch.get_num_threads()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.strategies import ModelParallelStrategy
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.profilers import SimpleProfiler
@@ -457,6 +458,11 @@ def test_values_that_are_not_allowed_are_refused(flag: str, value: Any, make_tra
     sentence = str(error.value)
     assert flag.split("_", 1)[0] in sentence
     assert str(value) in sentence
+
+
+def test_a_sharded_strategy_is_refused_as_an_object_too(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match="strategy 'modelparallelstrategy' shards one model over accelerators"):
+        make_trainer(strategy=ModelParallelStrategy(lambda module, mesh: module))
 
 
 @pytest.mark.parametrize(

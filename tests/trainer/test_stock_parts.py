@@ -255,6 +255,15 @@ def test_callbacks_that_need_nothing_special(
     assert not (tmp_path / "on_exception.ckpt").exists()
 
 
+def test_attributes_of_a_users_callback_may_have_names_of_the_packages(make_trainer: MakeTrainer) -> None:
+    class Own(Callback):
+        max_bytes, is_target = 1000, True
+
+    trainer = make_trainer(max_rounds=1, callbacks=Own())
+    trainer.fit(Perceptron(), federation())
+    assert trainer.plan(Perceptron(), federation()).rounds == 1
+
+
 def test_a_learning_rate_monitor_keeps_to_one_row_a_round(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

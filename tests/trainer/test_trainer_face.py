@@ -379,6 +379,7 @@ def test_callbacks_that_the_module_configures_are_checked(make_trainer: MakeTrai
     module.configure_callbacks = lambda: 1 / 0  # type: ignore[assignment, return-value]
     with pytest.raises(ZeroDivisionError):
         trainer.fit(module, federation())
+    assert trainer.interrupted
     assert not trainer.fitting
     module.configure_callbacks = lambda: [BatchSizeFinder()]  # type: ignore[method-assign]
     with pytest.raises(UserError, match="BatchSizeFinder tries batch sizes in a separate training"):

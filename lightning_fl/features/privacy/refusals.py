@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients, name_of, prunes, sets_mask
+from lightning_fl.callbacks import TargetReached
 from lightning_fl.errors import nearest, require
 from lightning_fl.features.privacy.client_privacy import ClientPrivacy
 from lightning_fl.features.privacy.local_privacy import LocalPrivacy
@@ -198,7 +199,7 @@ def _watching_what(
 def _watched(callback: Callback, metric: str | None) -> Any:
     """Return the name that a callback acts on, None without one; of `TargetReached` without a monitor it is the run's metric."""
     monitor = getattr(callback, "monitor", None)
-    if getattr(callback, "is_target", False):
+    if isinstance(callback, TargetReached):
         return monitor or metric
     return getattr(callback, "watched", None) or monitor
 
