@@ -52,14 +52,6 @@ class EvaluationLoop(StockEvaluationLoop):
         """Values of the present evaluation."""
         return self._results
 
-    @property
-    def max_batches(self) -> list[int | float]:
-        """Batches to run of each loader."""
-        steps = self.trainer.num_sanity_val_steps
-        if not self.trainer.sanity_checking or steps == -1:
-            return self._max_batches
-        return [min(steps, batches) for batches in self._max_batches]
-
     def evaluate(
         self,
         loaders: CombinedLoader,

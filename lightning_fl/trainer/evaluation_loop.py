@@ -275,13 +275,9 @@ class RoundEvaluation:
 
     def sanity_check(self) -> None:
         """Run a few batches of both stages before training, so that an error in them does not cost a round."""
-        trainer, steps = self.trainer, self.trainer.num_sanity_val_steps
-
-        def some(counts: Collection[int | float]) -> list[int | float]:
-            return [count if steps == -1 else min(count, steps) for count in counts]
-
-        trainer.num_sanity_val_batches = some(trainer.num_val_batches)
-        to_test = some(trainer.num_test_batches) if trainer.test_every_n_rounds is not None else []
+        trainer = self.trainer
+        all_to_test = trainer.num_test_batches if trainer.test_every_n_rounds is not None else []
+        to_test = [min(trainer.num_sanity_val_steps, count) for count in all_to_test]
         if not sum(trainer.num_sanity_val_batches) + sum(to_test):
             return
         trainer.state.stage = RunningStage.SANITY_CHECKING
@@ -303,6 +299,7 @@ class RoundEvaluation:
         if sum(to_test):
             with _as_between_rounds(trainer, "test"), without_callbacks(trainer, trainer.callbacks):
                 trainer.test_loop.evaluate(self.loaders["test"], to_test, when_averaged=check_tested)
+            trainer.test_loop._max_batches = all_to_test
         trainer.hooks.call("on_sanity_check_end")
         trainer._logger_connector.reset_metrics()
         trainer.state.stage = RunningStage.TRAINING

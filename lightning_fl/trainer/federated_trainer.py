@@ -286,12 +286,12 @@ class FederatedTrainer(TrainerInterface):
             FileError: the file cannot be written.
         """
         require(
-            self.lightning_module is not None,
-            "save_checkpoint saves a model, but the trainer has none: call fit, validate, test or predict first.",
-        )
-        require(
             weights_only or self.fit_loop.has_whole_run,
             "save_checkpoint saves a run, but no fit has begun its rounds: use weights_only=True.",
+        )
+        require(
+            self.lightning_module is not None,
+            "save_checkpoint saves a model, but the trainer has none: call fit, validate, test or predict first.",
         )
         is_running = self.fitting and self.fit_loop.has_whole_run
         if is_running and self.fit_loop.prunes_by_torch and self.fit_loop.before_round is None:

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
@@ -313,7 +314,7 @@ class TrainerFlags(Trainer, ABC):
         }
         self.overfit_batches = 0.0 if overfit_batches is None else overfit_batches
         self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs or 0
-        self.num_sanity_val_steps = num_sanity_val_steps
+        self.num_sanity_val_steps = inf if num_sanity_val_steps == -1 else num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm

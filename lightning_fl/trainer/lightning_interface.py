@@ -86,7 +86,6 @@ class TrainerInterface(TrainerFlags):
     num_rounds = 0
     round_batches = 0
     most_local_steps = 0
-    num_sanity_val_batches: list[int | float] = []  # noqa: RUF012 -- replaced
     limit_train_batches: int | float = _limit("limit_train_batches")
     limit_val_batches: int | float = _limit("limit_val_batches")
     limit_test_batches: int | float = _limit("limit_test_batches")

@@ -102,6 +102,25 @@ def test_a_module_is_tested_in_evaluation_mode_and_trains_on(make_trainer: MakeT
     assert module.hidden[2].training
 
 
+def test_batches_are_counted_whole_after_the_sanity_check(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    read: list[Any] = []
+
+    class Reads(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            read.append((trainer.num_sanity_val_batches, trainer.num_val_batches, trainer.num_test_batches))
+
+    data = held_out()
+    for steps in (1, -1):
+        trainer = make_trainer(max_rounds=1, test_every_n_rounds=2, num_sanity_val_steps=steps, callbacks=Reads())
+        trainer.fit(Perceptron(), data)
+        stock = make_stock_trainer(max_epochs=1, num_sanity_val_steps=steps, callbacks=Reads())
+        stock.fit(Perceptron(), DataLoader(TensorDataset(*samples(4))), data.val_dataloader())
+        assert read[-2][:2] == read[-1][:2]
+        assert read[-2][2] == [3]
+
+
 def test_tests_of_a_resumed_run(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
     """Test that a resumed run has the rows of one that was never interrupted, and may change the flag."""
     flags = {"test_every_n_rounds": 2, **keeps_files}
