@@ -118,7 +118,7 @@ def session(
             _reserve_folder(trainer)
         trainer.weights_only = weights_only is not False
         trainer._checkpoint_connector._ckpt_path = checkpointing.resolve(trainer, ckpt_path)
-        trainer.profiler._lightning_module = proxy(model)
+        vars(trainer.profiler)["_lightning_module"] = proxy(model)  # whose parts PyTorchProfiler names
         local_rank = trainer.local_rank if trainer.world_size > 1 else None  # of which Lightning names the file
         trainer.profiler.setup(stage=fn.value, local_rank=local_rank, log_dir=trainer.log_dir)
         _set_up(trainer, fn, model, brings_data)
