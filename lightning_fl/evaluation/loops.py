@@ -10,14 +10,13 @@ from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
 
 from lightning_fl.checks import overrides
 from lightning_fl.checks.evaluation_mode import measuring
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.errors import noting
-from lightning_fl.evaluation.shared_results import Gather, SharedResults
+from lightning_fl.evaluation.shared_results import SharedResults
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.metric_values import unsynchronised
 from lightning_fl.internals import LoggerConnector, StockEvaluationLoop, StockPredictionLoop, call
@@ -29,7 +28,7 @@ class EvaluationLoop(StockEvaluationLoop):
     """Lightning's loop of a validation or test; the processes take turns with the batches, unless one measures alone.
 
     Attributes:
-        gather, gather_tensors: as in `SharedResults.share`; set when a session begins.
+        alone: True if this process runs all batches, without the others.
         averages: averages of the last run over samples of the values that the module logged, by name.
         loaders: index of the loader whose steps logged a name, if there are several loaders.
     """
@@ -41,8 +40,7 @@ class EvaluationLoop(StockEvaluationLoop):
         # As a loop of a fit it takes the loaders that it is given.
         super().__init__(trainer, TrainerFn.FITTING, STAGES[stage], verbose=False, inference_mode=inference_mode)
         self._results = SharedResults()
-        self.gather: Gather | None = None
-        self.gather_tensors: Callable[[Tensor], list[Tensor]] = _alone
+        self.alone = False
         self.averages: dict[str, float] = {}
         self.loaders: dict[str, int] = {}
         self._when_averaged: Callable[[dict[str, float]], None] | None = None
@@ -104,7 +102,7 @@ class EvaluationLoop(StockEvaluationLoop):
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         strategy = self.trainer.strategy
-        if self.gather is not None and batch_idx % strategy.world_size != strategy.global_rank:
+        if not self.alone and batch_idx % strategy.world_size != strategy.global_rank:
             return
         step = "test_step" if self.trainer.testing else "validation_step"
         with noting(lambda: f"{step} read batch {batch_idx}: {describe_batch(batch)}."):
@@ -148,7 +146,9 @@ class EvaluationLoop(StockEvaluationLoop):
             self._when_averaged(self.averages)
 
     def _share(self) -> None:
-        self._results.share(self.gather, self.gather_tensors, self.trainer.lightning_module)
+        logs = self.trainer.active_module.logs
+        gather = None if self.alone else logs.gather
+        self._results.share(gather, logs.gather_tensors, self.trainer.lightning_module)
 
 
 class PredictionLoop(StockPredictionLoop):
@@ -192,9 +192,7 @@ def measure(
     module = flat_module.module
     trainer: Any = module.trainer
     loop = EvaluationLoop(trainer, stage, inference_mode=False)
-    loop.results.marks_undefined = marks_undefined
-    if not alone:
-        loop.gather, loop.gather_tensors = flat_module.logs.gather, flat_module.logs.gather_tensors
+    loop.results.marks_undefined, loop.alone = marks_undefined, alone
     with measuring(module), unsynchronised(module) if alone else nullcontext(), without_callbacks(trainer, probes):
         return loop.evaluate(loaders, limits)
 
@@ -215,8 +213,3 @@ def without_callbacks(trainer: Any, probes: Sequence[Callback] = ()) -> Iterator
             stack.callback(setattr, trainer.state, "stage", trainer.state.stage)
             trainer.state.stage = RunningStage.VALIDATING
         yield
-
-
-def _alone(mine: Tensor) -> list[Tensor]:
-    """Return the tensor of the only process."""
-    return [mine]

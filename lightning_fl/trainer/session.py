@@ -308,8 +308,6 @@ def _attach(
     trainer.fit_loop._combined_loader = None
     for loop in _evaluation_loops(trainer):
         loop._combined_loader, loop._max_batches, loop._data_source.instance = None, [], datamodule
-        loop.gather = partial(gather_objects, trainer.fabric) if trainer.world_size > 1 else None
-        loop.gather_tensors = partial(gather_tensors, trainer.fabric)
     trainer.predict_loop._combined_loader, trainer.predict_loop.max_batches = None, []
     trainer.predict_loop._data_source.instance = datamodule
     trainer.should_stop = False
