@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 
@@ -27,7 +28,7 @@ from lightning_fl.evaluation.loops import STAGES, without_callbacks
 from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.features.privacy.side_channels import is_of_server
 from lightning_fl.processes import gather_logs
-from lightning_fl.slots import State
+from lightning_fl.slots import Message, State
 from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
@@ -65,10 +66,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
         return []
     states = personal_values_of_clients(flat_module, trainer.algorithm.personal, client_states)
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
-    personal, most = trainer.algorithm.personal, most_clients(trainer)
-    validation = ModelValidation(
-        flat_module, trainer.data, stage, loaders, limit, states, personal, most, shared=shared_outside(trainer)
-    )
+    validation = _validation(trainer, stage, loaders, states, shared_outside(trainer))
     callback_values = _logged_by_callbacks(trainer)
     with _evaluated_model(trainer, _server_states(trainer, saved)):
         averages = evaluate_with_method(trainer, validation) | callback_values
@@ -297,7 +295,7 @@ class RoundEvaluation:
                 self.loaders["validation"], trainer.num_val_batches, when_averaged=check_validated
             )
         if sum(to_test):
-            with _as_between_rounds(trainer, "test"), without_callbacks(trainer, trainer.callbacks):
+            with _as_between_rounds(trainer), without_callbacks(trainer, trainer.callbacks):
                 trainer.test_loop.evaluate(self.loaders["test"], to_test, when_averaged=check_tested)
             trainer.test_loop._max_batches = all_to_test
         trainer.hooks.call("on_sanity_check_end")
@@ -312,19 +310,15 @@ class RoundEvaluation:
         if every and trainer.current_epoch - self._requested_in >= every:
             self._request_validation_loaders()
         trainer.hooks.call("on_validation_model_zero_grad")
-        validation = ModelValidation(
-            trainer.active_module,
-            trainer.data,
+        validation = _validation(
+            trainer,
             "validation",
             self.loaders["validation"],
-            trainer.limits["limit_val_batches"],
             trainer.run.clients,
-            trainer.algorithm.personal,
-            most_clients(trainer),
-            engine.context,
-            engine.population.cohort_size,
-            trainer.run.random(VALIDATION),
             trainer.algorithm.share(trainer.run.server),
+            context=engine.context,
+            cohort_size=engine.population.cohort_size,
+            random=trainer.run.random(VALIDATION),
         )
         hides_clients = trainer.fit_loop.privacy.hides_costs
         with _evaluated_model(trainer, trainer.run.server):
@@ -339,32 +333,39 @@ class RoundEvaluation:
         trainer.state.stage = RunningStage.TRAINING
         return averages
 
-    def test(self, engine: Engine, record: Mapping[str, float]) -> dict[str, float]:
+    def test(self, record: Mapping[str, float]) -> dict[str, float]:
         """Test at the end of a round, as `FederatedTrainer.test` would test a checkpoint of it; return new values.
 
         Args:
-            engine: engine of the run.
             record: values of the round so far.
         """
-        trainer, flat_module = self.trainer, self.trainer.active_module
+        trainer = self.trainer
         trainer.state.stage = RunningStage.TESTING
-        validation = ModelValidation(
-            flat_module,
-            trainer.data,
-            "test",
-            self.loaders["test"],
-            trainer.limits["limit_test_batches"],
-            personal_values_of_clients(flat_module, trainer.algorithm.personal, trainer.run.clients),
-            trainer.algorithm.personal,
-            most_clients(trainer),
-            shared=trainer.algorithm.share(trainer.run.server),
-        )
-        with _as_between_rounds(trainer, "test"), _evaluated_model(trainer, trainer.run.server):
+        states = personal_values_of_clients(trainer.active_module, trainer.algorithm.personal, trainer.run.clients)
+        shared = trainer.algorithm.share(trainer.run.server)
+        validation = _validation(trainer, "test", self.loaders["test"], states, shared)
+        with _as_between_rounds(trainer), _evaluated_model(trainer, trainer.run.server):
             logged, hides_clients = self._validated | record.keys(), trainer.fit_loop.privacy.hides_costs
             averages = evaluate_with_method(trainer, validation, logged, hides_clients)
         self.tested = set(averages)
         trainer.state.stage = RunningStage.TRAINING
         return averages
+
+
+def _validation(
+    trainer: TrainerInterface,
+    stage: str,
+    loaders: CombinedLoader,
+    states: Mapping[int, State],
+    shared: Message,
+    **of_round: Any,
+) -> ModelValidation:
+    """Return what the method measures of the model that the flat module holds; `of_round` are facts about a round of a fit."""
+    limit = trainer.limits["limit_test_batches" if stage == "test" else "limit_val_batches"]
+    personal, most = trainer.algorithm.personal, most_clients(trainer)
+    return ModelValidation(
+        trainer.active_module, trainer.data, stage, loaders, limit, states, personal, most, shared=shared, **of_round
+    )
 
 
 def _server_states(trainer: TrainerInterface, saved: Mapping[str, Any]) -> Mapping[str, State]:
@@ -395,11 +396,8 @@ def _evaluated_model(trainer: TrainerInterface, states: Mapping[str, State]) -> 
 
 
 @contextmanager
-def _as_between_rounds(trainer: TrainerInterface, stage: str) -> Iterator[None]:
+def _as_between_rounds(trainer: TrainerInterface) -> Iterator[None]:
     """Let a test draw no random number of the training, and measure averaged weights if a callback averages them."""
-    if stage != "test":
-        yield
-        return
     # Lightning swaps averaged weights in for validation only, because it tests a checkpoint, which contains them.
     averaging = [callback for callback in trainer.callbacks if is_a(callback, WeightAveraging)]
     with isolate_rng():

@@ -403,7 +403,7 @@ class FitLoop(StockFitLoop):
             done.add("test")
             with trainer.profiler.profile("test"):
                 self.engine.settle_statistics()
-                record |= self.evaluation.test(self.engine, record)
+                record |= self.evaluation.test(record)
 
     def _say_repeated(self, validated: Collection[str], record: Collection[str]) -> None:
         """Say once if a module logs a name both in training and in validation."""

@@ -26,7 +26,7 @@ from lightning_fl.slots import Gradients, LocalTraining, Personal, RoundContext,
 
 
 def check_rules_in_steps(
-    method: Algorithm, module: LightningModule, context: RoundContext, reads_own_loaders: bool, why: str = ""
+    method: Algorithm, module: LightningModule, context: RoundContext, reads_own_loaders: bool, why: str
 ) -> None:
     """Check that Lightning's own loop can train the clients of a method.
 
@@ -35,7 +35,7 @@ def check_rules_in_steps(
         module: the module.
         context: facts about the run, in its first round.
         reads_own_loaders: True if clients read loaders of their own.
-        why: reason for this runner if the user did not choose it.
+        why: reason for this runner if the user did not choose it; else empty.
 
     Raises:
         UserError: a part of the method needs more than one gradient a step, or trains beside the module's steps, or reads the
