@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from lightning_fl.cli.failures import sentence_of
 from lightning_fl.cli.federated_cli import FederatedArgumentParser, FederatedCLI
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.plan import Plan
+from lightning_fl.outputs.quiet import NOTES, quiet
 
 
 class _Refused(BaseException):
@@ -52,7 +52,7 @@ def read(arguments: Sequence[str]) -> Mapping[str, Any]:
     Raises:
         UserError: an argument, or a value in a file, is not allowed.
     """
-    with _sentences(), _quiet():
+    with _sentences(), quiet(*NOTES):
         return _configuration(_made(arguments, _ReadFit))
 
 
@@ -65,7 +65,7 @@ def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
     Raises:
         UserError: an argument, or a value in a file, is not allowed.
     """
-    with _sentences(), _quiet():
+    with _sentences(), quiet(*NOTES):
         return _configuration(_made(arguments))
 
 
@@ -78,7 +78,7 @@ def plan(arguments: Sequence[str]) -> Plan:
     Raises:
         UserError: an argument, or a value in a file, is not allowed, or the data are missing.
     """
-    with _sentences(), _quiet():
+    with _sentences(), quiet(*NOTES):
         cli = _made(arguments)
         inputs = cli._prepare_subcommand_kwargs("fit")
         trainer: Any = cli.trainer
@@ -110,18 +110,3 @@ def _sentences() -> Iterator[None]:
         if sentence is None:
             raise
         raise UserError(sentence) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide notes about seeds and devices, because each run writes its own."""
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    fabric = logging.getLogger("lightning.fabric.utilities.rank_zero")
-    levels = [(each, each.level) for each in (logger, fabric, logging.getLogger("lightning.fabric.utilities.seed"))]
-    for each, _ in levels:
-        each.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for each, level in levels:
-            each.setLevel(level)

@@ -12,9 +12,7 @@ called exact, as two rehearsals that agree prove nothing of them.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -32,6 +30,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_fl.checks import listed, overrides
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.plan import Plan
+from lightning_fl.outputs.quiet import NOTES, PROFILES, quiet
 from lightning_fl.outputs.traffic import in_directions
 from lightning_fl.plan.needed_resources import (
     StatesToKeep,
@@ -120,7 +119,7 @@ def rehearse(
     algorithm = algorithm_of(algorithm)
     before = getattr(datamodule, "trainer", None)
     try:
-        with isolate_rng(), _quietly():
+        with isolate_rng(), quiet(*NOTES, PROFILES):
             stage = _stage(trainer)
             with session(stage, TrainerFn.FITTING, _copied(model), datamodule, algorithm, None, None):
                 require(
@@ -441,23 +440,3 @@ def _continued(counts: Sequence[int], rounds: int) -> list[int]:
 
 def _bytes(bits: int) -> float:
     return bits // 8 if bits % 8 == 0 else bits / 8
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep notes on data, devices and runners from the terminal: the fit itself will say them."""
-    names = (
-        "lightning.pytorch.utilities.rank_zero",
-        "lightning.fabric.utilities.rank_zero",
-        "lightning.fabric.utilities.seed",
-        "lightning.pytorch.profilers.profiler",
-    )
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

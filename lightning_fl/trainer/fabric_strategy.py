@@ -6,15 +6,11 @@ would average gradients of different clients.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.utilities.rank_zero import rank_zero_module
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -125,15 +121,3 @@ def lightning_flags(fabric: Fabric) -> dict[str, Any]:
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-
-
-@contextmanager
-def without_infos() -> Iterator[None]:
-    """Suppress Lightning's messages about flags that a federation sets."""
-    logger = rank_zero_module.log
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

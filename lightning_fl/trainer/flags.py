@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import GradClipAlgorithmType
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_module
 
 from lightning_fl.checks import (
     check_at_least,
@@ -38,10 +38,11 @@ from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.features.secure_aggregation import SecureAggregation
 from lightning_fl.features.selection import ClientSelection
 from lightning_fl.outputs.metric import falls
+from lightning_fl.outputs.quiet import quiet
 from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch
 from lightning_fl.trainer.callback_list import CallbackList, require_no_tuner
-from lightning_fl.trainer.fabric_strategy import FabricStrategy, lightning_flags, without_infos
+from lightning_fl.trainer.fabric_strategy import FabricStrategy, lightning_flags
 from lightning_fl.trainer.flag_facts import (
     CALLBACKS,
     CLOCK,
@@ -362,7 +363,7 @@ class TrainerFlags(Trainer, ABC):
     def _set_up_lightning(self) -> None:
         """Let Lightning's trainer set itself up around Fabric's processes; the flags stay as they are."""
         flags, callbacks = {**vars(self), "limits": dict(self.limits)}, self.callbacks
-        with without_infos():
+        with quiet(rank_zero_module.log.name):  # which tells of flags that a federation sets
             super().__init__(
                 **lightning_flags(self.fabric),
                 max_epochs=self.max_rounds,
