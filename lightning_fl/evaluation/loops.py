@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from lightning_fl.checks import overrides
 from lightning_fl.checks.evaluation_mode import measuring
+from lightning_fl.checks.swapped_attributes import swapped
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.errors import noting
@@ -200,16 +201,9 @@ def measure(
 @contextmanager
 def without_callbacks(trainer: Any, probes: Sequence[Callback] = ()) -> Iterator[None]:
     """Call no callback but these, send loggers nothing, and keep the trainer's metrics."""
-    with ExitStack() as stack:
-        for name, value in (
-            ("callbacks", list(probes)),
-            ("loggers", []),
-            ("_logger_connector", LoggerConnector(trainer)),
-        ):
-            stack.callback(setattr, trainer, name, getattr(trainer, name))
-            setattr(trainer, name, value)
-        sanity = trainer.sanity_checking
-        if sanity:
-            stack.callback(setattr, trainer.state, "stage", trainer.state.stage)
-            trainer.state.stage = RunningStage.VALIDATING
+    stage = RunningStage.VALIDATING if trainer.sanity_checking else trainer.state.stage
+    with (
+        swapped(trainer, callbacks=list(probes), loggers=[], _logger_connector=LoggerConnector(trainer)),
+        swapped(trainer.state, stage=stage),
+    ):
         yield

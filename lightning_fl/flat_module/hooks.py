@@ -5,8 +5,8 @@ A hook that nothing overrides costs nothing in the training loop, because its li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fl.callbacks import TargetReached
 from lightning_fl.checks import hook_owner, is_a, overrides
+from lightning_fl.checks.swapped_attributes import swapped
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.clients.distribution import is_over_clients
@@ -134,15 +135,9 @@ class Hooks:
         with self.without_callbacks() if self.hides_steps else nullcontext():
             return StepListeners(*map(self.listeners, StepListeners._fields))
 
-    @contextmanager
-    def without_callbacks(self) -> Iterator[None]:
+    def without_callbacks(self) -> AbstractContextManager[None]:
         """Call the hooks of the module alone, for a training that no callback should notice."""
-        before = self._callbacks, self._listeners, self._reading
-        self._callbacks, self._listeners, self._reading = (), {}, {}
-        try:
-            yield
-        finally:
-            self._callbacks, self._listeners, self._reading = before
+        return swapped(self, _callbacks=(), _listeners={}, _reading={})
 
     def overridden_by(self, name: str) -> list[str]:
         """Return the class names of the hook's callbacks and module, without Lightning's own callbacks."""

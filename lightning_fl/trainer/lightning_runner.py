@@ -7,7 +7,7 @@ between gradient and step (`lightning_fl.trainer.rules_in_steps`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from math import inf
@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import WarningCache
 
 from lightning_fl.checks import is_a
+from lightning_fl.checks.swapped_attributes import swapped
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.clients.local_training import begin_training
@@ -333,15 +334,10 @@ def _logging_in_both(flat_module: FlatModule) -> Iterator[None]:
         attributes["log"] = collect
 
 
-@contextmanager
-def _without_server_callbacks(trainer: Any) -> Iterator[None]:
+def _without_server_callbacks(trainer: Any) -> AbstractContextManager[None]:
     """Leave out callbacks that save or average the server's model, which they see after the round."""
-    callbacks = trainer.callbacks
-    trainer.callbacks = [callback for callback in callbacks if not is_a(callback, *SERVER_CALLBACKS)]
-    try:
-        yield
-    finally:
-        trainer.callbacks = callbacks
+    kept = [callback for callback in trainer.callbacks if not is_a(callback, *SERVER_CALLBACKS)]
+    return swapped(trainer, callbacks=kept)
 
 
 def _as_it_is(batch: Any) -> Any:
