@@ -157,7 +157,7 @@ def describe_runner(runner: Runner) -> dict[str, Any]:
     """Return the runner's name and its most clients in a stack, for a checkpoint."""
     if isinstance(runner, Stacked):
         return {"wanted": "stacked", "clients_at_once": runner.clients_at_once}
-    return {"wanted": getattr(runner, "name", "serial"), "clients_at_once": None}
+    return {"wanted": getattr(runner, "__name__", "serial"), "clients_at_once": None}
 
 
 def agreed_runner(described: Sequence[dict[str, Any]]) -> Runner:

@@ -32,17 +32,13 @@ def as_loaders(loaders: Any, mode: Any = "sequential") -> CombinedLoader:
         return CombinedLoader([] if loaders is None else loaders, mode)
 
 
+@misconfiguration()
 def num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int | float]:
     """Return the batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all).
 
     Raises:
         MisconfigurationError: a fraction is less than one batch, or a loader has no length to take a fraction of.
     """
-    with misconfiguration():
-        return _num_batches(loaders, limit)
-
-
-def _num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int | float]:
     counts: list[int | float] = []
     for loader in loaders.flattened:
         length = sized_len(loader)

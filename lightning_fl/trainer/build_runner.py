@@ -23,7 +23,7 @@ from lightning_fl.processes import gather_objects
 from lightning_fl.slots import RoundContext
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import OF_STEPS
-from lightning_fl.trainer.lightning_runner import LightningRunner, check_module_of_runner
+from lightning_fl.trainer.lightning_runner import check_module_of_runner, lightning
 from lightning_fl.trainer.rules_in_steps import check_rules_in_steps
 
 
@@ -35,7 +35,7 @@ def build_runner(
     if engine.group is not None or algorithm.pace is not None or algorithm.exchange.differs_in_steps:
         wanted = "serial"
     if wanted == "lightning":
-        return LightningRunner()
+        return lightning
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(algorithm.rule, engine.context, received, engine.schedule, run, personal=algorithm.personal)

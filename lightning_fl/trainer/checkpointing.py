@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import is_a
@@ -92,7 +93,7 @@ def build_checkpoint(
             "algorithm": trainer.algorithm.name,
             "settings": trainer.settings.values,
             # A stop in the middle of a round comes again with that round.
-            "stop": trainer.stop.state_dict() if trainer.stop is not None and before_round is None else None,
+            "stop": asdict(trainer.stop) if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
             "learning_rates": schedules.state_dict() | follow_unfreezing.as_saved(engine.flat_module),
             "batches": trainer.fit_loop.num_logged_batches,
@@ -218,12 +219,10 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     if (name := type(_given(trainer.data)).__qualname__) in checkpoint:
         trainer.data.load_state_dict(checkpoint[name])
     call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
-    states = checkpoint.get("callbacks", {})
-    for callback in trainer.callbacks:
-        if callback.state_key in states:
-            patience = {"patience": callback.patience} if is_a(callback, EarlyStopping) else {}
-            callback.load_state_dict(states[callback.state_key])
-            vars(callback).update(patience)  # which the state of EarlyStopping replaces, but a resumed run may change
+    patience = [(callback, callback.patience) for callback in trainer.early_stopping_callbacks]
+    call._call_callbacks_load_state_dict(trainer, checkpoint)
+    for callback, given in patience:  # which a state of EarlyStopping replaces, but a resumed run may change
+        callback.patience = given
     trainer.fit_loop.set_round(trainer.run.round)
     trainer.fit_loop.epoch_loop._batches_that_stepped = saved["batches"]
     if trainer.metric is None and (metric := saved["metric"]):

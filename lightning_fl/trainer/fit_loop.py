@@ -98,7 +98,7 @@ class FitLoop(StockFitLoop):
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
-        self._has_begun = self._knows_metrics = self._says_repeated = self._says_it_goes_on = self._has_grown = False
+        self._has_begun = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
         self._delete_states: Callable[[], Any] | None = None
@@ -374,7 +374,7 @@ class FitLoop(StockFitLoop):
         record["time/round_seconds"] = ended - started - compiling
         self._log(self._shown(record))
         self._write_clients(run.round - 1)
-        if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
+        if trainer.enable_checkpointing and trainer.is_due(trainer.checkpoint_every_n_rounds, run.round):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
 
     def _shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
@@ -399,7 +399,7 @@ class FitLoop(StockFitLoop):
             self._say_repeated(validated, record)
             record |= validated
         every = trainer.test_every_n_rounds
-        if "test" not in done and every is not None and self._is_due(every):
+        if "test" not in done and every is not None and trainer.is_due(every, trainer.run.round):
             done.add("test")
             with trainer.profiler.profile("test"):
                 self.engine.settle_statistics()
@@ -417,16 +417,13 @@ class FitLoop(StockFitLoop):
             )
 
     def _logged_beside(self, record: Collection[str]) -> dict[str, float]:
-        """Return `_logged`, of which no name is that of an own column of the round."""
-        logged = self._logged()
-        check_logged(logged, record)
-        return logged
-
-    def _logged(self) -> dict[str, float]:
         """Return what callbacks and the module have logged since the last call, as process 0 has it.
 
+        Args:
+            record: values of the round so far.
+
         Raises:
-            UserError: processes have pruned the model differently.
+            UserError: processes have pruned the model differently, or a name is that of one of the round's own columns.
         """
         trainer, logs = self.trainer, self.trainer.active_module.logs
         sums, knowledge, more = gather_logs(trainer.fabric, logs, (self.engine.prunings, self.client_values))
@@ -437,6 +434,7 @@ class FitLoop(StockFitLoop):
         self.client_values = {}
         logged = logs.averages(sums[:1], knowledge)
         logs.end_round()
+        check_logged(logged, record)
         return logged
 
     def _check_names(self, record: dict[str, float]) -> None:
@@ -487,8 +485,9 @@ class FitLoop(StockFitLoop):
             write_settings(trainer.default_root_dir, trainer.ckpt_path is not None, settings)
 
     def adopt_module_changes(self) -> None:
-        """Adopt callbacks' changes to the server's model."""
-        self._follow_module()
+        """Adopt callbacks' changes to the server's model: what they have pruned, unfrozen and computed."""
+        follow_pruning.follow(self.engine)
+        has_grown = follow_unfreezing.follow(self.engine)
         run, flat_module = self.trainer.run, self.trainer.active_module
         flat_module.bind_replaced()
         flat_module.adopt_unsaved_buffers()
@@ -499,8 +498,7 @@ class FitLoop(StockFitLoop):
         if mask is not None and (run.mask is None or not torch.equal(mask, run.mask)):
             self.engine.set_mask(mask)
             self.engine.prunings = zlib.crc32(mask.cpu().numpy().tobytes(), self.engine.prunings)
-        if self._has_grown:
-            self._has_grown = False
+        if has_grown:
             try_runner_again(self.trainer, self.engine)
         between_rounds.charge_queries(self.engine)
 
@@ -518,11 +516,6 @@ class FitLoop(StockFitLoop):
             views[name].copy_(masks[name])
         return mask
 
-    def _follow_module(self) -> None:
-        """Adapt the federation to what callbacks have pruned and unfrozen."""
-        follow_pruning.follow(self.engine)
-        self._has_grown |= follow_unfreezing.follow(self.engine)
-
     def _log(self, record: dict[str, float]) -> None:
         """Send one row to every logger."""
         trainer, hidden = self.trainer, self.trainer.active_module.logs.unlogged_names
@@ -530,7 +523,7 @@ class FitLoop(StockFitLoop):
         trainer._logger_connector._logged_metrics.update(
             {name: torch.tensor(float(value)) for name, value in trainer.with_suffixed(row).items()}
         )
-        if not self._is_due(trainer.log_every_n_rounds):
+        if not trainer.is_due(trainer.log_every_n_rounds, trainer.run.round):
             return
         self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})
         if trainer.is_global_zero:
@@ -570,8 +563,3 @@ class FitLoop(StockFitLoop):
         if self._unwritten is not None:
             write_communication(self.trainer.default_root_dir, *self._unwritten, kept_metric(self.trainer))
             self._unwritten, self._next_write = None, time.monotonic() + 1
-
-    def _is_due(self, every: int) -> bool:
-        """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
-        rounds, trainer = self.trainer.run.round, self.trainer
-        return rounds % every == 0 or trainer.ends_after(rounds)

@@ -119,6 +119,10 @@ class TrainerInterface(TrainerFlags):
         """True if the run ends after this many rounds: all rounds or `max_steps` are made, or something stops it."""
         return rounds >= self.num_rounds or self.steps_left == 0 or self.stops_after(rounds)
 
+    def is_due(self, every: int, rounds: int) -> bool:
+        """True if what happens in every n-th round happens after this many rounds; after the last it always does."""
+        return rounds % every == 0 or self.ends_after(rounds)
+
     @property
     def steps_left(self) -> int | None:
         """Optimiser steps that a client may make until `max_steps`; None without this limit."""
@@ -132,8 +136,7 @@ class TrainerInterface(TrainerFlags):
     @property
     def validates_this_round(self) -> bool:
         """True if the current round ends with a validation: every n-th does, and the last."""
-        done = self.current_epoch + 1
-        return done % self.val_every_n_rounds == 0 or self.ends_after(done)
+        return self.is_due(self.val_every_n_rounds, self.current_epoch + 1)
 
     @property
     def trains_only_client(self) -> bool:

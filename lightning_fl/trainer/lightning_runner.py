@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from inspect import signature
 from math import inf
 from typing import Any
@@ -42,17 +41,11 @@ LOG_OPTIONS = [*signature(LightningModule.log).parameters][3:]
 """Names of the options of `LightningModule.log`, in their order."""
 
 
-@dataclass(frozen=True)
-class LightningRunner:
-    """Train clients one after the other by the epoch loop of their trainer."""
-
-    name = "lightning"
-
-    def __call__(
-        self, flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
-    ) -> Iterator[Result]:
-        """Yield the result of each client."""
-        return serial(flat_module, job, clients, data, train_by_lightning)
+def lightning(
+    flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
+) -> Iterator[Result]:
+    """Train clients one after the other by the epoch loop of their trainer; yield the result of each."""
+    return serial(flat_module, job, clients, data, train_by_lightning)
 
 
 def check_module_of_runner(module: LightningModule) -> None:
@@ -83,14 +76,14 @@ def train_by_lightning(
                 trainer.num_training_batches,
                 trainer.estimated_stepping_batches,
             )
-            trainer.fit_loop.epoch_loop.train_on_own(loaders, local, job.schedule)
+            trainer.fit_loop.epoch_loop.train(loaders, local, job.schedule)
             if not local.num_steps:
                 WARNINGS.warn(
                     "A client has made no step on its own loader in a round, so that its upload changes nothing, but counts in "
                     "the mean: give it a batch, or leave it out. This is said once."
                 )
         elif len(loader := ClientLoader(flat_module, work, job.schedule)):
-            trainer.fit_loop.epoch_loop.train(loader, local, job.schedule.most_steps)
+            trainer.fit_loop.epoch_loop.train(loader, local, job.schedule)
     flat_module.bind_replaced()
     flat_module.gradient.zero()
     flat_module.optimizer.schedules.end_client()
@@ -156,36 +149,25 @@ class RoundEpochLoop(StockEpochLoop):
         self.val_loop = EvaluationLoop(trainer, "validation", inference_mode=False)
         self.starts_step = True
 
-    def train(self, loader: ClientLoader, local: LocalTraining, most_steps: int | None) -> None:
-        """Train a client on the batches of a loader.
+    def train(self, loaders: ClientLoader | CombinedLoader, local: LocalTraining, schedule: LocalSchedule) -> None:
+        """Train a client, until there are no steps left to make, or a pass makes none.
 
         Args:
-            loader: the client's batches.
+            loaders: all batches of the client's training, or loaders of its own.
             local: its local training, whose optimiser steps are counted.
-            most_steps: optimiser steps after which the training ends; None: no limit.
+            schedule: passes over loaders of its own, or optimiser steps in as many passes as these need; and the most steps.
         """
-        self.loader, self.local, self.starts_step, self.steps_left = loader, local, True, inf
-        self.most_steps = inf if most_steps is None else most_steps
-        self._run_on(CombinedLoader(loader, "max_size_cycle"), num_passes=1)
-
-    def train_on_own(self, loaders: CombinedLoader, local: LocalTraining, schedule: LocalSchedule) -> None:
-        """Train a client on loaders of its own, as Lightning reads them.
-
-        Args:
-            loaders: the client's loaders.
-            local: its local training.
-            schedule: number of passes over them, or of optimiser steps in as many passes as these need.
-        """
-        self.loader, self.local, self.starts_step = None, local, True
-        self.steps_left = inf if schedule.steps is None else schedule.steps
+        self.local, self.starts_step = local, True
         self.most_steps = inf if schedule.most_steps is None else schedule.most_steps
-        self._run_on(loaders, inf if schedule.epochs is None else schedule.epochs)
-
-    def _run_on(self, loaders: CombinedLoader, num_passes: int | float) -> None:
-        """Run passes over loaders, in Lightning's own loop, until there are no steps left to make, or a pass makes none."""
+        if isinstance(loaders, CombinedLoader):
+            self.loader = None
+            self.steps_left, self.passes_left = (inf if x is None else x for x in (schedule.steps, schedule.epochs))
+        else:
+            self.loader, self.steps_left, self.passes_left = loaders, inf, 1
+            loaders = CombinedLoader(loaders, "max_size_cycle")
         fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
         fetcher.setup(loaders)
-        self.passes_left, steps_before = num_passes, inf
+        steps_before = inf
         with nullcontext() if self.trainer.trains_only_client else _without_server_callbacks(self.trainer):
             while self.passes_left > 0 and not self._is_at_end:
                 if steps_before == self.steps_left < inf:
@@ -211,7 +193,6 @@ class RoundEpochLoop(StockEpochLoop):
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """Read from the beginning."""
-        self.batch_progress.is_last_batch = False
         data_fetcher._start_profiler, data_fetcher._stop_profiler = self._on_before_fetch, self._on_after_fetch
 
     def advance(self, data_fetcher: Any) -> None:

@@ -50,13 +50,6 @@ from lightning_fl.trainer.lightning_parts import (
 from lightning_fl.trainer.memory_format import prefers_channels_last
 from lightning_fl.vectors.pieces import BLOCKS
 
-STAGES = {
-    TrainerFn.FITTING: RunningStage.TRAINING,
-    TrainerFn.VALIDATING: RunningStage.VALIDATING,
-    TrainerFn.TESTING: RunningStage.TESTING,
-    TrainerFn.PREDICTING: RunningStage.PREDICTING,
-}
-
 Given = Algorithm | str | Mapping[str, Any]
 """An algorithm, the name of one, or a mapping with `class_path` and, for its parameters, `init_args`."""
 
@@ -297,7 +290,8 @@ def _attach(
             "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other"
             f"{', also of a LightningDataModule with this loader' if isinstance(datamodule, DataLoader) else ''}."
         )
-    trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
+    stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)
+    trainer.state.fn, trainer.state.stage, trainer.state.status = fn, stage, TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:
         trainer.__dict__.pop("run", None)
         trainer.fit_loop.set_round(0)
@@ -443,17 +437,12 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
     for callback in trainer.callbacks:  # whose `log` is the module's, as in Lightning
         for name in ("log", "log_dict"):
-            setattr(callback, name, _Delegated(model, name))
+            setattr(callback, name, partial(_call, model, name))
 
 
-class _Delegated:
-    """Method of the module that a callback has, too: in a client's training another one than in an evaluation."""
-
-    def __init__(self, module: LightningModule, name: str) -> None:
-        self._module, self._name = module, name
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return getattr(self._module, self._name)(*arguments, **options)
+def _call(module: LightningModule, name: str, /, *arguments: Any, **options: Any) -> Any:
+    """Call the module's present method: in a client's training another one than in an evaluation."""
+    return getattr(module, name)(*arguments, **options)
 
 
 def _end_workers(trainer: TrainerInterface) -> None:

@@ -7,27 +7,14 @@ run stays stopped while these are the same and `max_rounds` is not larger.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Timer
 
 from lightning_fl.checks import is_a
 from lightning_fl.settings.settings import RunSettings
-
-
-class Stoppable(Protocol):
-    """Attributes of a trainer that tell who may stop it."""
-
-    callbacks: list[Callback]
-    timer: Timer | None
-    stoppers: list[tuple[Any, dict[str, Any]]]
-
-    @property
-    def lightning_module(self) -> LightningModule:
-        """The module."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +39,8 @@ class Stop:
         watched = f" ({self.watched})" if self.watched else ""
         return f"{self.by or 'Something that set should_stop'}{watched} stopped the run after round {rounds} of {num_rounds}"
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return asdict(self)
 
-
-def stoppers_of(trainer: Stoppable) -> list[tuple[Any, dict[str, Any]]]:
+def stoppers_of(trainer: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Return the callbacks and the module with their settings at the start of a fit."""
     stoppers: list[tuple[Any, dict[str, Any]]] = []
     for owner in (*trainer.callbacks, trainer.lightning_module):
@@ -67,7 +50,7 @@ def stoppers_of(trainer: Stoppable) -> list[tuple[Any, dict[str, Any]]]:
     return stoppers
 
 
-def stop_of(trainer: Stoppable) -> Stop:
+def stop_of(trainer: Any) -> Stop:
     """Return the callback or module whose method is setting `should_stop`."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -81,7 +64,7 @@ def stop_of(trainer: Stoppable) -> Stop:
     return Stop("")
 
 
-def remaining_stop(trainer: Stoppable, stop: Stop) -> Stop | None:
+def remaining_stop(trainer: Any, stop: Stop) -> Stop | None:
     """Return the stop of a checkpoint if it still holds; None if its callback or module is gone or has other settings.
 
     A timer is left out: it counts the time of the earlier rounds, and decides itself when the fit starts.

@@ -132,7 +132,8 @@ def test_one_client_with_all_data_reads_what_a_stock_trainer_reads(
         assert len(ours.read[hook]) == len(expected)
         for values, other in zip(ours.read[hook], expected, strict=True):
             if hook == "on_fit_start":  # Lightning loads its data only then
-                for name in ("loaders", "num_training_batches", "num_val_batches", "enable_validation"):
+                counts = ("num_training_batches", "num_sanity_val_batches", "num_val_batches")
+                for name in ("loaders", *counts, "enable_validation"):
                     other[name] = stock.read["on_train_start"][0][name]
             assert values == other, hook
 
