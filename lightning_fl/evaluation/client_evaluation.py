@@ -98,7 +98,7 @@ class ClientEvaluator:
         Args:
             stage: `validation` or `test`: the step to run, and the held-out samples of each client.
             clients: indices of the clients.
-            limit: most batches of a client, if it is a whole number; a fraction leaves small clients whole.
+            limit: most batches of a client, if it is a whole number; a fraction is ignored.
             finetune_epochs: passes of each client over its training samples before a second measurement; 0 for none.
             finetune_lr: learning rate of these passes; None for that of the next round.
 

@@ -128,7 +128,7 @@ class ModelValidation:
         if not len(rows):
             return {}
         loaders = as_loaders(SampleLoader(self.data.evaluated, rows, self.data.eval_batch_size))
-        limit = self.limit if isinstance(self.limit, int) else None  # a fraction leaves small clients whole
+        limit = self.limit if isinstance(self.limit, int) else None  # a fraction is ignored
         return self._measure(client, loaders, num_batches(loaders, limit))
 
     def _measure(self, client: int, loaders: CombinedLoader, limits: Sequence[int | float]) -> dict[str, float]:

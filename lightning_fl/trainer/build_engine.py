@@ -146,7 +146,7 @@ def _check_smaller(trainer: TrainerInterface, engine: Engine) -> None:
 
 
 def _check_callbacks(trainer: TrainerInterface) -> None:
-    """Raise `UserError` if a callback would prune what the method does not let it prune."""
+    """Raise `UserError` if the method does not allow what a callback prunes."""
     for callback in trainer.callbacks:
         if getattr(callback, "removes_filters", False):
             require_prunable(trainer.algorithm, type(callback).__name__)

@@ -25,8 +25,8 @@ def compile_steps(trainer: TrainerInterface) -> None:
     flat_module, method, name = trainer.active_module, trainer.algorithm, type(trainer.lightning_module).__name__
     require(
         not trainer.by_lightning,
-        "trainer.compile compiles steps of the runners 'serial' and 'auto', but here Lightning's own loop makes them: leave it "
-        "out, or compile the module yourself, with torch.compile.",
+        "trainer.compile compiles steps of the runners 'auto', 'serial' and 'stacked', but here Lightning's own loop makes them: "
+        "leave it out, or compile the module yourself, with torch.compile.",
     )
     require(
         not flat_module.is_manual,

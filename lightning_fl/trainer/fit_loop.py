@@ -382,11 +382,11 @@ class FitLoop(StockFitLoop):
         return self.privacy.shown(record, told_by(self.trainer.callbacks), of_clients)
 
     def _evaluate(self, record: dict[str, float], done: set[str]) -> None:
-        """Validate and test the model if that is due after the round just completed, and not done in it yet.
+        """Validate and test the model if that is due after the present round, and not done yet.
 
         Args:
             record: values of the round so far, to which the measured ones are added.
-            done: names of what is done, to which those of the present evaluations are added.
+            done: names of the round's evaluations so far, to which the present ones are added.
         """
         trainer = self.trainer
         if "validate" not in done and trainer.validates_this_round and trainer.enable_validation:

@@ -1,4 +1,4 @@
-"""Build the Lightning objects that a trainer's flags describe, check its callbacks, and show Fabric's strategy as Lightning's."""
+"""Build the Lightning objects that a trainer's flags describe, and check its callbacks."""
 
 from __future__ import annotations
 

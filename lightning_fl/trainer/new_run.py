@@ -51,7 +51,7 @@ def keep_client_states(trainer: TrainerInterface) -> Callable[[], Any] | None:
     """Make the folder of client states on each machine, if the trainer stores them on disk; it is deleted with the run.
 
     Returns:
-        What deletes it earlier; None in a process that has made none.
+        Function that deletes it earlier; None in a process that has made no folder.
     """
     if trainer.client_states == "memory":
         return None

@@ -79,7 +79,7 @@ def check_closure(method: Algorithm, flat_module: FlatModule) -> None:
     """Refuse an optimiser that computes several gradients in a step, if the method acts on each step's.
 
     Raises:
-        UserError: the optimiser is such a one, as LBFGS is.
+        UserError: the optimiser needs a closure, as LBFGS does, and the method acts on the gradient of a step.
     """
     optimizer: Any = flat_module.optimizer.optimizer
     require(

@@ -212,7 +212,7 @@ def _memory_sentence(error: torch.OutOfMemoryError) -> str:
 
 
 def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, brings_data: bool) -> None:
-    """Set up callbacks and the module, unless the module brings the data, which have done so already."""
+    """Set up callbacks and the module, unless the module brings the data: then both are set up already."""
     if not brings_data:
         call._call_callback_hooks(trainer, "setup", stage=fn)
         call._call_lightning_module_hook(trainer, "setup", stage=fn)
