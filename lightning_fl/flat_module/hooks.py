@@ -61,6 +61,7 @@ class Hooks:
     """Call the hooks of callbacks and module.
 
     Attributes:
+        callbacks: all callbacks, also those that are left out while Lightning's own loop or a measurement runs.
         changes_batches: True if module or datamodule change batches on their way to the accelerator.
         hides_steps: True while the server trains before the first round, whose steps no callback sees.
     """
@@ -70,7 +71,7 @@ class Hooks:
     ) -> None:
         self._trainer = trainer
         self._module = module
-        self._callbacks = callbacks
+        self.callbacks = self._callbacks = callbacks
         self.hides_steps = False
         self._listeners: dict[tuple[str, bool | None], list[Callable[..., Any]]] = {}
         self._reading: dict[str, bool] = {}
@@ -119,11 +120,6 @@ class Hooks:
         for callback in self._callbacks:
             if is_a(callback, *SERVER_CALLBACKS):
                 callback.on_train_batch_end(self._trainer, self._module, None, None, num_batches - 1)
-
-    @property
-    def callbacks(self) -> Sequence[Callback]:
-        """All callbacks, also those that the trainer leaves out while Lightning's own loop trains a client."""
-        return self._callbacks
 
     @property
     def probes(self) -> list[Callback]:
