@@ -313,14 +313,14 @@ def test_a_profiler_reports_each_session_as_in_lightning(
         for make, name in ((make_trainer, "ours"), (make_stock_trainer, "stock"))
     )
     data = federation()
-    for one, given in ((trainer, [data]), (stock, [DataLoader(TensorDataset(*samples(8)))] * 2)):
+    for one, given in ((trainer, [data]), (stock, [DataLoader(TensorDataset(*samples(2)))] * 2)):
         module = Perceptron()
         one.fit(module, *given)
         one.validate(module, *given[-1:], verbose=False)
     assert len(trainer.profiler.recorded_durations["train_round"]) == 2
     reports = [{path.name: path.read_text()[:20] for path in (tmp_path / name).iterdir()} for name in ("ours", "stock")]
     assert reports[0] == reports[1] != {}
-    trainer = make_trainer(profiler="simple")
+    trainer = make_trainer(profiler="simple", max_rounds=1)
     with caplog.at_level(logging.INFO):
         trainer.plan(Perceptron(), data)
         assert "Profiler Report" not in caplog.text, "a plan reported the times of its rehearsal"
