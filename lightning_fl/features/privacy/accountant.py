@@ -13,8 +13,7 @@ Replacing a client moves the sum by 2C instead of C. With Rényi accounting the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,11 +22,14 @@ from typing import Any, Literal
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.features.privacy.spent_privacy import Event
+from lightning_fl.outputs.quiet import quiet
 
 POISSON, EVERY, FIXED, PASSES = ("poisson", "every", "fixed", "passes")
 Accountant = Literal["rdp", "pld"]
 LEAST_NOISE = 0.05
 """Least noise multiplier that is found for a target; less noise costs an ε of hundreds."""
+LOGGER = "absl"
+"""Logger of the accounting library, which warns of orders of Rényi divergences that it does not use."""
 CLOSER = 0.9
 """Factor of the noise multiplier from step to step of the search for one that costs more than a target."""
 
@@ -58,7 +60,7 @@ def epsilon(events: Mapping[Event, int], delta: float, accountant: Accountant = 
         return 0.0
     if any(noise_multiplier == 0 for _, noise_multiplier, *_ in counts):
         return inf
-    with _quietly():
+    with quiet(LOGGER, level=logging.ERROR):
         if accountant == "rdp":
             from dp_accounting.rdp import compute_epsilon
 
@@ -114,7 +116,7 @@ def calibrated(
         ]
         return dp_event.ComposedDpEvent(parts)
 
-    with _quietly():
+    with quiet(LOGGER, level=logging.ERROR):
         try:
             found = calibrate_dp_mechanism(lambda: _accountant(kind, accountant), composed, target, delta, bracket)
         except Exception as error:  # the library has several classes for it
@@ -168,15 +170,3 @@ def _library_event(event: Event) -> Any:
     if kind == PASSES:
         return dp_event.SingleEpochTreeAggregationDpEvent(noise_multiplier, int(first))
     return gaussian
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Leave out the library's warnings about orders of Rényi divergences that it does not use."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
