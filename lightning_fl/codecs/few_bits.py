@@ -149,7 +149,9 @@ class OneBit(FewBits):
 
 @dataclass(frozen=True)
 class Quantiser(FewBits):
-    """Round to the nearest of 2^bits − 1 levels, scaled by the group's largest magnitude s = ‖z‖∞: bits · d + 32 per group.
+    """Round to the nearest of 2^bits − 1 levels, scaled by the group's largest magnitude s = ‖z‖∞.
+
+    An upload takes bits · d, and those of a number, 32 or the model's, for each group's s.
 
     Attributes:
         levels: `log` has 0 and ±s · 2^−j for j = 0 … 2^(bits−1) − 2; `uniform` has s · q / (2^(bits−1) − 1) for whole q. A tie
@@ -178,8 +180,7 @@ class Quantiser(FewBits):
         scales = torch.cat([ratio.new_zeros(0), *(part.amax().view(1) for part in parts)]).to(vector.dtype)
         for part, scale in zip(parts, scales, strict=True):
             part.div_(scale)
-        ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))
-        code = self._level(ratio)
+        code = self._level(ratio.nan_to_num_(0.0))
         code |= (vector < 0).to(code.dtype) << (self.bits - 1)
         return Packed(pack(code, self.bits), len(vector) * self.bits), scales
 
@@ -190,11 +191,11 @@ class Quantiser(FewBits):
             return self._value(code, self._precision(dtype))
         # There are few codes: compute the value of each once.
         all_codes = torch.arange(2**self.bits, device=code.device)
-        return self._value(all_codes, dtype).index_select(0, code.int())
+        return self._value(all_codes, self._precision(dtype)).index_select(0, code.int())
 
     def _precision(self, dtype: torch.dtype) -> torch.dtype:
-        """Return a dtype that tells apart the levels of numbers of some dtype: float64 if they are too many for the others."""
-        return torch.float64 if self.bits > 16 else dtype
+        """Return a dtype that tells apart the levels of numbers of some dtype."""
+        return torch.float64 if self.bits > 16 else scale_dtype(dtype)
 
     @property
     def _most(self) -> int:
@@ -220,7 +221,7 @@ class Quantiser(FewBits):
                 level > 0
             )  # subtract first: floats round large levels alike
         else:
-            share = (level.to(scale_dtype(dtype)) / self._most).to(dtype)
+            share = level.to(dtype) / self._most
         return torch.where(code > self._most, -share, share)
 
     @property

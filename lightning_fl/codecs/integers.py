@@ -135,7 +135,7 @@ class Integers(VectorCodec):
             if not view.numel():
                 continue
             if self.per == "tensor" or view.dim() < 2:
-                yield view.unsqueeze(0)
+                yield view.reshape(1, -1) if view.dim() == 0 else view.unsqueeze(0)
             else:
                 yield view.movedim(axes[name].unit_axis(view.dim()), 0) if name in axes else view
 

@@ -49,7 +49,8 @@ def train_round(engine: Engine) -> dict[str, float]:
         del merged, provided  # so that steps may let go of what they have used
         # Steps may let the module draw, as FedDF's student with dropout does.
         engine.flat_module.generators.seed(run.torch_seeds(SERVER)[1])
-        proposal = take_steps(method, roles, turn, run.server, engine.flat_module.newly_frozen)
+        untrained = engine.flat_module.layout.slices(engine.flat_module.untrained)
+        proposal = take_steps(method, roles, turn, run.server, untrained)
         finished = replace(finished, proposal=proposal)
         del turn, proposal
     columns: dict[str, float] = {}

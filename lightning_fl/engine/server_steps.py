@@ -15,7 +15,7 @@ def take_steps(
     roles: Roles,
     turn: ServerTurn,
     states: dict[str, State],
-    frozen: Sequence[slice] = (),
+    untrained: Sequence[slice] = (),
 ) -> Proposal:
     """Take the algorithm's steps one after the other; each starts from the proposal of the last.
 
@@ -24,7 +24,7 @@ def take_steps(
         roles: roles of the round, which take each step and look at the result.
         turn: turn that the first step gets.
         states: states of the steps, by key; not changed.
-        frozen: parts of the model that stay as they are.
+        untrained: parts of the model that no client trains, which stay as they are.
     """
     new = {}
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
@@ -32,9 +32,9 @@ def take_steps(
     params = turn.proposal
     if turn.context.unpruned is not None:
         params = params.clone().mul_(turn.context.unpruned.factors)  # steps may have changed pruned parameters
-    if frozen:
-        params = params.clone()  # momentum of the server, for one, moves frozen parameters on
-        for part in frozen:
+    if untrained:
+        params = params.clone()  # codecs' errors and the server's momentum would move them
+        for part in untrained:
             params[part] = turn.params[part]
     server = turn.server
     proposal = Proposal(params, turn.proposed_buffers, server.counters, new, turn.mask, server.num_steps, turn.metrics)

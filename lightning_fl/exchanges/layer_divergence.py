@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_fl.exchanges.layer_choice import GroupChoice
 from lightning_fl.slots import Channel, Result, RoundContext
 from lightning_fl.vectors.layer_groups import Group, norms
+from lightning_fl.vectors.magnitudes import scale_dtype
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,6 @@ class LayerDivergence(GroupChoice):
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
         """Return the divergences, which the client sends; with the sign turned where the least are chosen."""
         delta = result.message["model"]
-        divergence = norms(layers, delta, channel.context.layout).to(delta.dtype)
+        divergence = norms(layers, delta, channel.context.layout).to(scale_dtype(delta.dtype))
         arrived = channel.send_up(result.client, {"scalars/divergence": divergence})["scalars/divergence"]
         return arrived if self.choose == "most" else -arrived

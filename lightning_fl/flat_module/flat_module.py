@@ -148,12 +148,6 @@ class FlatModule:
         return [name for name, parameter in self._frozen.items() if parameter.requires_grad]
 
     @property
-    def newly_frozen(self) -> list[slice]:
-        """Parts of the flat parameters that the module has frozen since it was laid out."""
-        trained = zip(self.layout.names, self.parameters, strict=True)
-        return self.layout.slices(name for name, parameter in trained if not parameter.requires_grad)
-
-    @property
     def untrained(self) -> list[str]:
         """Names in the layout that no gradient moves: the optimiser lacks them, or the module has frozen them since."""
         stepped, named = self.optimizer.names, zip(self.layout.names, self.parameters, strict=True)

@@ -375,7 +375,9 @@ class Run:
             for name, entry in tensors.items():
                 layout = self._layout_of(name, entry)
                 relayed = entry if layout is None else relay(entry, layout)
-                copies[name] = relayed.to(to, present if entry.dtype == earlier else entry.dtype, copy=True)
+                # A number, such as the count of an optimiser's steps, keeps its own dtype.
+                dtype = present if entry.dtype == earlier and entry.dim() else entry.dtype
+                copies[name] = relayed.to(to, dtype, copy=True)
             return copies
 
         # Clients' states come first: their files may be damaged, and the model must not change then.

@@ -39,7 +39,7 @@ from lightning_fl.coding.top_k import (
     unpack_positions,
 )
 from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, Traits
-from lightning_fl.vectors.layout import Layout
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 LOSSY: dict[str, Codec] = {
     "top": TopK(0.3),
@@ -413,6 +413,19 @@ def test_bits_of_vgg11(codec: Codec, bits: int) -> None:
     message = {name: torch.randn(d) for name in ("model", "moments/first", "moments/second")}
     payload, _ = codec.encode(message, {}, setting_of(d))
     assert sum(packed.bits for packed in payload.values()) == bits
+
+
+@pytest.mark.parametrize("bits", [8, 12])
+def test_uniform_levels_of_a_small_dtype_are_the_nearest(bits: int) -> None:
+    """Check that in bfloat16 the error is that of the nearest levels, rounded to the dtype."""
+    x = torch.randn(2000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    context = RoundContext(Layout(("a",), ((2000,),)), NO_LAYOUT, num_clients=1, dtype=torch.bfloat16)
+    codec = Quantiser("uniform", bits)
+    arrived = codec.decode(codec.encode({"model": x}, {}, context)[0], context)["model"]
+    most = x.abs().max().double() / (2 ** (bits - 1) - 1)
+    nearest = ((x.double() / most).round() * most).bfloat16()
+    error, least = ((found.double() - x.double()).square().sum() for found in (arrived, nearest))
+    assert error <= 1.05 * least + 1e-12
 
 
 @pytest.mark.parametrize(

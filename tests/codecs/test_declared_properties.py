@@ -57,7 +57,7 @@ CODECS: list[Codec] = [
 each_codec = pytest.mark.parametrize("codec", CODECS, ids=str)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 D, CARRIER = 40, "model/change"
-LAYOUT = Layout(("a", "b", "c"), ((5, 4), (6,), (14,)))
+LAYOUT = Layout(("a", "b", "c", "d"), ((5, 4), (6,), (13,), ()))
 ONE = Layout(("a",), ((1,),))
 
 

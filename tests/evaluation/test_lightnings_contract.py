@@ -95,7 +95,9 @@ def test_feddu_measures_with_all_hooks(make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.parametrize("method", ["Ditto", "LocalOnly", "APFL"])
-def test_each_of_several_loaders_is_measured_with_personal_values_of_clients(method: str, make_trainer: MakeTrainer) -> None:
+def test_each_of_several_loaders_is_measured_with_personal_values_of_clients(
+    method: str, make_trainer: MakeTrainer
+) -> None:
     def fitted(several: bool) -> dict[str, float]:
         data = federation(sizes=(8, 12))
         single = data.val_dataloader

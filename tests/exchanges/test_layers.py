@@ -441,6 +441,15 @@ def test_of_equal_divergences_the_earlier_client_is_chosen() -> None:
     assert [bool(uploads[k].sent["model"].any()) for k in (5, 1, 4)] == [True, True, False]
 
 
+def test_divergences_of_a_small_dtype_are_told_apart() -> None:
+    """Check that divergences of bfloat16 numbers, of which 256 stand for all between 4 and 8, cross as float32."""
+    context = replace(setting_of(Perceptron()), dtype=torch.bfloat16)
+    near, far = torch.ones(26), torch.ones(26)
+    far[[0, -1]] += 2**-7
+    uploads = collected(LayerDivergence(n=1), context, {5: near.bfloat16(), 1: far.bfloat16()})
+    assert [bool(uploads[k].sent["model"].any()) for k in (5, 1)] == [False, True]
+
+
 @pytest.mark.parametrize("arrival", list(permutations([5, 1, 4])), ids=repr)
 @pytest.mark.parametrize("n", [1, 2])
 def test_equal_divergences_are_chosen_in_the_order_of_the_cohort(arrival: tuple[int, ...], n: int) -> None:

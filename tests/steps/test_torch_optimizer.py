@@ -16,9 +16,11 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, Optimizer
 from toys import Perceptron, Pruning, federation, reordered
 
 from lightning_fl import UserError
+from lightning_fl.aggregators import MajorityVote
 from lightning_fl.algorithms import Algorithm, FedOpt
 from lightning_fl.callbacks import FilterPruning
 from lightning_fl.cli import main
+from lightning_fl.codecs import ErrorFeedback, OneBit, Uniform
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import checkpoint_file
@@ -185,13 +187,37 @@ def test_what_the_server_cannot_use_is_refused(make: Any, sentence: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_weight_decay_leaves_what_the_module_s_optimiser_lacks(make_trainer: MakeTrainer) -> None:
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedOpt(partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5)),
+        Algorithm(uplink=Uniform(16)),
+        Algorithm(uplink=ErrorFeedback(OneBit("l1", "global"))),
+        Algorithm(uplink=OneBit("unit"), aggregator=MajorityVote()),
+    ],
+    ids=["weight decay", "random errors", "error feedback", "vote"],
+)
+def test_what_the_module_s_optimiser_lacks_stays(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
     module = Perceptron(configure=lambda m: SGD(m.output.parameters(), lr=0.1))
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    algorithm = FedOpt(partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5))
     make_trainer(max_rounds=2).fit(module, federation(), algorithm)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("hidden"), name
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_steps_are_counted_as_torch_counts_them(
+    precision: str, make_trainer: MakeTrainer, keeps_files: dict[str, Any]
+) -> None:
+    """Check that a run which goes on in bfloat16, whose whole numbers end at 256, still counts in float32."""
+    algorithm = FedOpt(partial(torch.optim.Adam, lr=0.1))
+    make_trainer(max_rounds=1, precision="32-true", **keeps_files).fit(Perceptron(), federation(), algorithm)
+    trainer = make_trainer(max_rounds=2, precision=precision, **keeps_files)
+    trainer.fit(Perceptron(), federation(), algorithm, ckpt_path="last")
+    (state,) = [state for state in trainer.run.server.values() if state]
+    counts = [entry for name, entry in state.items() if name.endswith("step")]
+    assert [(count.dtype, float(count)) for count in counts] == [(torch.float32, 2.0)] * len(counts) != []
 
 
 def test_factored_states_are_refused_with_pruning(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
