@@ -38,6 +38,8 @@ VALUES = {
     "at_best_validation": AT_BEST_VALIDATION,
 }
 """Headings of tables for the results of a run, by their names in `runs.csv` and in claims."""
+DEVIATIONS = ("_std", "_jain", "_gini", "_gain_mean")
+"""Ends of statistics over clients that may fall where their metric rises."""
 ENDS = ("final", "last")
 """Results that every run has, unless it ends in values that are not finite."""
 
@@ -101,7 +103,10 @@ class Metric:
     def over_clients(self) -> Metric:
         """Metric of single clients, if this one is a statistic over clients; otherwise this metric."""
         name = without_statistic(self.name)
-        return self if name == self.name else Metric(name)
+        if name == self.name:
+            return self
+        is_deviation = self.name.endswith(DEVIATIONS)
+        return Metric(name, mode=None if is_deviation else self.mode)
 
     def reached(self, values: Floats) -> int | None:
         """Return the first position that reaches the target, to within rounding; None if none does."""

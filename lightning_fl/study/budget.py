@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,9 @@ from lightning_fl.outputs.traffic import COSTS, in_words
 from lightning_fl.outputs.units import BYTES, common_unit, in_bytes, significant
 from lightning_fl.report.comparison import Curve, Metric, mean_and_spread
 from lightning_fl.report.document import Table
-from lightning_fl.study.statistics import student_interval
+from lightning_fl.study.statistics import LEVEL, student_interval, student_p
 
 NUM_RESAMPLES = 2000
-LEVEL = 0.05
 LEGEND = (
     "`within budget` is the best accuracy (smoothed) within the budget, chosen on the values that it reports. `area` is its mean "
     "over all budgets in the range, on a logarithmic scale; `*`: some runs end before the budget is spent, and keep their best "
@@ -153,7 +152,7 @@ Found = Mapping[str, Mapping[int, Efficiency]]
 def efficiency_table(cells: Found, budget: Budget) -> Table:
     """Return a row for each cell."""
     baseline = next(iter(cells))
-    adjusted = holm({name: _p_value(_differences(cells, name, baseline)) for name in cells if name != baseline})
+    adjusted = holm({name: student_p(_differences(cells, name, baseline), 0.0) for name in cells if name != baseline})
     fronts = front_shares(cells)
     has_target = any(run.target is not None for runs in cells.values() for run in runs.values())
     costs = {name: bytes_to_target([*runs.values()]) for name, runs in cells.items()} if has_target else {}
@@ -254,18 +253,6 @@ def _differences(cells: Found, name: str, baseline: str) -> list[float]:
     """Return the differences of the areas, seed by seed."""
     seeds = sorted(cells[name].keys() & cells[baseline].keys())
     return [cells[name][seed].area - cells[baseline][seed].area for seed in seeds]
-
-
-def _p_value(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Student's paired test; 1 for fewer than two differences."""
-    if len(differences) < 2:
-        return 1.0
-    from scipy.stats import t
-
-    deviation = stdev(differences)
-    if not deviation:
-        return float(not any(differences))
-    return 2 * float(t.sf(abs(fmean(differences)) / (deviation / len(differences) ** 0.5), len(differences) - 1))
 
 
 def _outcome(differences: Sequence[float], adjusted: float | None) -> str:

@@ -13,18 +13,20 @@ below 0. One seed has no interval, so it reproduces nothing: it is ahead or behi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import exp, inf, isinf, log
 from statistics import fmean
 
 import numpy as np
 
+from lightning_fl.errors import UserError
 from lightning_fl.outputs.metric import FINAL, is_accuracy, spend
 from lightning_fl.outputs.traffic import COSTS as BYTES_OF
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import ENDS, VALUES, Curve, Metric
 from lightning_fl.report.document import Table
-from lightning_fl.study.statistics import LEVEL, adjusted, student_interval, student_p
+from lightning_fl.study.statistics import LEVEL, SAME, adjusted, student_interval, student_p
 
 LEGEND = (
     f"`final` is {FINAL}; `{VALUES['best']}` is chosen on the values that it reports. "
@@ -149,13 +151,28 @@ class Claim:
         """Return the curve of the claim's own metric, if it has one."""
         if curve is None or not self.metrics:
             return curve
+        with suppress(UserError):  # the run lacks the column, or has no finite value of it
+            return Curve(curve.record, self._metric_of(curve))
+        return None
+
+    def _metric_of(self, curve: Curve) -> Metric:
+        """Return the metric of a run that is compared: the study's, or the claim's own in the mode that the run gives it."""
+        if not self.metrics:
+            return curve.metric
         name = next((name for name in self.metrics if name in curve.record.columns), self.metrics[0])
-        return Curve(curve.record, Metric(name, None, curve.metric.window))
+        known = {} if curve.record.metric is None else {curve.record.metric["name"]: curve.record.metric["mode"]}
+        mode = curve.metric.mode if name == curve.metric.name else known.get(name)
+        return Metric(name, None, curve.metric.window, mode)
+
+    def metric_in(self, curves: Mapping[str, Mapping[int, Curve | None]], metric: Metric) -> Metric:
+        """Return the metric in which the runs are compared; the study's if no run is there."""
+        runs = (curve for cell in (self.better, self.than) for curve in curves.get(cell, {}).values())
+        return next((self._metric_of(curve) for curve in runs if curve is not None), metric)
 
     def _pair(self, ours: Curve | None, theirs: Curve | None) -> Pair:
         if ours is None or theirs is None:
             better, than = (None if curve is None else float(curve.raw[-1]) for curve in (ours, theirs))
-            return Pair(better, than, lacks="there is no finite value of")
+            return Pair(better, than, lacks=f"there is no finite {' or '.join(self.metrics) or 'value'} of")
         if self.number in AT_BYTES:
             return _within(ours, theirs, AT_BYTES[self.number], self.rounds, self.num_bytes)
         if self.between is not None:
@@ -179,32 +196,38 @@ class Claim:
             return None
         return [log(a / b) if self.is_ratio else a - b for a, b in compared]
 
-    def floor(self, runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]) -> float:
-        """Return the largest mean effect that the 95 % interval of a method against itself contains; 0 if there is none.
+    def floor(self, runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]) -> float | None:
+        """Return the largest mean effect that the 95 % interval of a method against itself contains; None if it is unknown.
 
         Args:
             runs: pairs of cells that are the same method.
             curves: curves by cell and seed.
         """
-        largest = 0.0
+        ends = list[float]()
         for first, second in runs:
             same = replace(self, better=first, than=second)
             effects = same.effects(same.pairs(curves))
             if effects is not None and len(effects) > 1:
-                largest = max(largest, *map(abs, student_interval(effects)))
-        return largest
+                ends += student_interval(effects)
+        return max(map(abs, ends), default=None)
+
+    def why_no_floor(self, runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]) -> str:
+        """Return the reason why the floor is unknown, in words."""
+        same = [replace(self, better=first, than=second) for first, second in runs]
+        pairs = [(claim, claim.pairs(curves)) for claim in same]
+        return next(claim._missing(of) for claim, of in pairs if len(of) > 1)
 
     def shown_floor(self, floor: float) -> str:
         """Return a floor as text: a difference or, for a cost, a factor."""
         return f"{exp(floor):.3g}" if self.is_ratio else shown(floor)
 
-    def judge(self, pairs: Sequence[Pair], metric: Metric, floor: float = 0.0) -> Verdict:
+    def judge(self, pairs: Sequence[Pair], metric: Metric, floor: float | None = None) -> Verdict:
         """Return the verdict on the values of each seed.
 
         Args:
             pairs: compared values for each seed.
-            metric: metric of the study.
-            floor: effect up to which a method differs from itself.
+            metric: metric of the values.
+            floor: effect up to which a method differs from itself; None if it is unknown.
         """
         if not pairs:
             return Verdict(NOT_RUN, 0)
@@ -215,8 +238,6 @@ class Claim:
         effects = self.effects(pairs)
         if effects is None:
             return Verdict(f"{'one seed' if is_one else no}: {self._missing(pairs)}", len(pairs))
-        if self.metrics:
-            metric = Metric(self.metrics[0])
         falls = metric.falls
         border = self.margin if falls else 0 - self.margin  # not -0
         if self.paper is None:
@@ -229,16 +250,21 @@ class Claim:
         if paper < border:
             is_ahead, is_behind = is_behind, is_ahead
         others = [pair.than for pair in pairs if pair.than is not None]
-        room = inf if self.is_ratio else room_left(fmean(others), metric)
-        p = None if is_one or (self.number in RUN_COSTS and low == high) else student_p(effects, border)
+        room = inf if self.is_ratio or self.number == RISE else room_left(fmean(others), metric)
+        are_alike = not is_one and max(effects) - min(effects) <= SAME
+        # Costs of whole runs need not vary, and runs that are the same in every seed lose nothing.
+        is_known = are_alike and (self.number in RUN_COSTS or not any(effects))
+        p = None if is_one or (is_known and (self.number in RUN_COSTS or border)) else student_p(effects, border)
         if self.paper is not None and (-paper if falls else paper) > room and not is_behind:
             outcome, p = f"ceiling effect: {self.than} leaves {shown(room)}", None
         elif is_one:
             outcome = f"one seed: {self._side(mean, border, falls)}"
+        elif are_alike and not is_known:
+            outcome = f"{no}: undecided, all seeds have the same difference, which gives no interval"
         elif not is_ahead and not is_behind:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
-        elif not self.margin and abs(mean) <= floor:
+        elif floor is not None and not self.margin and abs(mean) <= floor:
             outcome, p = f"{no}: below the floor of {self.shown_floor(floor)}", None
         elif is_behind:
             outcome = f"{no}: the other sign"
@@ -372,7 +398,9 @@ def _within(ours: Curve, theirs: Curve, cost: str, rounds: int | None, num_bytes
 def _means(ours: Curve, theirs: Curve, first: int, last: int) -> Pair:
     """Return the mean values of two runs over the rounds from `first` to `last`."""
     means = [_mean(curve, first, last) for curve in (ours, theirs)]
-    return Pair(means[0], means[1], lacks=f"not all rounds from {first} to {last} are there of" * (None in means))
+    has_diverged = any(_has_diverged(curve, first, last) for curve in (ours, theirs))
+    lacks = f"not all rounds from {first} to {last} are {'finite' if has_diverged else 'there'} of"
+    return Pair(means[0], means[1], lacks=lacks * (None in means))
 
 
 def _rises(ours: Curve, theirs: Curve) -> Pair:
@@ -380,14 +408,27 @@ def _rises(ours: Curve, theirs: Curve) -> Pair:
     last = min(ours.record.num_rounds, theirs.record.num_rounds)
     halves = [(_mean(curve, 1, last // 2), _mean(curve, last // 2 + 1, last)) for curve in (ours, theirs)]
     rises = [None if first is None or second is None else second - first for first, second in halves]
-    return Pair(rises[0], rises[1], lacks="a half of the rounds has no evaluation of" * (None in rises))
+    has_diverged = any(_has_diverged(curve, 1, last) for curve in (ours, theirs))
+    lacks = "not all rounds are finite of" if has_diverged else "a half of the rounds has no evaluation of"
+    return Pair(rises[0], rises[1], lacks=lacks * (None in rises))
 
 
 def _mean(curve: Curve, first: int, last: int) -> float | None:
-    """Return the mean of the values of the rounds from `first` to `last`; None if some are missing or none is evaluated."""
+    """Return the mean of the values of the rounds from `first` to `last`.
+
+    It is None if some are missing or not finite, or if none is evaluated.
+    """
     rounds = curve.axis("rounds")
     inside = curve.raw[(rounds >= first) & (rounds <= last)]
-    return float(inside.mean()) if len(inside) and curve.record.num_rounds >= last else None
+    is_whole = curve.record.num_rounds >= last and not _has_diverged(curve, first, last)
+    return float(inside.mean()) if len(inside) and is_whole else None
+
+
+def _has_diverged(curve: Curve, first: int, last: int) -> bool:
+    """True if a value of the rounds from `first` to `last` is not finite."""
+    rounds = curve.record.spent["rounds"]
+    is_broken = curve.record.not_finite.get(curve.metric.name, np.zeros(len(rounds), dtype=bool))
+    return bool(is_broken[(rounds >= first) & (rounds <= last)].any())
 
 
 def floors(
@@ -405,9 +446,11 @@ def floors(
         return f"The floor, {pairs}, is not run yet."
     found = {claim.what: (claim, claim.floor(runs, curves)) for claim in claims if claim.number != NEVER}
     parts = [
-        f"{'a factor of ' * claim.is_ratio}{claim.shown_floor(floor)} in {what}"
+        f"unknown in {what}, as {claim.why_no_floor(runs, curves)}"
+        if floor is None
+        else f"{'a factor of ' * claim.is_ratio}{claim.shown_floor(floor)} in {what}"
         for what, (claim, floor) in found.items()
-        if floor
+        if floor != 0
     ]
     return f"The floor, {pairs}: {', '.join(parts) or '0'}."
 

@@ -306,7 +306,10 @@ def verdicts_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = Map
     """Return the verdict on each claim, from the finished runs."""
     metric = next((curve.metric for runs in curves.values() for curve in runs.values()), Metric())
     every_run = _every_run(curves, never_finite)
-    return [claim.judge(claim.pairs(every_run), metric, claim.floor(file.floor, every_run)) for claim in file.claims]
+    return [
+        claim.judge(claim.pairs(every_run), claim.metric_in(every_run, metric), claim.floor(file.floor, every_run))
+        for claim in file.claims
+    ]
 
 
 def _every_run(curves: Curves, never_finite: NeverFinite) -> dict[str, dict[int, Curve | None]]:

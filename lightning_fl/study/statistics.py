@@ -13,6 +13,8 @@ from math import inf
 from statistics import fmean, stdev
 
 LEVEL = 0.05
+SAME = 1e-9
+"""Largest difference of values that count as equal."""
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -32,14 +34,14 @@ def _quantile(degrees: int) -> float:
 
 
 def student_p(values: Sequence[float], border: float) -> float:
-    """Return the two-sided p-value for the mean `border`; 1 for one value, and 0 if all values are equal but not `border`."""
+    """Return the two-sided p-value for the mean `border`; 1 for one value or equal ones, which show no deviation."""
     if len(values) < 2:
         return 1.0
     from scipy.stats import t
 
     distance, error = abs(fmean(values) - border), stdev(values) / len(values) ** 0.5
-    if error == 0:
-        return float(distance == 0)
+    if error <= SAME:
+        return 1.0
     return float(2 * t.sf(distance / error, len(values) - 1))
 
 

@@ -120,11 +120,12 @@ def test_an_area_is_larger_or_smaller_only_after_holm_s_correction() -> None:
     found = {
         "dense": {seed: run(2, area, area) for seed, area in base.items()},
         "better": {seed: run(1, area, area + 0.2 + seed / 1000) for seed, area in base.items()},
+        "quantised": {seed: run(1, area, area + 0.01) for seed, area in base.items()},
         "unclear": {seed: run(1, area, area + 0.2 * seed - 0.1) for seed, area in base.items()},
         "worse": {seed: run(3, area, area - 0.2 - seed / 1000) for seed, area in base.items()},
     }
     rows = {row[0]: row for row in efficiency_table(found, Budget(1, 9)).rows}
-    assert [rows[name][1] for name in found] == ["", "larger", "undecided", "smaller"]
+    assert [rows[name][1] for name in found] == ["", "larger", "undecided", "undecided", "smaller"]
     interval = stats.ttest_rel([0.7, 0.801, 0.752], [0.5, 0.6, 0.55]).confidence_interval()
     assert rows["better"][4] == f"+0.201 ({interval.low:+.3f} to {interval.high:+.3f})"
     assert [rows[name][5] for name in ("dense", "better", "worse")] == ["0 %", "100 %", "0 %"]

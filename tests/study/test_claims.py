@@ -1,5 +1,6 @@
 """Test verdicts on claims against scipy's paired t-test."""
 
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, floors
 from lightning_fl.study.statistics import adjusted
 
 ACCURACY, LOSS = Metric("val/accuracy"), Metric("val/loss")
+ALIKE = "undecided, all seeds have the same difference, which gives no interval"
 
 
 def judged(
@@ -62,6 +64,7 @@ def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -
             "reproduced in sign",
         ),  # the interval contains the paper's value, and is wider than it
         ([0.60, 0.61, 0.59], 0.3, "reproduced in sign"),
+        ([0.60, 0.60, 0.605], 0.1, f"not reproduced: {ALIKE}"),
         ([0.60, 0.61, 0.59], -0.1, "not reproduced: the other sign"),
         ([0.60, 0.40, 0.59], 0.1, "not reproduced: undecided, as the interval contains 0"),
         ([0.60, 0.40, 0.59], 0.49, "not reproduced: undecided, as the interval contains 0, and not the paper's value"),
@@ -84,7 +87,9 @@ def test_verdicts_on_differences(ours: list[float], paper: float, outcome: str) 
     [
         ([0.50, 0.495, 0.50], "within the margin; the paper's sign is not seen"),
         ([0.60, 0.60, 0.61], "within the margin; the paper's sign is not seen"),
-        ([0.495, 0.495, 0.50], "reproduced in sign"),
+        ([0.495, 0.494, 0.50], "reproduced in sign"),
+        ([0.50, 0.50, 0.505], "within the margin; the paper's sign is not seen"),  # the same runs
+        ([0.49, 0.49, 0.495], f"not reproduced: {ALIKE}"),
         ([0.50, 0.48, 0.50], "not reproduced: undecided, as the interval contains -0.02"),
         ([0.40, 0.41, 0.40], "not reproduced: the other sign"),
         ([0.49], "one seed: within the margin"),
@@ -120,9 +125,9 @@ def test_verdicts_on_ratios_of_costs(factors: list[float], paper: float, outcome
         ("final", False, 0.0, [0.60, 0.40, 0.59], "does not hold: undecided, as the interval contains 0"),
         ("final", False, 0.0, [0.60], "one seed: ahead"),
         ("final", False, 0.0, [0.40], "one seed: behind"),
-        ("final", False, 0.02, [0.49, 0.49, 0.495], "holds"),
+        ("final", False, 0.02, [0.49, 0.488, 0.495], "holds"),
         ("last", True, 0.0, [0.40, 0.41, 0.39], "holds"),
-        ("last", True, 0.02, [0.51, 0.51, 0.515], "holds"),
+        ("last", True, 0.02, [0.51, 0.51, 0.514], "holds"),
         ("last", True, 0.0, [0.60, 0.61, 0.59], "does not hold: the other sign"),
         ("last", True, 0.0, [0.60], "one seed: behind"),
         ("last", True, 0.02, [0.51], "one seed: within the margin"),
@@ -181,6 +186,15 @@ def test_a_run_that_has_diverged_is_not_judged_by_what_it_had_before() -> None:
     gains = Claim("a gains", "a", "b", "final")
     verdict = gains.judge(gains.pairs({"a": {0: diverged, 1: whole}, "b": {0: whole, 1: whole}}), LOSS)
     assert verdict.outcome == "does not hold: there is no finite value at the end of a in 1 of 2"
+    for number, between, lacks in (
+        ("mean", (1, 3), "not all rounds from 1 to 3 are finite of"),
+        ("rise", None, "not all rounds are finite of"),
+    ):
+        gains = Claim("a gains", "a", "b", number, between=between)
+        verdict = gains.judge(gains.pairs({"a": {0: diverged, 1: whole}, "b": {0: whole, 1: whole}}), LOSS)
+        assert verdict.outcome == f"does not hold: {lacks} a in 1 of 2"
+    early = Claim("a gains", "a", "b", "mean", between=(1, 2))
+    assert early.pairs({"a": {0: diverged}, "b": {0: whole}}) == [Pair(0.25, 0.4)]
     assert Group("a", (diverged, whole)).spread("last") == (None, None, 0), "no mean over the others"
     assert Group("a", (whole, whole)).spread("last") == (0.2, 0.0, 2)
 
@@ -241,7 +255,7 @@ def test_a_method_against_itself_is_the_floor() -> None:
     near, far = (claim.judge(claim.pairs(curves), ACCURACY, floor) for claim in claims)
     assert (near.outcome, far.outcome) == (f"does not hold: below the floor of {floor:.3f}", "holds")
     assert (near.p is None, far.p is None) == (True, False)  # there is nothing to correct
-    assert same.floor([("first", "absent")], curves) == 0
+    assert same.floor([("first", "absent")], curves) is None
 
 
 def test_the_floor_is_told_for_each_value_that_claims_compare() -> None:
@@ -261,6 +275,11 @@ def test_the_floor_is_told_for_each_value_that_claims_compare() -> None:
     assert floors(compared, [("first", "lone")], curves) == "The floor, first from lone, is not run yet."
     same = {"first": curves["first"], "same": curves["first"]}
     assert floors(compared, [("first", "same")], same) == "The floor, first from same: 0."
+    unmet = Claim("", "a", "b", "target_rounds", target=0.5)
+    assert floors([unmet], [("first", "again")], curves) == (
+        "The floor, first from again: "
+        "unknown in rounds to 0.5, as the target was not reached by first in 3 of 3, again in 3 of 3."
+    )
 
 
 def test_a_target_that_the_paper_says_is_never_reached() -> None:
@@ -279,6 +298,38 @@ def test_a_claim_may_be_about_a_column_that_each_run_has_under_its_own_name() ->
     curves = {"a": {0: run([0.9], 1, "val/accuracy_local")}, "b": {0: run([0.3], 1, "val/accuracy_clients_mean")}}
     own = Claim("a", "a", "b", "final", metrics=("val/accuracy_local", "val/accuracy_clients_mean"))
     assert own.pairs(curves) == [Pair(0.9, 0.3)]
+
+
+@pytest.mark.parametrize("of_run", [False, True])
+def test_a_claim_s_own_column_has_the_mode_of_the_run(of_run: bool) -> None:
+    """Test a score that falls by the mode of the study's metric, or by that of the runs' own metric alone."""
+    name, mode = "val/score", {"name": "val/score", "mode": "min"}
+
+    def scored(value: float) -> Curve:
+        record = replace(run([value], 1, name).record, metric=mode)
+        record.columns["val/accuracy"] = np.array([0.5])
+        return Curve(record, Metric(window=1) if of_run else Metric(name, window=1, mode="min"))
+
+    curves = {"a": {0: scored(0.5), 1: scored(0.6)}, "b": {0: scored(1.0), 1: scored(1.2)}}
+    falls = Claim("a falls", "a", "b", "final", metrics=(name,))
+    metric = falls.metric_in(curves, ACCURACY)
+    assert (metric.name, metric.falls) == (name, True)
+    assert falls.judge(falls.pairs(curves), metric).mean == pytest.approx(-0.55)
+    assert replace(falls, metrics=()).metric_in({}, ACCURACY) == ACCURACY
+
+
+def test_a_column_that_a_run_lacks_costs_only_the_claim() -> None:
+    curves = {"a": {0: run([0.9], 1), 1: run([0.9], 1)}, "b": {0: run([0.3], 1, "val/accuracy"), 1: run([0.3], 1)}}
+    curves["b"][0].record.columns["val/own"] = np.array([0.3])
+    own = Claim("a", "a", "b", "final", metrics=("val/own",))
+    outcome = own.judge(own.pairs(curves), ACCURACY).outcome
+    assert outcome == "does not hold: there is no finite val/own of a in 2 of 2, b in 1 of 2"
+
+
+def test_the_rise_of_a_loss_may_exceed_the_loss() -> None:
+    rise = Claim("a falls more", "a", "b", "rise", paper=-0.2)
+    pairs = [Pair(-0.19, 0.01), Pair(-0.2, 0.01), Pair(-0.18, 0.01)]
+    assert rise.judge(pairs, LOSS).outcome == "reproduced in size"
 
 
 @pytest.mark.parametrize("num_bytes", [15.0, 1000.0])
@@ -347,7 +398,7 @@ def test_the_table_has_a_row_for_each_claim() -> None:
     assert first[:2] == ["a is better", "final: a − b"]
     assert first[4:6] == ["0.1", "2.250"]
     assert second == [
-        *("a is better", "uplink: a / b", "not reproduced: the other sign", "stands (q < 0.001)"),
+        *("a is better", "uplink: a / b", f"not reproduced: {ALIKE}", "undecided (q 1)"),
         *("0.5", "2.0", "2.0 to 2.0", "2"),
     ]
     assert third[4] == ""
