@@ -76,8 +76,10 @@ def draw_shares(groups: Sequence[Group], metric: Metric, look: Look) -> Figure |
         without = clean.get(_but(members[0].settings, ADVERSARY))
         places = [(_share(group) or 0.0, group) for group in members] + ([] if without is None else [(0.0, without)])
         if len({place for place, _ in places}) > 1:
-            values = sorted((place, group.spread("final")[0] or 0.0) for place, group in places)
-            points[members[0].label] = values
+            finals = [(place, group.spread("final")[0]) for place, group in places]
+            values = sorted((place, final) for place, final in finals if final is not None)  # others have diverged
+            if len({place for place, _ in values}) > 1:
+                points[members[0].label] = values
     if not points:
         return None
     with matplotlib.rc_context(look.style):

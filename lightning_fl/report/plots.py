@@ -150,7 +150,7 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
         name = BYTES[axis]
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     elif axis == "simulated_seconds":
-        time_unit = unit_of(spent.max() / 2, TIMES)
+        time_unit = unit_of(spent.max() / 2 if len(spent) else 1.0, TIMES)
         unit, name = TIMES[time_unit], f"simulated time ({time_unit})"
     elif axis == "joules":
         name = "estimated energy"
@@ -219,7 +219,8 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
 def _draw_line(axes: Axes, group: Group, style: dict[str, Any], pale: dict[str, Any]) -> None:
     """Draw a line across the axes at the end of a group's curves."""
     mean, spread, _ = group.spread("final")
-    assert mean is not None
+    if mean is None:  # a run has diverged
+        return
     axes.axhline(mean, label=_label(group), linewidth=1.8, **style)
     if spread:
         axes.axhspan(mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)

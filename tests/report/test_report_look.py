@@ -224,6 +224,19 @@ def test_runs_without_bytes_are_lines_across_the_picture_over_bytes(tmp_path: Pa
     assert all(len(line.get_xdata()) == 30 for line in bounds_alone.axes[0].get_lines())
 
 
+def test_a_bound_that_diverges_or_alone_has_simulated_time_ends_no_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(4))
+    groups = groups_of(run, write_run(tmp_path / "bound", [*rising(3), float("nan")], "Centralised", sent=0))
+    figure = draw_curves(groups, Metric(), "uplink", Look())
+    assert figure is not None
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["FedAvg"], "the bound has no end"
+    (run / "metrics.csv").write_text((run / "metrics.csv").read_text().replace("time/simulated_seconds", "other"))
+    timed = groups_of(run, write_run(tmp_path / "other", rising(4), "Centralised", sent=0))
+    figure = draw_curves(timed, Metric(), "simulated_seconds", Look())
+    assert figure is not None
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["Centralised"]
+
+
 def test_a_report_begins_with_the_settings_and_the_commands_of_its_runs(tmp_path: Path) -> None:
     average, proximal = two_runs(tmp_path)
     (Path(proximal) / "config.yaml").rename(Path(proximal) / "settings.yaml")
