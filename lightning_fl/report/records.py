@@ -29,10 +29,11 @@ from lightning_fl.outputs.yaml_files import read_written
 from lightning_fl.report.smoothing import Floats
 from lightning_fl.vectors.kinds import KINDS
 
-ASIDE = re.compile(r"\.|earlier-\d+")
-"""Names of folders whose runs are ignored."""
-BUDGET = re.compile(r"trainer\.callbacks\.\d+\.max_uplink_bytes")
-"""Setting of the `CommunicationMeter` that ends a run."""
+ASIDE = re.compile(r"earlier-\d+(\.moving)?")
+"""Names of folders below a run or a report into which earlier files were moved."""
+BUDGET = re.compile(r"trainer\.callbacks\.(?:\d+\.)?max_(uplink|downlink|total)_bytes")
+"""Settings of the `CommunicationMeter` that end a run."""
+REPORT = "report.md"
 MOST_NAMES = 20
 ENERGY = "energy/total_joules"
 """Column of `EnergyMeter`."""
@@ -150,10 +151,11 @@ def read_run(path: str | Path) -> Record:
 
 
 def _has_spent_its_budget(settings: Mapping[str, Any], columns: Mapping[str, Floats]) -> bool:
-    """True if a `CommunicationMeter` ended the run when its uplink bytes were sent."""
-    budgets = [value for key, value in settings.items() if BUDGET.fullmatch(key) and is_real(value)]
-    sent = columns.get("comm/total_uplink_bytes")
-    return sent is not None and any(sent[-1] >= budget for budget in budgets)
+    """True if a `CommunicationMeter` ended the run when its bytes were sent."""
+    up, down = (columns[COLUMNS[way]][-1] if COLUMNS[way] in columns else 0.0 for way in ("up", "down"))
+    sent = {"uplink": up, "downlink": down, "total": up + down}
+    budgets = [(way[1], value) for key, value in settings.items() if (way := BUDGET.fullmatch(key)) and is_real(value)]
+    return any(sent[way] >= budget for way, budget in budgets)
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
@@ -209,10 +211,23 @@ def _readable(folders: Sequence[Path]) -> tuple[dict[Path, Record], list[str]]:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the folders of the runs below a folder by name, numbers by size, without runs that were moved aside or hidden."""
-    folders = [path.parent for path in folder.rglob(METRICS)]
-    shown = [path for path in folders if not any(map(ASIDE.match, path.relative_to(folder).parts))]
-    return sorted(shown, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.as_posix())])
+    """Return the folders of the runs below a folder by name, numbers by size, without runs that were moved aside or hidden.
+
+    Links are followed, to each folder once.
+    """
+    found, seen = list[Path](), set[Path]()
+    for root, names, files in os.walk(folder, followlinks=True):
+        here = Path(root)
+        if here.resolve() in seen:  # by a link
+            names.clear()
+            continue
+        seen.add(here.resolve())
+        if METRICS in (*files, *names):
+            found.append(here)
+        keeps_earlier = METRICS in files or REPORT in files
+        names[:] = [name for name in names if name[0] != "." and not (keeps_earlier and ASIDE.fullmatch(name))]
+        names.sort(key=lambda name: (here / name).is_symlink())  # a run is called by its own folder
+    return sorted(found, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.as_posix())])
 
 
 def _where_runs_are(folder: Path) -> str:

@@ -394,12 +394,25 @@ def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple], tmp_path:
 # ---------------------------------------------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize(("budget", "lacks_rounds"), [(9000, False), (9001, True), (None, True)])
+@pytest.mark.parametrize(
+    ("way", "budget", "lacks_rounds"),
+    [
+        ("uplink", 9000, False),
+        ("uplink", 9001, True),
+        ("uplink", None, True),
+        ("downlink", 27_000, False),
+        ("total", 36_000, False),
+        ("total", 36_001, True),
+    ],
+)
 def test_a_run_that_has_spent_its_budget_lacks_no_rounds(
-    budget: float | None, lacks_rounds: bool, tmp_path: Path
+    way: str, budget: float | None, lacks_rounds: bool, tmp_path: Path
 ) -> None:
-    meter = {"class_path": "CommunicationMeter", "init_args": {"max_uplink_bytes": budget}}
-    write_run(tmp_path / "a", rising(9), trainer={"max_rounds": 50, "callbacks": [meter]})  # 1,000 bytes a round
+    """Test rounds of 1,000 bytes up and 3,000 down, with a list of one callback and with it alone."""
+    meter = {"class_path": "CommunicationMeter", "init_args": {f"max_{way}_bytes": budget}}
+    write_run(tmp_path / "alone", rising(9), trainer={"max_rounds": 50, "callbacks": meter})
+    assert read_run(tmp_path / "alone").gaps == ("it ends after 9 of 50 rounds",) * lacks_rounds
+    write_run(tmp_path / "a", rising(9), trainer={"max_rounds": 50, "callbacks": [meter]})
     assert read_run(tmp_path / "a").gaps == ("it ends after 9 of 50 rounds",) * lacks_rounds
 
 

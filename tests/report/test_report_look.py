@@ -16,7 +16,7 @@ from lightning_fl.outputs.figures import Look
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Metric
 from lightning_fl.report.plots import draw_bits, draw_curves, draw_panels
-from lightning_fl.report.records import read_runs
+from lightning_fl.report.records import read_runs, runs_below
 
 
 def two_runs(folder: Path) -> list[str]:
@@ -279,6 +279,16 @@ def test_a_look_that_is_impossible_is_refused_in_one_sentence(tmp_path: Path, fl
     with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
         report([*two_runs(tmp_path), "--out", str(tmp_path / "out"), *flags])
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_below_are_those_behind_links_and_in_folders_named_like_those_moved_aside(tmp_path: Path) -> None:
+    (below := tmp_path / "runs").mkdir()
+    for name in ("runs/earlier-2024/q", "runs/earlier-2/q", "runs/one", "runs/one/earlier-1", "elsewhere"):
+        write_run(tmp_path / name, rising(1))
+    (below / "link").symlink_to(tmp_path / "elsewhere")
+    (below / "circle").symlink_to(below)
+    found = [path.relative_to(below).as_posix() for path in runs_below(below)]
+    assert found == ["earlier-2/q", "earlier-2024/q", "link", "one"]
 
 
 @pytest.mark.matrix
