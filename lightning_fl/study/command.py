@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from argparse import ArgumentParser, Namespace
@@ -15,8 +14,10 @@ from typing import Any
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import CommandParser, require
+from lightning_fl.outputs.cores import usable_cores
 from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.json_text import json_text
+from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import remove_empty, require_writable
 from lightning_fl.outputs.traffic import COSTS, in_words
 from lightning_fl.outputs.units import in_bytes
@@ -86,7 +87,7 @@ def study(
     path = find(parsed.file)
     file = read_study(path)
     out = Path(parsed.out) if parsed.out else folder_of(path)
-    cores = os.cpu_count() or 1
+    cores = len(usable_cores())
     jobs = cores if parsed.jobs is None else parsed.jobs
     check_whole("--jobs", jobs, 1)
     # A part of the runs also divides the cores by the jobs of the whole study, because threads decide the last bits.
@@ -97,6 +98,7 @@ def study(
         parsed.dry_run or not parsed.json,
         "--json of a study needs --dry_run; `lightning-fl report FILE --json` is its report.",
     )
+    planned_fit = None if plan is None else _like_the_runs(plan, file, threads)
     part_of([], parsed.part)  # refuses an invalid part before a search that takes hours
     searches = None
     if file.search is not None:
@@ -107,7 +109,7 @@ def study(
                 not parsed.json,
                 "--json lists the runs of a study, but the search has not found them yet: leave it out.",
             )
-            return _search_costs(file, searches, out, resolve, jobs, threads, plan), True
+            return _search_costs(file, searches, out, resolve, jobs, threads, planned_fit), True
     if not parsed.dry_run:
         remove_empty(require_writable(str(out / "report"), flag="--out"))
     if searches is not None:
@@ -119,10 +121,11 @@ def study(
     runs = part_of(every_run, parsed.part)
     if parsed.dry_run and parsed.json:
         planned = [{**_planned(run, threads), "is_done": is_done(run)} for run in runs]
-        return json_text("study_plan", {"runs": planned, "plans": {} if plan is None else plans_of(runs, plan)}), True
+        plans = {} if planned_fit is None else plans_of(runs, planned_fit)
+        return json_text("study_plan", {"runs": planned, "plans": plans}), True
     if parsed.dry_run:
         commands = [shlex.join(["lightning-fl", *command(run, threads)]) for run in runs]
-        return "\n".join([*commands, *([] if plan is None else costs(runs, jobs, plan))]), True
+        return "\n".join([*commands, *([] if planned_fit is None else costs(runs, jobs, planned_fit))]), True
     outcome = train(runs, jobs, threads, parsed.retry, _num_accelerators())
     done = outcome.done if runs == every_run else [run for run in every_run if is_done(run)]
     said = []
@@ -131,6 +134,15 @@ def study(
         said = [_reported(file, parsed.file, out, done, flags.build_parser().parse_args(words), searches)]
     left = _left(outcome)
     return "\n".join([*said, *left]), not left
+
+
+def _like_the_runs(plan: PlanFit, file: StudyFile, threads: int) -> PlanFit:
+    """Return a function that plans a fit with the threads that the study's runs get, within the budget of its search."""
+
+    def planned(arguments: Sequence[str]) -> Plan:
+        return plan((f"--trainer.threads={threads}", *arguments))
+
+    return planned if file.search is None else within_budget(planned, file.search)
 
 
 def _num_accelerators() -> int:
@@ -157,7 +169,7 @@ def _search_costs(
     ]
     if plan is not None:
         runs = [*searches.runs_left(), *file.runs(out, resolve)]
-        lines += costs(runs, jobs, within_budget(plan, file.search))
+        lines += costs(runs, jobs, plan)
         left, seeds = counted(len(searches.runs_left()), "trial"), counted(len(file.seeds), "run")
         lines.append(f"# These are {left} and {seeds} of each winner, each at the cost of the first trial.")
     return "\n".join(lines)

@@ -150,7 +150,8 @@ class _Listed:
             return ""
         trained = sum(map(_rounds_logged, self.to_train)) - self.known
         seconds = (time.monotonic() - self.began) * self.rounds_left(runs) / trained if trained > 0 else 0.0
-        about = f", about {_duration(seconds)}" if round(seconds) else ""
+        how = "at most" if self._may_end_early(runs) else "about"
+        about = f", {how} {_duration(seconds)}" if round(seconds) else ""
         return f" ({len(runs)} of {len(self.to_train)} left{about})"
 
     def rounds_left(self, runs: Sequence[PlannedRun]) -> int:
@@ -158,11 +159,22 @@ class _Listed:
 
         A budget or a target may end runs before their last round.
         """
+        ended = self._rounds_ended()
+        return sum(max(0, max(ended[run.cell], default=run.num_rounds) - _rounds_logged(run)) for run in runs)
+
+    def _rounds_ended(self) -> defaultdict[str, list[int]]:
+        """Return the rounds of the ended runs of each combination."""
         ended = defaultdict[str, list[int]](list)
         for run in self.runs:
             if (run.folder / DONE).is_file():
                 ended[run.cell].append(_rounds_logged(run))
-        return sum(max(0, max(ended[run.cell], default=run.num_rounds) - _rounds_logged(run)) for run in runs)
+        return ended
+
+    def _may_end_early(self, runs: Sequence[PlannedRun]) -> bool:
+        """True if some of these runs, of combinations without an ended run, may end early, as another combination has."""
+        ended, planned = self._rounds_ended(), {run.cell: run.num_rounds for run in self.runs}
+        has_unknown = any(run.cell not in ended for run in runs)
+        return has_unknown and any(max(rounds) < planned[cell] for cell, rounds in ended.items())
 
     def rounds_done(self) -> int:
         return sum(map(rounds_done, self.runs))
@@ -346,7 +358,7 @@ def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) ->
         (run.folder / name).unlink(missing_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(device)
+        environment["CUDA_VISIBLE_DEVICES"] = _name_of(device)
     with (run.folder / OUTPUT).open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", WATCH + PROGRAM, *words],
@@ -358,6 +370,12 @@ def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) ->
             # The fit also holds the lock, so that a study that is killed and started again does not train the run twice.
             pass_fds=(lock.fileno(),) if os.name == "posix" else (),
         )
+
+
+def _name_of(device: int) -> str:
+    """Return the name of one of the GPUs that the study itself may use."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return names[device] if any(names) else str(device)
 
 
 def _end(fit: _Fit, supply: Supply, bar: tqdm[Any], active: Sequence[PlannedRun]) -> None:

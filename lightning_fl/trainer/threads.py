@@ -12,6 +12,8 @@ import os
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.outputs.cores import usable_cores
+from lightning_fl.processes import gather_objects
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 WORK_OF_TWO = 8_000_000
@@ -24,13 +26,14 @@ WORK_OF_A_THREAD = 20_000_000
 IS_GIVEN = "OMP_NUM_THREADS" in os.environ
 
 
-def choose_threads(wanted: int | None, work: int | None, num_processes: int) -> int:
+def choose_threads(wanted: int | None, work: int | None, num_processes: int, num_cores: int) -> int:
     """Return the number of threads for each process.
 
     Args:
         wanted: value of the trainer's flag `threads`; None to choose.
         work: multiply-accumulates of the forward pass of a step's samples; None if they are unknown.
         num_processes: processes on this machine.
+        num_cores: cores that these processes may use.
 
     Returns:
         `wanted`; or torch's present number if OMP_NUM_THREADS is set or the work is unknown; or one below `WORK_OF_TWO`, and
@@ -41,7 +44,7 @@ def choose_threads(wanted: int | None, work: int | None, num_processes: int) -> 
         return wanted
     if IS_GIVEN or work is None:
         return present
-    share = max(1, min(present, (os.cpu_count() or 1) // num_processes))
+    share = max(1, min(present, num_cores // num_processes))
     return 1 if work < WORK_OF_TWO else min(share, max(2, work // WORK_OF_A_THREAD))
 
 
@@ -56,7 +59,8 @@ def set_threads(trainer: TrainerInterface, work: int | None) -> None:
         return
     present = torch.get_num_threads()
     num_processes = trainer.world_size // trainer.num_nodes
-    chosen = trainer.fabric.broadcast(choose_threads(trainer.threads, work, num_processes))
+    num_cores = len(set[int]().union(*gather_objects(trainer.fabric, usable_cores())))  # each may have its own
+    chosen = trainer.fabric.broadcast(choose_threads(trainer.threads, work, num_processes, num_cores))
     torch.set_num_threads(chosen)
     if trainer.threads is None and chosen > 1 and is_busy(chosen * num_processes):
         rank_zero_info(

@@ -281,6 +281,10 @@ def test_runs_that_a_budget_ends_early_count_as_long_as_those_before(tmp_path: P
     same.folder.mkdir()
     (same.folder / "metrics.csv").write_bytes(b"round,loss\r\n9,1\r\n")
     assert listed.rounds_left([same]) == 15
+    listed.known, listed.waiting = -10, []  # ten rounds trained
+    listed.began -= 100
+    assert ", about " in listed.left([same])
+    assert ", at most " in listed.left([same, other]), "other may end early as well"
 
 
 def test_a_fit_that_is_killed_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,3 +307,7 @@ def test_several_accelerators_are_given_in_turn(tmp_path: Path, monkeypatch: pyt
         train(runs, jobs=2, threads=1, retry=False, num_accelerators=num_accelerators)
         assert {(run.folder / "device").read_text() for run in runs} == expected
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-7c2f")  # of a job
+    runs = [PlannedRun(cell, 0, tmp_path / "job" / cell, (), 1) for cell in "ab"]
+    train(runs, jobs=2, threads=1, retry=False, num_accelerators=2)
+    assert {(run.folder / "device").read_text() for run in runs} == {"3", "GPU-7c2f"}

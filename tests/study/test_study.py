@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,11 @@ from made_runs import rising, write_run
 
 from lightning_fl.cli import main
 from lightning_fl.cli.planned_fit import resolve
+from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import Look
+from lightning_fl.outputs.plan import Plan
 from lightning_fl.report.flags import build_parser
-from lightning_fl.study.command import _reported, part_of
+from lightning_fl.study.command import _reported, part_of, study
 from lightning_fl.study.searches import open_searches
 from lightning_fl.study.study_file import PlannedRun, read_study
 
@@ -54,6 +57,24 @@ def written(**content: Any) -> Path:
     path = Path("study.yaml")
     path.write_text(yaml.safe_dump({"base": SMALL, "seeds": [0, 1], "grid": grid, **content}, sort_keys=False))
     return path
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores")
+def test_a_study_divides_the_cores_of_its_job_and_is_planned_with_as_many_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def plan(arguments: Sequence[str]) -> Plan:
+        seen.append(arguments[0])
+        raise UserError("no plan.")
+
+    seen = list[str]()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(6)})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    words = [str(written(grid={"method": {"FedAvg": []}})), "--dry_run"]
+    for more in ([], ["--json"]):
+        said, _ = study([*words, *more], lambda _: {"trainer": {"max_rounds": 1}}, plan=plan)
+        assert seen.pop() == "--trainer.threads=3"
+        assert said.count("--trainer.threads=3") == 2, "two runs at once share six cores"
 
 
 def rows(folder: Path) -> list[str]:

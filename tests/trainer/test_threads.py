@@ -1,6 +1,7 @@
 """Test the number of threads: a rule, the flag, OMP_NUM_THREADS, and what a checkpoint keeps."""
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +28,47 @@ class Seen(Callback):
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend a machine of 16 cores and no OMP_NUM_THREADS, with as many threads."""
+    """Pretend 16 threads of torch and no OMP_NUM_THREADS."""
     monkeypatch.setattr(threads, "IS_GIVEN", False)
-    monkeypatch.setattr(threads.os, "cpu_count", lambda: 16)
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 16)
 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
-    ("work", "num_processes", "expected"),
+    ("work", "num_processes", "num_cores", "expected"),
     [
-        (WORK_OF_TWO - 1, 1, 1),
-        (0, 1, 1),
-        (WORK_OF_TWO, 1, 2),
-        (3 * WORK_OF_A_THREAD, 1, 3),
-        (100 * WORK_OF_A_THREAD, 1, 16),
-        (100 * WORK_OF_A_THREAD, 4, 4),
-        (100 * WORK_OF_A_THREAD, 32, 1),
-        (None, 1, 16),
+        (WORK_OF_TWO - 1, 1, 16, 1),
+        (0, 1, 16, 1),
+        (WORK_OF_TWO, 1, 16, 2),
+        (3 * WORK_OF_A_THREAD, 1, 16, 3),
+        (100 * WORK_OF_A_THREAD, 1, 16, 16),
+        (100 * WORK_OF_A_THREAD, 4, 16, 4),
+        (100 * WORK_OF_A_THREAD, 32, 16, 1),
+        (100 * WORK_OF_A_THREAD, 2, 8, 4),
+        (None, 1, 16, 16),
     ],
 )
 def test_larger_steps_get_more_threads_and_processes_share_the_cores(
-    work: int | None, num_processes: int, expected: int
+    work: int | None, num_processes: int, num_cores: int, expected: int
 ) -> None:
-    assert choose_threads(None, work, num_processes) == expected
+    assert choose_threads(None, work, num_processes, num_cores) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores")
+def test_a_fit_counts_the_cores_of_its_job(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    monkeypatch.setattr(threads, "choose_threads", lambda *given: seen.append(given[-1]) or 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    make_trainer().fit(Perceptron(), federation())
+    assert seen == [3]
 
 
 @pytest.mark.usefixtures("machine")
 def test_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_threads(3, 0, 1) == 3
+    assert choose_threads(3, 0, 1, 16) == 3
     monkeypatch.setattr(threads, "IS_GIVEN", True)
-    assert choose_threads(None, 0, 1) == 16
+    assert choose_threads(None, 0, 1, 16) == 16
 
 
 def test_fit_uses_them_and_gives_the_old_number_back(make_trainer: MakeTrainer) -> None:
