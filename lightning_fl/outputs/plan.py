@@ -18,7 +18,7 @@ class Plan:
 
     Attributes:
         algorithm: name of the method.
-        rounds: rounds of the run.
+        rounds: rounds of the run, up to the last one that a budget of bytes pays for.
         clients: clients of a round.
         setup_uplink_bytes: bytes from clients to the server before the first round.
         setup_downlink_bytes: bytes from the server to clients before the first round.

@@ -94,31 +94,48 @@ def machine_bytes() -> int | None:
         return None
 
 
+def rounds_paid(trainer: TrainerInterface, sent: Any) -> int:
+    """Return the round after which a budget of bytes ends the run, or the number of all rounds.
+
+    Args:
+        trainer: trainer with the user's flags.
+        sent: bytes until the end of each round (rounds,) by direction.
+    """
+    rounds = len(sent["up"])
+    return rounds if trainer.min_steps else min((last for *_, last in _spent_budgets(trainer, sent)), default=rounds)
+
+
+def _spent_budgets(trainer: TrainerInterface, sent: Any) -> Iterator[tuple[str, str, float, int]]:
+    """Yield the callback, direction, bytes and last round of each budget that is spent before the last round."""
+    for callback in trainer.given_callbacks:
+        limits = callback.max_bytes if isinstance(callback, CommunicationMeter) else {}
+        for traffic, most in limits.items():
+            if len(sent[traffic]) and sent[traffic][-1] > most:
+                last = max(int(np.argmax(sent[traffic] >= most)) + 1, trainer.min_rounds or 1)
+                yield type(callback).__name__, traffic, most, last
+
+
 def exceeded(plan: Plan, trainer: TrainerInterface, sent: Any, states: StatesToKeep) -> Iterator[str]:
     """Yield a sentence about each limit that the run would exceed.
 
     Args:
         plan: the plan.
         trainer: trainer with the user's flags.
-        sent: bytes until the end of each round (rounds,) by direction.
+        sent: bytes until the end of each round (rounds,) by direction, also of rounds after a budget is spent.
         states: states of the clients.
     """
     from shutil import disk_usage
 
-    for callback in trainer.given_callbacks:
-        limits = callback.max_bytes if isinstance(callback, CommunicationMeter) else {}
-        for traffic, most in limits.items():
-            if len(sent[traffic]) and sent[traffic][-1] > most:
-                last = int(np.argmax(sent[traffic] >= most)) + 1
-                yield (
-                    f"{type(callback).__name__} will stop the run after round {last:,} of {plan.rounds:,}: its limit of "
-                    f"{in_words(traffic)} is {in_bytes(most)}."
-                )
+    rounds = len(sent["up"])
+    for name, traffic, most, last in _spent_budgets(trainer, sent):
+        yield (
+            f"{name} will stop the run after round {last:,} of {rounds:,}: its limit of {in_words(traffic)} is {in_bytes(most)}."
+        )
     limit = None if trainer.timer is None else trainer.timer.time_remaining()
     if limit is not None and plan.seconds > limit:
         last = int(max(0.0, limit - plan.setup_seconds) / max(1e-9, plan.seconds - plan.setup_seconds) * plan.rounds)
         last = max(1, last)  # no round is broken off
-        yield f"max_time will stop the run after about round {last:,} of {plan.rounds:,}: it is {duration(limit)}."
+        yield f"max_time will stop the run after about round {last:,} of {rounds:,}: it is {duration(limit)}."
     there = machine_bytes()
     if plan.memory_bytes is not None and there is not None and plan.memory_bytes > there:
         keep = ", most of it for states of clients, which trainer.client_states disk keeps in files"

@@ -38,6 +38,7 @@ from lightning_fl.plan.needed_resources import (
     checkpoint_bytes,
     exceeded,
     peak_bytes,
+    rounds_paid,
 )
 from lightning_fl.plan.short_training import ShortTraining
 from lightning_fl.processes import gather_objects
@@ -290,6 +291,10 @@ class _Rehearsal(Callback):
         stage, engine = self._trainer, self.engine
         rounds = self._num_rounds()
         up, down = (_continued(rehearsed.bits(way), rounds) for way in ("up", "down"))
+        ways = (np.cumsum([rehearsed.setup_bits.get(way, 0), *of])[1:] / 8 for way, of in (("up", up), ("down", down)))
+        sent = in_directions(*ways)
+        rounds = rounds_paid(trainer, sent)
+        up, down = up[:rounds], down[:rounds]
         totals = {way: rehearsed.setup_bits.get(way, 0) + sum(bits) for way, bits in (("up", up), ("down", down))}
         steps, macs = _continued(rehearsed.steps, rounds), _continued(rehearsed.macs, rounds)
         if rounds > len(rehearsed.steps) and (share := self._share_of_last_round(rounds)) != 1:
@@ -302,7 +307,8 @@ class _Rehearsal(Callback):
             for name, every in evaluations.items()
             if every
         )
-        beside_others = sum(rehearsed.beside_seconds) + beside * (rounds - len(rehearsed.beside_seconds))
+        known_seconds = rehearsed.beside_seconds[:rounds]
+        beside_others = sum(known_seconds) + beside * (rounds - len(known_seconds))
         seconds = rehearsed.setup_seconds + beside_others + rounds * rehearsed.training_seconds + evaluation_seconds
         simulated = [row["time/simulated_seconds"] for row in rehearsed.rows]
         states = StatesToKeep.of(engine, rounds, trainer.checkpoint_every_n_rounds)
@@ -324,7 +330,7 @@ class _Rehearsal(Callback):
             downlink_bytes=_bytes(totals["down"]),
             is_fixed=False,
             has_fixed_work=False,
-            rehearsed_rounds=len(rehearsed.rows),
+            rehearsed_rounds=min(rounds, len(rehearsed.rows)),
             round_steps=sum(steps[:1]),
             steps=rehearsed.setup_steps + sum(steps),
             macs=None if engine.network.macs is None else 3.0 * sum(macs),
@@ -337,8 +343,6 @@ class _Rehearsal(Callback):
             accelerator_bytes=rehearsed.accelerator_peak,
             disk_bytes=disk,
         )
-        ways = (np.cumsum([rehearsed.setup_bits.get(way, 0), *of])[1:] / 8 for way, of in (("up", up), ("down", down)))
-        sent = in_directions(*ways)
         return replace(plan, warnings=tuple(exceeded(plan, trainer, sent, states)))
 
 
@@ -434,8 +438,8 @@ def _disturb(run: Run) -> None:
 
 
 def _continued(counts: Sequence[int], rounds: int) -> list[int]:
-    """Return the counts of all rounds, given those of the first ones, the last of which the others repeat."""
-    return [*counts, *[*counts[-1:]] * (rounds - len(counts))]
+    """Return the counts of so many rounds, given those of the first ones, the last of which further rounds repeat."""
+    return [*counts[:rounds], *[*counts[-1:]] * (rounds - len(counts))]
 
 
 def _bytes(bits: int) -> float:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from math import ceil
 from pathlib import Path
 
 from lightning_fl.errors import UserError, collecting, require
@@ -168,19 +167,13 @@ def _check_taken(words: Sequence[str], flags: Mapping[str, Range], resolve: Reso
 
 
 def within_budget(plan: PlanFit, file: SearchFile) -> PlanFit:
-    """Return a function that plans a fit until its budget is spent, and warns if its last round comes earlier."""
+    """Return a function that plans a fit, and warns if its last round comes before its budget is spent."""
 
     def planned(arguments: Sequence[str]) -> Plan:
         costs, budget = plan(arguments), file.budget
-        if budget is None:
-            return costs
-        if costs.uplink_bytes < budget:
+        if budget is not None and costs.uplink_bytes < budget:
             said = f"the last of its {costs.rounds} rounds comes before {in_bytes(budget)} are sent: raise trainer.max_rounds."
             return replace(costs, warnings=(*costs.warnings, said))
-        before, every = costs.setup_uplink_bytes, (costs.uplink_bytes - costs.setup_uplink_bytes) / costs.rounds
-        share = min(1.0, ceil(max(budget - before, 1) / every) / costs.rounds)
-        downlink = costs.setup_downlink_bytes + share * (costs.downlink_bytes - costs.setup_downlink_bytes)
-        uplink = before + share * (costs.uplink_bytes - before)
-        return replace(costs, uplink_bytes=uplink, downlink_bytes=downlink, seconds=share * costs.seconds)
+        return costs
 
     return planned

@@ -103,6 +103,7 @@ def test_a_plan_has_the_bytes_and_steps_of_the_run(name: str, make_trainer: Make
         {"local_steps": 3, "accumulate_grad_batches": 2},
         {"callbacks": MagnitudePruning(rate=0.4, prune_epoch=1)},
         {"callbacks": CommunicationMeter(max_uplink_bytes=1e9)},
+        {"callbacks": [CommunicationMeter(max_total_bytes=1500)]},  # ends the run after its second round
         {"client_states": "disk"},
     ],
     ids=lambda flags: next(iter(flags)),
@@ -113,6 +114,7 @@ def test_flags_and_prunings_are_in_a_plan(flags: dict[str, Any], make_trainer: M
     trainer.fit(module, federation(), FedProx(mu=0.1))
     assert plan.is_exact
     assert (plan.uplink_bytes, plan.downlink_bytes, plan.steps) == costs(trainer)
+    assert plan.rounds == trainer.current_epoch
 
 
 def test_batches_of_one_sample_are_no_steps_of_the_set_up(make_trainer: MakeTrainer) -> None:
