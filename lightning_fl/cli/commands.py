@@ -101,7 +101,7 @@ def _answer_at_once(words: list[str]) -> str | None:
     if words[1:] in (["-h"], ["--help"]) and (help_text := kept_help.help_of(first)):
         return help_text.rstrip("\n")
     if first == "list":
-        if words[1:] in (["-h"], ["--help"]):
+        if {"-h", "--help"} & {*words[1:]}:
             return catalogue.help_text()
         flags = {word for word in words[1:] if word in ("--source", "--json")}
         names = [word for word in words[1:] if word not in flags]

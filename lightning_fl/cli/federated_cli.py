@@ -249,7 +249,11 @@ class FederatedCLI(LightningCLI):
             self._check_variables(parser, words[0])
         super().parse_arguments(parser, args)
         self._check_variables(parser, self.config.subcommand)
-        self.config[self.config.subcommand].pop("json", None)  # it is no setting of the run
+        is_json = self.config[self.config.subcommand].pop("json", None)  # it is no setting of the run
+        require(
+            not is_json or self._is_json,
+            "json is only a flag of the command line: take it out of files and environment variables, and give --json.",
+        )
         config = self.config[self.config.subcommand].as_dict()
         check_inner_files(config)
         check_numbers(words, config)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, NoReturn
 
 import yaml
@@ -12,7 +13,7 @@ import yaml
 from lightning_fl.cli.error_messages import explain
 from lightning_fl.cli.failures import sentence_of
 from lightning_fl.cli.federated_cli import FederatedArgumentParser, FederatedCLI
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.quiet import NOTES, quiet
 
@@ -65,8 +66,13 @@ def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
     Raises:
         UserError: an argument, or a value in a file, is not allowed.
     """
+    require(
+        "--json" not in arguments, "the arguments contain --json, which only a command of its own takes: leave it out."
+    )
     with _sentences(), quiet(*NOTES):
-        return _configuration(_made(arguments))
+        cli = _made(arguments)
+        require(not cli.config.fit.get("dry_run"), "the arguments contain dry_run, which trains nothing: leave it out.")
+        return _configuration(cli)
 
 
 def plan(arguments: Sequence[str]) -> Plan:
@@ -88,7 +94,7 @@ def plan(arguments: Sequence[str]) -> Plan:
 
 def _made(arguments: Sequence[str], kind: type[_PlannedFit] = _PlannedFit) -> _PlannedFit:
     """Return the command, up to where its kind ends."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.filterwarnings("ignore", "LightningCLI's args parameter")
         return kind(args=["fit", *arguments], parser_class=_PlannedParser)
 
@@ -105,6 +111,10 @@ def _sentences() -> Iterator[None]:
         yield
     except _Refused as refused:
         raise UserError(str(refused)) from refused
+    except SystemExit as ended:
+        raise UserError(
+            "the arguments contain a flag that prints and trains nothing, such as --help or --print_config: leave it out."
+        ) from ended
     except Exception as error:
         sentence = sentence_of(error)
         if sentence is None:

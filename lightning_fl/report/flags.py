@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from lightning_fl.checks import check_choice
 from lightning_fl.errors import CommandParser, UserError, require
@@ -15,6 +15,13 @@ PANELS_SIZE = (7.5, 2.8)
 """Width and height in inches of a picture with panels."""
 
 
+def _given(text: str) -> str:
+    """Return a value of a flag that must not be empty, as a variable of the shell that is not set makes it."""
+    if not text.strip():
+        raise ArgumentTypeError("it is empty; perhaps a variable of the shell is not set")
+    return text
+
+
 def build_parser() -> ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
@@ -25,13 +32,16 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "runs",
         nargs="+",
+        type=_given,
         metavar="RUN",
         help="folder of a run (its trainer.default_root_dir), or a folder with runs below it; the report keeps this order. A "
         "study file stands for its finished runs, in the folder where the study writes them or in DIR, its --out; runs of "
         "earlier versions of the file are left out",
     )
     parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
-    parser.add_argument("--metric", help="column of metrics.csv to compare (default: the runs' own metric)")
+    parser.add_argument(
+        "--metric", type=_given, help="column of metrics.csv to compare (default: the runs' own metric)"
+    )
     parser.add_argument(
         "--window",
         type=int,
@@ -45,7 +55,9 @@ def build_parser() -> ArgumentParser:
         help="bytes by which methods are compared in pictures and LaTeX tables: uplink, downlink, or their sum "
         "(default: %(default)s)",
     )
-    parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=_given, default="report", metavar="DIR", help="folder to write into (default: %(default)s)"
+    )
     parser.add_argument(
         "--paper", metavar="PAPER:TABLE", help="also show a published table, such as feddumap:10 or fedadam-ssm:I"
     )

@@ -33,6 +33,7 @@ from lightning_fl.study.costs import PlanFit, costs, plans_of
 from lightning_fl.study.runner import Outcome, command, is_done, train, train_all
 from lightning_fl.study.search_report import search_parts
 from lightning_fl.study.searches import Searches, open_searches, within_budget
+from lightning_fl.study.statistics import LEVEL, adjusted
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
 
 
@@ -128,10 +129,10 @@ def study(
         return "\n".join([*commands, *([] if planned_fit is None else costs(runs, jobs, planned_fit))]), True
     outcome = train(runs, jobs, threads, parsed.retry, _num_accelerators())
     done = outcome.done if runs == every_run else [run for run in every_run if is_done(run)]
-    said = []
+    said = [] if runs else ["This part has no runs."]
     if done:
         words = [str(path), *file.report_flags, "--out", str(out / "report"), "--html"]
-        said = [_reported(file, parsed.file, out, done, flags.build_parser().parse_args(words), searches)]
+        said.append(_reported(file, parsed.file, out, done, flags.build_parser().parse_args(words), searches))
     left = _left(outcome)
     return "\n".join([*said, *left]), not left
 
@@ -287,8 +288,10 @@ def _reported(
         content = {"study": Path(name).stem, "left_out": left_out}
         if is_files_own:
             verdicts = verdicts_of(file, curves, never_finite)
+            q_values = adjusted([verdict.p for verdict in verdicts])
             content["claims"] = [
-                {**asdict(claim), **asdict(verdict)} for claim, verdict in zip(file.claims, verdicts, strict=True)
+                {**asdict(claim), **asdict(verdict), "q": q, "stands": None if q is None else q <= LEVEL}
+                for claim, verdict, q in zip(file.claims, verdicts, q_values, strict=True)
             ]
             content["budgets"] = [_content(budget, curves) for budget in file.budgets]
     lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}

@@ -51,7 +51,7 @@ def costs(runs: Sequence[PlannedRun], jobs: int, plan: PlanFit) -> list[str]:
         if not is_done(run):
             left.setdefault(run.cell, []).append(run)
     if not left:
-        return ["# All runs are finished."]
+        return ["# All runs are finished." if runs else "# This part has no runs."]
     planned_costs, unknown, said = dict[str, tuple[int, _Costs]](), list[str](), list[str]()
     for cell, cell_runs in tqdm(left.items(), desc="Planning", unit="cell", leave=False, disable=None):
         try:

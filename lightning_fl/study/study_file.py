@@ -61,6 +61,8 @@ MOST_COMBINATIONS, MOST_RUNS = 10_000, 100_000
 """Largest numbers of combinations of a grid and of runs of a study; a check of one combination takes most of a second."""
 LONGEST_NAME = 200
 """Largest length of a cell's name in bytes, because it names a folder."""
+SET = ("--seed_everything", "--data.seed", "--trainer.default_root_dir")
+"""Flags that a study sets for each run."""
 BLANK = re.compile(r"^([^\s=]+)\s+")
 """Flag, and the blank before its value."""
 Resolve = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -363,6 +365,8 @@ def _words(content: Any, what: str) -> tuple[str, ...]:
     words = [BLANK.sub(r"\1=", word) if word.startswith("-") else f"--config={word}" for word in content]
     for word in words:
         path = os.path.expanduser(word.removeprefix("--config="))
+        flag = word.partition("=")[0]
+        require(flag not in SET, f"{what} has {flag}, but the study sets it for each run: leave it out.")
         is_pipe = word.startswith("--config=") and os.path.exists(path) and not os.path.isfile(path)
         require(
             not is_pipe or os.path.isdir(path),

@@ -55,6 +55,18 @@ def test_a_fit_prints_its_final_table(lightning_fl: Command) -> None:
     assert "json" not in yaml.safe_load(Path("runs/quickstart/config.yaml").read_text()), "no setting of the run"
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_json_is_a_flag_of_the_command_line_alone(
+    is_file: bool, lightning_fl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("more.yaml").write_text("json: true" if is_file else "seed_everything: 1")
+    if not is_file:
+        monkeypatch.setenv("PL_FIT__JSON", "true")
+    said = lightning_fl("fit", *SHORT, "--config", "more.yaml").sentence
+    assert "json is only a flag of the command line" in said
+    assert not Path("runs").exists()
+
+
 def test_a_plan_has_the_costs_that_people_read(lightning_fl: Command) -> None:
     found = document("plan", lightning_fl("fit", *SHORT, "--dry_run", "--json").out)
     assert found["uplink_bytes"] == 2 * found["round_uplink_bytes"] > 0
@@ -114,6 +126,7 @@ def test_a_study_has_its_plan_and_later_its_claims_and_budgets(lightning_fl: Com
     found = document("report", lightning_fl("report", "study.yaml", "--json").out)
     (claim,) = found["claims"]
     assert claim["outcome"] == "does not hold: undecided, as the interval contains 1"
+    assert (claim["q"], claim["stands"]) == (1, False)
     (budget,) = found["budgets"]
     assert [(run["cell"], run["best"]) for run in budget["runs"]] == [
         *(("FedAvg", 0.45), ("FedAvg", 0.45), ("FedProx", 0.54), ("FedProx", 0.54)),

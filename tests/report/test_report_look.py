@@ -268,6 +268,13 @@ def test_labels_and_order_are_the_users(tmp_path: Path) -> None:
         (["--size", "0x3"], "size in inches must lie in [1, 100], got 0.0."),
         (["--dpi", "0"], "dpi must lie in [10, 2400], got 0."),
         (["--font-size", "0"], "font_size in points must lie in [1, 100], got 0.0."),
+        *(
+            (
+                [flag, ""],
+                f"lightning-fl report: argument {flag}: it is empty; perhaps a variable of the shell is not set.",
+            )
+            for flag in ("--metric", "--out")
+        ),
         (
             ["--window", "3"],
             "window must be 1 (no smoothing) or an odd number from 5 on, got 3: the filter fits a cubic to the window, and a "

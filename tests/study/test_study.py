@@ -226,6 +226,25 @@ def test_a_dry_run_prints_commands_that_can_be_run(capsys: pytest.CaptureFixture
     assert not Path("here").exists()
 
 
+@pytest.mark.parametrize("flag", ["--print_config", "--help", "--dry_run", "--json"])
+def test_a_flag_that_trains_nothing_is_refused_in_a_study(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="leave it out"):
+        resolve([*SMALL, flag])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_part_without_runs_says_so() -> None:
+    def resolved(_: Sequence[str]) -> dict[str, Any]:
+        return {"trainer": {"max_rounds": 1}}
+
+    def plan(_: Sequence[str]) -> Plan:
+        raise AssertionError("nothing to plan")
+
+    words = [str(written(seeds=[0], grid={"method": {"FedAvg": []}})), "--part=2/2"]
+    assert study([*words, "--dry_run"], resolved, plan=plan) == ("# This part has no runs.", True)
+    assert study(words, resolved) == ("This part has no runs.", True)
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_dry_run_shows_on_a_terminal_how_far_it_is(
     is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

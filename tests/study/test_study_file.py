@@ -94,10 +94,10 @@ def test_a_method_may_stand_beside_itself_as_the_floor(tmp_path: Path) -> None:
 
 
 def test_a_flag_may_be_separated_from_its_value_by_a_blank(tmp_path: Path) -> None:
-    words = ["--algorithm FedProx", "--algorithm.mu  0.1", "--trainer.default_root_dir=my runs", "my file.yaml"]
+    words = ["--algorithm FedProx", "--algorithm.mu  0.1", "--data.root=my runs", "my file.yaml"]
     (cell,) = read_study(written(tmp_path, base=[], grid={"method": {"prox": words}})).cells
     assert cell.arguments == (
-        *("--algorithm=FedProx", "--algorithm.mu=0.1", "--trainer.default_root_dir=my runs"),
+        *("--algorithm=FedProx", "--algorithm.mu=0.1", "--data.root=my runs"),
         "--config=my file.yaml",
     )
 
@@ -125,6 +125,7 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
         ({"grid": {"method": {"avg": "--algorithm=FedAvg"}}}, "the choice 'avg' of 'method' must be a list"),
         ({"grid": {"method": {"a/b": []}}}, "no spaces or slashes; got 'a/b'"),
         ({"base": "configs/quickstart.yaml"}, "base must be a list"),
+        ({"base": ["--data.seed 9"]}, "base has --data.seed, but the study sets it for each run"),
         ({"exclude": [{"methods": "avg"}]}, "did you mean 'method'"),
         ({"exclude": [{1: "avg"}]}, "exclude names the axis '1'; allowed: method, work"),
         ({"seeds": [0, -1]}, "a seed must be a whole number from 0 to 4294967295, got -1"),
