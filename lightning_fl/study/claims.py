@@ -7,7 +7,8 @@ beyond the margin that does not show the paper's sign only counts as within the 
 which cell is better. A difference below the floor, which a method shows from itself (`floor` of the study), shows nothing.
 
 A paper's gain has a ceiling effect if `than` leaves less room than the gain, because an accuracy cannot exceed 1 nor a loss fall
-below 0. One seed has no interval, so it reproduces nothing: it is ahead or behind.
+below 0. One seed has no interval, so it reproduces nothing: it is ahead or behind. Nor does a difference that is the same in all
+seeds, as that of two numbers of rounds may be by chance, unless it is 0 or that of a cost that need not vary.
 """
 
 from __future__ import annotations
@@ -253,19 +254,19 @@ class Claim:
         room = inf if self.is_ratio or self.number == RISE else room_left(fmean(others), metric)
         are_alike = not is_one and max(effects) - min(effects) <= SAME
         # Costs of whole runs need not vary, and runs that are the same in every seed lose nothing.
-        is_known = are_alike and (self.number in RUN_COSTS or not any(effects))
+        is_known = are_alike and (self.number in RUN_COSTS or abs(mean) <= SAME)
         p = None if is_one or (is_known and (self.number in RUN_COSTS or border)) else student_p(effects, border)
         if self.paper is not None and (-paper if falls else paper) > room and not is_behind:
             outcome, p = f"ceiling effect: {self.than} leaves {shown(room)}", None
         elif is_one:
             outcome = f"one seed: {self._side(mean, border, falls)}"
-        elif are_alike and not is_known:
-            outcome = f"{no}: undecided, all seeds have the same difference, which gives no interval"
         elif not is_ahead and not is_behind:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
         elif floor is not None and not self.margin and abs(mean) <= floor:
             outcome, p = f"{no}: below the floor of {self.shown_floor(floor)}", None
+        elif are_alike and not is_known:
+            outcome = f"{no}: undecided, all seeds have the same difference, which gives no interval"
         elif is_behind:
             outcome = f"{no}: the other sign"
         elif self.paper is not None and not (low > 0 if paper > 0 else high < 0):
