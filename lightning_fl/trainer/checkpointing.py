@@ -279,8 +279,9 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
         compiled.why_not = earlier.get("why_not_compiled") or ""
     if evaluation is not None and is_the_same_device:
         evaluation.why_not = earlier.get("why_evaluated_eagerly") or ""
-    if trainer.float32_precision is None and "float32" in earlier:
-        Float32(*earlier["float32"]).set()  # until the session ends
+    float32 = Float32(*earlier.get("float32", Float32.now()))
+    if trainer.float32_precision is None and float32 != Float32.now():
+        float32.set()  # until the session ends
     now = execution(engine)
     if now != earlier:
         rank_zero_info(

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.checks import is_a, listed, overrides, parameters_of
-from lightning_fl.checks.float32 import Float32
+from lightning_fl.checks.float32 import Float32, Float32Switches
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.engine.data_for_module import check_dtype, check_labels
 from lightning_fl.errors import UserError, nearest, require
@@ -82,8 +82,10 @@ def session(
             bool(trainer.deterministic) or switches[1],
             trainer.deterministic == "warn" if trainer.deterministic else switches[2],
             trainer.benchmark or switches[3],
-            switches[4] if trainer.float32_precision is None else Float32.of(trainer.float32_precision),
+            switches[4],
         )
+        if trainer.float32_precision is not None:
+            Float32.of(trainer.float32_precision).set()
         if trainer.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
         check_callbacks(
@@ -245,24 +247,24 @@ def _reserve_folder(trainer: TrainerInterface) -> None:
     require(not refusal, refusal)
 
 
-def _switches() -> tuple[bool, bool, bool, bool, Float32]:
+def _switches() -> tuple[bool, bool, bool, bool, Float32Switches]:
     """Return torch's global switches that the trainer's flags set."""
     return (
         torch.is_anomaly_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
-        Float32.now(),
+        Float32Switches.now(),
     )
 
 
 def _set_switches(
-    detect_anomaly: bool, deterministic: bool, warn_only: bool, benchmark: bool, float32: Float32
+    detect_anomaly: bool, deterministic: bool, warn_only: bool, benchmark: bool, float32: Float32Switches
 ) -> None:
     torch.autograd.set_detect_anomaly(detect_anomaly)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.backends.cudnn.benchmark = benchmark
-    float32.set()
+    float32.restore()
 
 
 def _attach(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toys import Perceptron, federation
 
 from lightning_fl import UserError
-from lightning_fl.checks.float32 import UNSET, Float32, full_float32
+from lightning_fl.checks.float32 import UNSET, Float32, Float32Switches, full_float32
 from lightning_fl.coding.top_k import top_k_in_turns
 from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.module_buffers import check_counters
@@ -47,6 +47,41 @@ def test_the_flag_sets_the_precision_for_the_session(flag: Any, seen: Float32, m
     make_trainer(max_rounds=1, float32_precision=flag).fit(module, federation())
     assert module.seen == {seen}
     assert Float32.now() == UNSET
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        (("ieee", "tf32", "ieee", "tf32"), Float32("high", tf32=True)),
+        (("none", "bf16", "ieee", "ieee"), Float32("medium", tf32=False)),
+    ],
+)
+def test_precisions_of_single_backends_are_read_and_restored(
+    given: tuple[str, ...], seen: Float32, make_trainer: MakeTrainer
+) -> None:
+    before, module = Float32Switches.now(), Seeing()
+    try:
+        Float32Switches(seen, given).restore()
+        with full_float32():
+            assert Float32.now() == Float32.of("highest")
+        assert Float32Switches.now() == (seen, given)
+        make_trainer(max_rounds=1).fit(module, federation())
+        assert module.seen == {seen}
+        make_trainer(max_rounds=1, float32_precision="high").fit(module, federation())
+        assert Float32Switches.now() == (seen, given)
+    finally:
+        before.restore()
+
+
+def test_full_precision_overrides_the_precision_of_all_backends() -> None:
+    before = Float32Switches.now()
+    try:
+        torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        with full_float32():
+            assert Float32.now() == Float32.of("highest")
+    finally:
+        torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+        before.restore()
 
 
 def test_a_resumed_run_keeps_its_precision(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
