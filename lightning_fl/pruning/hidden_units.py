@@ -124,6 +124,8 @@ class HiddenUnits:
                     followed.add(other)
                     self.layers.append(names[other])
                 for tensor, axis, size in self._cut_axes(other, writes):
+                    if channels is not None and max(channel.idx for channel in channels) >= size:
+                        self._refuse(BEHIND, name)
                     units = self._units.setdefault((tensor, axis), torch.full((size,), -1))
                     at = torch.arange(size) if channels is None else torch.tensor([channel.idx for channel in channels])
                     own = at if channels is None else torch.tensor([channel.root_idx for channel in channels])
@@ -134,12 +136,16 @@ class HiddenUnits:
 
     def _is_output(self, graph: Any, layer: nn.Module) -> bool:
         """True if a layer's units are channels of the network's outputs."""
-        writing = [other for other, cut, _ in cuts(graph, layer) if graph.is_out_channel_pruning_fn(cut)]
+        try:
+            writing = [other for other, cut, _ in cuts(graph, layer) if graph.is_out_channel_pruning_fn(cut)]
+        except OverflowError:  # `examine` says why it cannot be cut
+            return False
         return any(not graph.module2node[other].outputs for other in [layer, *writing] if other in graph.module2node)
 
     def _cut_axes(self, part: Any, writes: bool) -> list[tuple[str, int, int]]:
         """Return the name, the axis and its length for each tensor that a cut of this part of the network shortens."""
-        if not isinstance(part, nn.Module):
+        shares_its_weight = isinstance(part, nn.PReLU) and part.num_parameters == 1
+        if not isinstance(part, nn.Module) or shares_its_weight:
             return []
         reads_first = isinstance(part, _ConvTransposeNd) and part.groups == 1
         axes = []

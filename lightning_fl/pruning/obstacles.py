@@ -149,11 +149,12 @@ def cuts(graph: Any, layer: Any) -> Iterator[tuple[Any, Any, list[Channel]]]:
     it runs in a circle, with more channels each time.
 
     Raises:
-        OverflowError: the walk reaches more channels than a concatenation of several layers would have.
+        OverflowError: the walk reaches more channels than a concatenation of several layers would have, or one channel from
+            two filters, as in a gated layer that multiplies one half of its outputs by the other.
     """
     cut = graph.get_pruner_of_module(layer).prune_out_channels
     limit = 4 * max(max(p.shape, default=0) for p in graph.model.parameters())
-    seen: dict[Any, set[int]] = defaultdict(set)
+    seen: dict[Any, dict[int, int]] = defaultdict(dict)
     ahead = [(graph.module2node[layer], cut, [Channel(index, index) for index in range(num_filters(layer))])]
     while ahead:
         node, cut, channels = ahead.pop()
@@ -164,11 +165,13 @@ def cuts(graph: Any, layer: Any) -> Iterator[tuple[Any, Any, list[Channel]]]:
             for mapping in dependency.index_mapping:
                 reached = reached if mapping is None else mapping(reached)
             visited = seen[dependency.target, dependency.handler]
+            if any(visited.get(channel.idx, channel.root_idx) != channel.root_idx for channel in reached):
+                raise OverflowError
             new = [channel for channel in reached if channel.idx not in visited]
             if not new:
                 continue
             if max(channel.idx for channel in new) >= limit:
                 raise OverflowError
-            visited.update(channel.idx for channel in new)
+            visited.update(new)
             yield dependency.target.module, dependency.handler, new
             ahead.append((dependency.target, dependency.handler, new))

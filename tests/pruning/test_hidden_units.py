@@ -80,6 +80,12 @@ def test_a_perceptron_is_cut_as_by_hand() -> None:
     }
 
 
+def test_an_activation_with_one_weight_for_all_units_stays_whole() -> None:
+    units = HiddenUnits(nn.Sequential(nn.Linear(5, 8), nn.PReLU(), nn.Linear(8, 2)), torch.zeros(1, 5))
+    plan = units.plan({"0": torch.arange(8) < 3})
+    assert {(name, *axes) for name, axes in plan.axes.items()} == {("0.weight", 0), ("0.bias", 0), ("2.weight", 1)}
+
+
 @pytest.mark.parametrize(("name", "count"), [("lenet5", 4), ("vgg11_bn", 10), ("resnet18", 12), ("cnn_mnist", 3)])
 @pytest.mark.matrix
 def test_every_hidden_layer_of_the_networks_can_be_cut(name: str, count: int) -> None:
@@ -109,6 +115,18 @@ class Viewed(nn.Module):
         return self.output(torch.relu(self.conv(self.first(x))).view(-1, 72))
 
 
+class Gated(nn.Module):
+    """Multiply one half of a layer's outputs by a gate from the other half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(5, 8), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.hidden(x).chunk(2, -1)
+        return self.output(value * gate.sigmoid())
+
+
 def normalised_over_all_channels() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 1), nn.GroupNorm(1, 8), nn.Flatten(), nn.Linear(32, 2))
 
@@ -131,6 +149,16 @@ def normalised_over_all_channels() -> nn.Module:
             Viewed(),
             torch.zeros(1, 1, 5, 5),
             "the hidden layer 'conv' of Viewed cannot lose units: an operation that reads",
+        ),
+        (
+            nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.Linear(4, 3)),
+            torch.zeros(1, 5),
+            "the hidden layer '0' of Sequential cannot lose units: an operation that reads",
+        ),
+        (
+            Gated(),
+            torch.zeros(1, 5),
+            "the hidden layer 'hidden' of Gated cannot lose units: an operation that reads",
         ),
         (
             normalised_over_all_channels(),
