@@ -280,7 +280,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         if self.label_histograms is not None and self.server_histogram is not None:
             counts = np.vstack([self.server_histogram, self.label_histograms])
             degrees[rows] = non_iid_degree(counts[rows], self.label_histograms.sum(0))
-        return [Source(row - 1 if row else None, self.train, parts[row], float(degrees[row])) for row in rows]
+        samples = self.train.in_evaluation or self.train
+        return [Source(row - 1 if row else None, samples, parts[row], float(degrees[row])) for row in rows]
 
     @property
     def evaluated(self) -> Samples:

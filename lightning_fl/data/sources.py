@@ -18,7 +18,7 @@ class Source:
 
     Attributes:
         client: index of the client; None is the server.
-        samples: the whole data set.
+        samples: the whole data set, as evaluation reads it where that is known.
         indices: indices of this source's samples in it, int64 (n,), not empty.
         degree: non-IID degree D(P) in [0, 1] of their labels against those of all clients together; 0 if the samples
             have no classes.

@@ -79,6 +79,12 @@ def mixed(samples: list) -> Any:
     return x.roll(1, 1), 0.5 * soft + 0.5 * soft.roll(1, 0)
 
 
+def in_pairs(samples: list) -> Any:
+    """Return inputs, and their classes, of a data set without classes."""
+    x = default_collate(samples)
+    return x, x.argmax(1)
+
+
 class Loaders(L.LightningDataModule):
     def __init__(self, train: Dataset, collate: Any = None, **others: DataLoader) -> None:
         super().__init__()
@@ -153,6 +159,31 @@ def test_held_out_samples_have_the_transforms_of_validation(
     assert are_rows(held_out)
     assert not are_rows(trained)
     assert "held-out samples" not in caplog.text + "".join(str(one.message) for one in recwarn)
+
+
+@pytest.mark.parametrize("rows", [X.numpy(), list(X), tuple(X)])
+def test_a_data_set_without_attributes_is_read_as_in_training(rows: Any) -> None:
+    """In validation other samples of the same kind are read."""
+    _, held_out = inputs_of(Loaders(rows, in_pairs, val=loader(rows[:9], in_pairs)))
+    assert are_rows(held_out)
+
+
+def test_sources_read_samples_as_evaluation_does_and_draw_by_their_own_seed() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.randn(3)
+
+    def batches(source: Any, seed: int) -> list[Tensor]:
+        data = Federated(source, num_clients=3, val_fraction=0.25)
+        data.setup("fit")
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        drawn = [source.batch(5, np.random.default_rng(0))[0] for source in data.sources()]
+        assert torch.equal(torch.get_rng_state(), before)
+        return drawn
+
+    assert are_rows(torch.cat(batches(Loaders(Rows(noisy), val=loader(Rows(clean))), 0)))
+    unknown = Loaders(Rows(noisy))
+    assert all(map(torch.equal, batches(unknown, 0), batches(unknown, 1)))
 
 
 def test_the_transforms_of_training_stay_where_validation_has_them_too(recwarn: pytest.WarningsRecorder) -> None:

@@ -263,6 +263,7 @@ def test_each_client_overfits_its_first_batches(make_trainer: MakeTrainer) -> No
         ({"runner": "serial"}, {}, "runner 'serial' reads divided samples, but here clients read loaders of their own"),
         ({"straggler_rate": 0.5}, {}, "trainer.straggler_rate needs the number of each client's samples"),
         ({}, {"val_fraction": 0.1}, "client_loaders says what each client reads.*leave out val_fraction"),
+        ({}, {"class_of": torch.zeros(8)}, "leave out class_of"),
         ({}, {"batch_size": 3, "partition": Shards()}, "leave out batch_size and partition"),
         ({}, {"num_samples": [1]}, "num_samples has 1 entries for 2 clients"),
         (

@@ -119,7 +119,7 @@ def with_transforms_of(dataset: Any, other: Any) -> Any:
         return None
     if _is_hugging_face(dataset):
         return dataset if dataset.format == other.format else _formatted(dataset, other.format)
-    own, others = vars(dataset), vars(other)
+    own, others = (getattr(one, "__dict__", {}) for one in (dataset, other))  # a list has none
     changes = {name: others[name] for name in TRANSFORMS if name in own and name in others}
     for name in own.keys() & others.keys():
         if isinstance(own[name], Dataset) and isinstance(others[name], Dataset):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from lightning_fl.data.samples.dataset_samples import seeded
 from lightning_fl.data.samples.tensor_samples import Samples
 
 ROWS_PER_GATHER = 8192
@@ -62,7 +64,10 @@ class SampleLoader:
         """Return a random batch of at most `size` samples, without augmentation; running iterations do not change."""
         indices = np.arange(len(self.samples)) if self.indices is None else self.indices
         rows = rng.choice(indices, min(size, len(indices)), replace=False)
-        return next(iter(self.samples.batches(len(rows), rows)))
+        with seeded(
+            int(copy.deepcopy(rng).integers(2**32))
+        ):  # random transforms draw from it; `rng` itself stays in place
+            return next(iter(self.samples.batches(len(rows), rows)))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate once over the samples."""

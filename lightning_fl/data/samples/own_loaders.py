@@ -100,10 +100,14 @@ def refuse_reading() -> NoReturn:
 
 def settings_of_samples(data: Any) -> list[str]:
     """Return the names of the settings of a `Federated` that are given, and need samples to divide or to batch."""
-    given = [name for name in OF_SAMPLES if getattr(data, name) not in (None, 0)]
+    given = [name for name in OF_SAMPLES if _is_given(getattr(data, name))]
     given += [name for name in ("batch_size", "drop_last") if getattr(data, f"_{name}_given")]
     given += ["partition"] if data.partition != IID() else []
     return given + (["client_fraction"] if data.client_fraction != 1 else [])
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and not (isinstance(value, (int, float)) and value == 0)
 
 
 def check_client_loaders(data: Any) -> None:
