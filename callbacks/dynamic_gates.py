@@ -14,7 +14,7 @@ from annotated_types import Ge, Interval
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.checks import LARGEST_SEED, Called, checked
+from lightning_fl.checks import LARGEST_SEED, Called, checked, name_parts
 from lightning_fl.errors import require
 from lightning_fl.gates import add_gates, describe_gates, gates_of, penalised
 from lightning_fl.gates.gate import Keep, Mode
@@ -39,11 +39,11 @@ class DynamicGates(Callback):
         mode: `ste` chooses channels; `multiply` also scales the kept ones by sigmoid(z); `index` chooses, and only the penalty
             trains the gates.
         detach_input: stop a gate's gradient at its input.
-        skip: substrings; a convolution whose name contains one of them gets no gate.
+        skip: whole parts of names, such as `conv1` or `shortcut`; convolutions with one of them in their name get no gate.
         seed: seed of the gates' initial weights.
 
     Raises:
-        UserError: an argument is out of range; later, the module has no convolutions.
+        UserError: an argument is out of range; later, the module has no convolutions, or no layer of a given name.
     """
 
     in_rehearsals = True
@@ -63,7 +63,7 @@ class DynamicGates(Callback):
         self.penalty = penalty
         self.mode = mode
         self.detach_input = detach_input
-        self.skip = tuple(skip)
+        self.skip = name_parts(skip)
         self.seed = seed
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:

@@ -178,6 +178,11 @@ class StructuredPruning(PruningCallback):
                 f"{callback} cuts the optimiser's state of single weights, but {type(optimizer).__name__} keeps it in vectors "
                 "for the whole network: use another optimiser, such as Adam.",
             )
+            require(
+                not isinstance(optimizer, torch.optim.Adafactor),
+                f"{callback} cuts the optimiser's state of single weights, but {type(optimizer).__name__} keeps it by row and "
+                "column: use another optimiser, such as Adam.",
+            )
         network = Network(module, example_input(trainer))
         for name in named:
             network.require_prunable(name)

@@ -86,7 +86,8 @@ class AdaptiveRate:
     def remember(self, module: LightningModule) -> None:
         """Keep the initial model for `gap`, even if only a longer run would use it, unless a checkpoint contains it."""
         if self.source_rate.mode != "slq_plateau" and not self._initial:
-            self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
+            floats = [pair for pair in module.named_parameters() if pair[1].is_floating_point()]
+            self._initial = {name: x.detach().clone().cpu() for name, x in floats}  # also of layers to be unfrozen
         # A module that has only the shapes of its checkpoint has no plans of its prunings.
         self._num_plans = min(self._num_plans, len(plans_of(module)))
 

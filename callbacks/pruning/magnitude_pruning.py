@@ -18,8 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
-from lightning_fl.checks import Called, checked, is_a
+from lightning_fl.checks import Called, check_name_parts, checked, is_a, name_parts
 from lightning_fl.errors import require
+from lightning_fl.gates.network import SKIPPED
 from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 
 
@@ -46,12 +47,12 @@ class MagnitudePruning(PruningCallback):
         every_n_epochs: epochs from one pruning to the next, each of which prunes this share of the remaining weights; None:
             prune once.
         scope: prune the smallest weights of the whole network (`global`) or of each `layer`.
-        exclude: substrings; a layer whose name contains one of them stays whole. The default excludes shortcuts of residual
-            blocks.
+        exclude: whole parts of names, such as `fc1` or `shortcut`; layers with one of them in their name stay whole. The
+            default excludes shortcuts of residual blocks.
 
     Raises:
-        UserError: a value is out of range, the network has no weight to prune, or another callback averages weights from
-            before the pruning.
+        UserError: a value is out of range, the network has no weight to prune or no layer of a given name, or another
+            callback averages weights from before the pruning.
     """
 
     sets_mask = True
@@ -69,7 +70,7 @@ class MagnitudePruning(PruningCallback):
         super().__init__(prune_epoch, every_n_epochs)
         self.rate = rate
         self.scope = scope
-        self.exclude = tuple(exclude)
+        self.exclude = name_parts(exclude)
         self._masks: Masks = {}
         self._handles: list[RemovableHandle] = []
 
@@ -101,6 +102,7 @@ class MagnitudePruning(PruningCallback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Check that something can be pruned within the run; keep the mask of a checkpoint."""
         super().on_train_start(trainer, pl_module)
+        check_name_parts("exclude", self.exclude, pl_module, SKIPPED)
         require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to prune.")
         following = self.next_pruning(trainer, max(1, self._last_epoch + 1))  # before epoch 0 nothing is averaged
         if following is not None:

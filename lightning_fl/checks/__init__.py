@@ -1,6 +1,7 @@
 """Checks of values, parameters of classes, and Lightning's classes under both of their names."""
 
 from lightning_fl.checks.lightning_classes import hook_owner, is_a, is_lightnings, listed, overrides
+from lightning_fl.checks.name_parts import check_name_parts, name_parts
 from lightning_fl.checks.parameters import Remembering, needs_closure, parameters_of
 from lightning_fl.checks.ranges import Called, Checked, Rounds, check_arguments, check_fields, check_value, checked
 from lightning_fl.checks.values import (
@@ -38,6 +39,7 @@ __all__ = [
     "check_between",
     "check_choice",
     "check_fields",
+    "check_name_parts",
     "check_positive",
     "check_rounds",
     "check_value",
@@ -49,6 +51,7 @@ __all__ = [
     "is_real",
     "is_whole",
     "listed",
+    "name_parts",
     "needs_closure",
     "overrides",
     "parameters_of",

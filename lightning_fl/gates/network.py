@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from lightning_fl.checks import checked, overrides
+from lightning_fl.checks import check_name_parts, checked, name_parts, overrides
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates.gate import Gate, Keep, Mode, num_kept
 
@@ -40,14 +40,15 @@ def add_gates(
         keep: share of the channels that stay, in (0, 1]. The MACs of a chain fall with its square.
         mode: `ste`, `multiply`, which also scales by π, or `index`, which only the lasso trains.
         detach_input: True if a gate's gradient stops at its input.
-        skip: name parts of convolutions that get no gate; by default the shortcuts of residual blocks.
+        skip: whole parts of the names of convolutions that get no gate; by default the shortcuts of residual blocks.
         seed: seed of the gates' initial weights.
 
     Returns:
         The gates, by the names of their convolutions.
 
     Raises:
-        UserError: there is no convolution to gate, the network already has gates, or an argument is out of its range.
+        UserError: there is no convolution to gate or no layer of a given name, the network already has gates, or an
+            argument is out of its range.
 
     >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     >>> add_gates(network, keep=0.5)
@@ -57,6 +58,8 @@ def add_gates(
     """
     name = type(network).__name__
     require(not gates_of(network), f"{name} has gates already: remove them with remove_gates first.")
+    skip = name_parts(skip)
+    check_name_parts("skip", skip, network, SKIPPED)
     convolutions = [layer for layer in layers(network) if not _is_skipped(layer[0], skip)]
     late = [hook for hook in ("configure_model", "setup") if overrides(hook, network)]
     hint = f" Gates are added before {late[0]} is called: make the layers in __init__." if late else ""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fl.errors import require
 from lightning_fl.pruning.masks import cut_masks
 from lightning_fl.pruning.plan import Plan
 
@@ -20,9 +21,14 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
 
     Parameters stay the same objects, so references to them stay valid; their gradients are dropped. The module records
     the plan (`plans_of`).
+
+    Raises:
+        UserError: an optimiser has state of another shape than its parameter, raised before anything is cut.
     """
     optimizers = list(optimizers)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    for name in plan.axes.keys() & parameters.keys():
+        _check_state(name, parameters[name], optimizers)
     for name in plan.axes:
         if name in parameters:
             _cut_parameter(name, parameters[name], plan, optimizers)
@@ -49,6 +55,17 @@ def _cut_parameter(name: str, parameter: nn.Parameter, plan: Plan, optimizers: I
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == shape:
                 state[key] = plan.cut(name, value)
+
+
+def _check_state(name: str, parameter: nn.Parameter, optimizers: Iterable[Optimizer]) -> None:
+    """Raise `UserError` if an optimiser's state of a parameter has another shape, as Adafactor's rows and columns have."""
+    for optimizer in optimizers:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            require(
+                not isinstance(value, Tensor) or value.numel() < 2 or value.shape == parameter.shape,
+                f"{name!r} cannot lose filters, because {type(optimizer).__name__} keeps its {key!r} in another shape than the "
+                "parameter's: use another optimiser, such as Adam.",
+            )
 
 
 def replace_data(parameter: nn.Parameter, tensor: Tensor) -> None:

@@ -93,7 +93,8 @@ def arguments_of(module: nn.Module, batch: Any) -> Any:
 def _first_sample(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    leaf = leaf.detach().cpu()[:1].clone()
+    leaf = leaf.detach().cpu()
+    leaf = (leaf[:1] if leaf.dim() else leaf).clone()
     return leaf.double() if leaf.is_floating_point() else leaf
 
 
@@ -178,7 +179,10 @@ def fit_norms(module: nn.Module, run: Callable[[], Any]) -> None:
 
 
 def are_alike(first: Any, second: Any) -> bool:
-    """True if all tensors of two results have equal shapes and, up to rounding, equal values."""
+    """True if all tensors of two results have equal shapes and, up to rounding, equal values; of bools the shapes suffice."""
     pairs = list(zip(tree_leaves(first), tree_leaves(second), strict=True))
     tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
-    return all(a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in tensors)
+    numbers = [(a, b) for a, b in tensors if a.dtype != torch.bool and a.numel()]
+    return all(a.shape == b.shape for a, b in tensors) and all(
+        bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in numbers
+    )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch.callbacks import BaseFinetuning
 from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -165,6 +166,22 @@ def test_gap_knows_the_initial_model_also_after_a_resumption(tmp_path):
     for name, x in whole.state_dict().items():
         assert torch.equal(second.state_dict()[name], x), name
     assert resumed.callback_metrics["prune/rate"] == trainer.callback_metrics["prune/rate"] > 0
+
+
+@pytest.mark.parametrize("prune_epoch", [1, 2])
+def test_gap_knows_the_initial_model_of_layers_that_are_unfrozen_later(prune_epoch):
+    class Thawing(BaseFinetuning):
+        def freeze_before_training(self, pl_module):
+            self.freeze(pl_module.net[0])
+
+        def finetune_function(self, pl_module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.1)
+
+    module = Classifier()
+    adaptive = AdaptivePruning(prune_epoch=prune_epoch, every_n_epochs=1, rate_mode="gap", lanczos_steps=3)
+    fit(module, Thawing(), adaptive, epochs=3)
+    assert module.net[0].weight.requires_grad
 
 
 class HalfOfTheInitialModel(SourceRate):

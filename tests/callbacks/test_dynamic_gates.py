@@ -198,6 +198,7 @@ class Manual(Classifier):
         (lambda fit: DynamicGates(penalty=-1.0), ["penalty", "got -1.0"]),
         (lambda fit: DynamicGates(mode="multipl"), ["did you mean 'multiply'"]),  # type: ignore[arg-type]
         (lambda fit: fit(BoringModel()), ["BoringModel has no convolution"]),
+        (lambda fit: add_gates(Classifier(), skip="nett"), ["skip='nett'", "did you mean 'net'"]),
         (lambda fit: fit(Manual()), ["Manual", "automatic_optimization", "penalty=0"]),
     ],
 )

@@ -25,7 +25,7 @@ from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePrun
 from lightning_fl.callbacks.pruning._training_samples import calibration_images
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.pruning import Prunable, load_pruned, masks_of, plans_of
+from lightning_fl.pruning import Prunable, load_pruned, masks_of, plan_for, plans_of, prune
 
 OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
@@ -531,13 +531,34 @@ def test_images_that_cannot_be_ranked_are_refused_before_the_training(kind: Any,
     assert trainer.global_step == 0
 
 
-class Closure(Classifier):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters())
-
-
 @pytest.mark.parametrize("pruning", [FilterPruning, AdaptivePruning])
-def test_an_optimiser_with_vectors_of_the_whole_network_is_refused(pruning: Any) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (torch.optim.LBFGS, "LBFGS keeps it in vectors for the whole network: use another"),
+        (torch.optim.Adafactor, "Adafactor keeps it by row and column: use another"),
+    ],
+)
+def test_an_optimiser_without_state_of_single_weights_is_refused(pruning: Any, optimizer: Any, said: str) -> None:
+    class Own(Classifier):
+        def configure_optimizers(self) -> Any:
+            return optimizer(self.parameters())
+
     trainer = L.Trainer(max_epochs=2, callbacks=pruning(prune_epoch=1), **QUIET)
-    with pytest.raises(UserError, match="LBFGS keeps it in vectors for the whole network: use another"):
-        trainer.fit(Closure(), loader())
+    with pytest.raises(UserError, match=said):
+        trainer.fit(Own(), loader())
+    assert trainer.global_step == 0
+
+
+def test_state_of_another_shape_is_refused_before_anything_is_cut() -> None:
+    net = small_network()
+    optimizer = torch.optim.Adafactor(net.parameters())
+    net(torch.rand(2, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    shapes = [p.shape for p in net.parameters()]
+    plan = plan_for(net, {"0": [1, 2]}, torch.rand(1, 1, 8, 8))
+    with pytest.raises(
+        UserError, match=r"'\w+.weight' cannot lose filters, because Adafactor keeps its '\w+' in another"
+    ):
+        prune(net, plan, [optimizer])
+    assert [p.shape for p in net.parameters()] == shapes

@@ -241,6 +241,17 @@ def test_values_outside_their_range_are_refused(given: dict[str, Any], message: 
         MagnitudePruning(**given)
 
 
+def test_layers_are_excluded_by_whole_parts_of_their_names(make_stock_trainer: MakeTrainer) -> None:
+    module = Net()
+    make_stock_trainer(max_epochs=1, callbacks=MagnitudePruning(prune_epoch=0, exclude="3")).fit(module, loader())
+    assert bool((module.net[0].weight == 0).any())
+    assert all(bool((p != 0).all()) for p in module.net[3].parameters())
+    with pytest.raises(
+        UserError, match=r"exclude='nett' is a whole part of no layer's name in Net; did you mean 'net'"
+    ):
+        make_stock_trainer(callbacks=MagnitudePruning(exclude=["3", "nett"])).fit(Net(), loader())
+
+
 def averaged(averaging: L.Callback, make_stock_trainer: MakeTrainer, first: bool = False, **given: Any) -> int:
     """Return the number of nonzero parameters of a network whose averaged weights are pruned; an epoch has 5 steps."""
     module = Net()

@@ -239,6 +239,22 @@ def test_networks_as_people_write_them(name: str) -> None:
     assert net(x).shape == (2, 5)
 
 
+class WithMask(nn.Module):
+    """Network with a scalar among its inputs, and with bools and an empty tensor beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        y = self.second(F.relu(self.first(x))) * scale
+        return y, y > 0, torch.tensor(True), y[:0]
+
+
+def test_bools_empty_tensors_and_scalars_are_no_obstacle() -> None:
+    assert prunable_layers(WithMask(), (torch.zeros(1, 3, 9, 9), torch.tensor(2.0))) == ("first",)
+
+
 def test_a_networks_own_outputs_stay() -> None:
     assert prunable_layers(network("linear", 10), images("linear")) == ()
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
