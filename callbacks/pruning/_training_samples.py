@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler
 
 from lightning_fl.errors import UserError
 
@@ -72,9 +72,18 @@ def _draw(loader: Any, size: int, rng: np.random.Generator) -> Any:
         return loader.draw(size, rng)
     is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
     if is_map and loader.batch_sampler is not None:
-        rows = rng.choice(len(loader.dataset), min(size, len(loader.dataset)), replace=False)
-        return loader.collate_fn([loader.dataset[int(row)] for row in rows])
+        dataset = _sampled(loader)
+        rows = rng.choice(len(dataset), min(size, len(dataset)), replace=False)
+        return loader.collate_fn([dataset[int(row)] for row in rows])
     return tree_map(lambda x: x[:size] if isinstance(x, Tensor) and x.dim() else x, next(iter(loader)))
+
+
+def _sampled(loader: DataLoader) -> Any:
+    """Return the samples that a loader of a map-style data set draws: without those that its sampler holds out."""
+    sampler = loader.sampler
+    if type(sampler) is not SubsetRandomSampler:
+        return loader.dataset
+    return Subset(loader.dataset, [int(index) for index in sampler.indices])
 
 
 def calibration_images(
@@ -175,4 +184,4 @@ def _reread(loader: Any, batch_size: int) -> Any:
         return loader
     generator = torch.Generator().manual_seed(0)
     size = batch_size if loader.batch_sampler is not None else None  # the data set's items are batches themselves
-    return DataLoader(loader.dataset, size, shuffle=True, collate_fn=loader.collate_fn, generator=generator)
+    return DataLoader(_sampled(loader), size, shuffle=True, collate_fn=loader.collate_fn, generator=generator)

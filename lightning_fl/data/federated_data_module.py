@@ -23,6 +23,7 @@ from lightning_fl.checks import LARGEST_SEED, Remembering, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.partitions.given_indices import check_parts, joined
 from lightning_fl.data.partitions.partition import Partition, Pool, require_enough
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.evaluation_pipeline import say_unknown
@@ -348,7 +349,11 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         labels = self.train.labels
         pool_labels = np.zeros(len(pool), dtype=np.int64) if labels is None else labels[pool]
         view = Pool(pool_labels, None if groups is None else groups.take(pool))
-        places = ClientIndices.of(self.partition.divide(view, self._num_clients, self._rng(PARTITION)))
+        places = self.partition.divide(view, self._num_clients, self._rng(PARTITION))
+        if not isinstance(places, ClientIndices):  # of a partition of the user's own
+            name = type(self.partition).__name__
+            places = joined(places, f"what {name} returns")
+            check_parts(places, self._num_clients, len(pool), f"as {name} divides")
         parts = ClientIndices(pool[places.joined], places.sizes)
         self.num_clients = len(parts)
         self.num_left_out = 0 if self.partition.needs_groups else len(pool) - len(parts.joined)

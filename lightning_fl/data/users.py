@@ -59,14 +59,14 @@ class Groups:
         named = as_names(values)
         require(named.ndim == 1, f"groups must name one group per sample, (n,), but has the shape {named.shape}.")
         missing = _missing(named) | np.ma.getmaskarray(values if isinstance(values, np.ma.MaskedArray) else named)
-        require(
-            not missing.any(),
-            f"groups has no name for {missing.sum():,} of {len(named):,} samples, the first of which is sample "
-            f"{missing.argmax():,}: name the group of every sample, or leave these samples out of the data.",
-        )
+        if missing.any():
+            raise UserError(
+                f"groups has no name for {missing.sum():,} of {len(named):,} samples, the first of which is sample "
+                f"{missing.argmax():,}: name the group of every sample, or leave these samples out of the data."
+            )
         if named.dtype.kind == "S":
             named = np.char.decode(named)
-        elif named.dtype.kind == "f" and bool((named == np.round(named)).all()):
+        elif named.dtype.kind == "f" and bool((named == np.round(named)).all() and (np.abs(named) < 2**53).all()):
             named = named.astype(np.int64)
         elif named.dtype.kind not in "iuU":
             named = np.array([value.decode() if isinstance(value, bytes) else str(value) for value in named], dtype=str)
@@ -90,6 +90,8 @@ class Groups:
 
     def codes_of(self, names: np.ndarray) -> np.ndarray:
         """Return the numbers of groups by their names; -1 for a name that is not among these."""
+        if not len(self.names):
+            return np.full(len(names), -1)
         order = np.argsort(self.names)
         places = np.minimum(np.searchsorted(self.names, names, sorter=order), len(order) - 1)
         return np.where(self.names[order[places]] == names, order[places], -1)
@@ -167,7 +169,7 @@ def given_groups(group_of: Any, dataset: Any, num_samples: int) -> Groups:
             raise UserError(f"groups={group_of!r} is no column of the data with a name per sample; {hint}.")
         return groups_of_column
     if isinstance(group_of, Callable):  # type: ignore[arg-type]
-        return Groups.of([group_of(index) for index in range(num_samples)])
+        return Groups.of([_name_by(group_of, index) for index in range(num_samples)])
     try:
         groups = Groups.of(group_of)
     except ValueError as error:
@@ -177,6 +179,17 @@ def given_groups(group_of: Any, dataset: Any, num_samples: int) -> Groups:
         f"groups names the groups of {len(groups.codes):,} samples, but the data have {num_samples:,} training samples.",
     )
     return groups
+
+
+def _name_by(group_of: Callable[[int], Any], index: int) -> Any:
+    """Return the name that the user's function gives to a sample."""
+    try:
+        return group_of(index)
+    except UserError:
+        raise
+    except Exception as error:  # of the user's function
+        said = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+        raise UserError(f"groups finds no name for sample {index:,}: {said}.") from error
 
 
 def _columns(dataset: Any) -> list[str]:
@@ -217,7 +230,10 @@ def _own_names(dataset: Any, name: str) -> Groups | None:
         return attribute
     # Of a Hugging Face dataset this reads no other column.
     if hasattr(dataset, "column_names") and name in _columns(dataset):
-        column = dataset.select_columns(name).with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
+        try:
+            column = dataset.select_columns(name).with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
+        except NotImplementedError:  # lists, which are no names
+            return None
         names = column.dictionary.to_pylist()
         if not column.null_count and "" not in names:
             sorted_names = Groups.of(names)

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L  # noqa: N812
@@ -18,11 +19,11 @@ from lightning.pytorch.callbacks import (
 )
 from quiet import QUIET
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
-from lightning_fl.callbacks.pruning._training_samples import calibration_images
+from lightning_fl.callbacks.pruning._training_samples import _reread, calibration_images, sources_of
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.pruning import Prunable, load_pruned, masks_of, plan_for, plans_of, prune
@@ -359,6 +360,15 @@ def test_a_data_set_of_whole_batches_is_read_as_it_is() -> None:
     trainer.fit(Classifier(), DataLoader(batches, batch_size=None))
     assert [len(kept) for kept in pruning.filters.values()] == [3, 4]
     assert [len(x) for x in calibration_images(trainer, num_samples=10, batch_size=4)] == [4, 4, 2]
+
+
+def test_samples_that_a_sampler_holds_out_are_not_read() -> None:
+    images = torch.arange(16.0)[:, None]
+    loader = DataLoader(TensorDataset(images), 4, sampler=SubsetRandomSampler(range(12)))
+    trainer: Any = SimpleNamespace(train_dataloader=loader)
+    drawn = sources_of(trainer)[0].batch(16, np.random.default_rng(0))[0]
+    reread = torch.cat([batch[0] for batch in _reread(loader, 4)])
+    assert sorted(drawn.flatten().tolist()) == sorted(reread.flatten().tolist()) == list(range(12))
 
 
 class Stream(IterableDataset):

@@ -275,3 +275,11 @@ def test_names_that_pandas_takes_for_missing_are_texts_in_csv(tmp_path: Path) ->
     (tmp_path / "c.csv").write_text("x,y\n1.5,NA\n2.5,\n")
     with pytest.raises(UserError, match=r"column 'y' of .* lacks a value in 1 of 2 rows, the first of which is row 1"):
         set_up(tmp_path / "c.csv")
+
+
+def test_a_column_of_lists_names_no_groups(tmp_path: Path) -> None:
+    column_set([[1], [2, 3]], List(WHOLE), "users").save_to_disk(tmp_path / "train")
+    with pytest.raises(UserError, match="groups='users' is no column of the data with a name per sample"):
+        set_up(tmp_path / "train", target="x", groups="users", partition=ByGroup(), num_clients=None)
+    with pytest.raises(UserError, match="needs the group of each sample, but the data have none"):
+        set_up(tmp_path / "train", target="x", partition=ByGroup(), num_clients=None)

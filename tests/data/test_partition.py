@@ -483,7 +483,7 @@ def test_given_indices_may_leave_samples_and_clients_out() -> None:
     [
         (
             [[0, 1], [2], [3, 10]],
-            r"the index list of client 2 has the index 10 \(given as lists\), but the training set has 10 ",
+            r"the index list of client 2 has the index 10 \(given as lists\), but there are 10 training samples",
         ),
         ([[0, -1], [2], [3]], "the index list of client 0 has the index -1"),
         ([[0, 1], [1], [2]], "sample 1 is in the index lists of clients 0 and 1"),
@@ -506,6 +506,26 @@ def test_given_indices_may_leave_samples_and_clients_out() -> None:
 def test_index_lists_that_do_not_fit_are_refused(lists: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         split(GivenIndices(lists))
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([[0, 1], [1], [2]], r"sample 1 is in the index lists of clients 0 and 1 \(as Fixed divides\)"),
+        (SPLIT[:2], "num_clients=3, but the number of index lists is 2"),
+        ([[0], [-1], [2]], "the index list of client 1 has the index -1"),
+        ([[0], [1.5], [2]], "what Fixed returns must have a list of whole numbers for client 1"),
+        ([], "what Fixed returns must have an index list for each client"),
+    ],
+)
+def test_parts_of_ones_own_partition_that_do_not_fit_are_refused(parts: Any, said: str) -> None:
+    @dataclass(frozen=True)
+    class Fixed(Partition):
+        def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Any:
+            return parts
+
+    with pytest.raises(UserError, match=said):
+        split(Fixed())
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,13 @@ def test_whole_numbers_are_sorted_by_value_and_names_are_kept() -> None:
     numbered.setup("fit")
     assert numbered.client_names.tolist() == ["9", "10"]
     assert toy([b"x", b"y"]).client_names.tolist() == ["x", "y"]
+    assert toy([2.0**63, 2.0**64, float("inf"), -float("inf"), 1.0]).num_clients == 5, "too large for whole numbers"
     assert toy(np.array(["x", 3], dtype=object)).client_names.tolist() == ["3", "x"]
     assert toy(torch.tensor([2, 1])).client_names.tolist() == ["1", "2"]
+
+
+def test_no_name_is_among_no_groups() -> None:
+    assert Groups.of([]).codes_of(np.array(["a", "b"])).tolist() == [-1, -1]
 
 
 def test_a_function_names_the_user_of_each_sample() -> None:
@@ -311,6 +316,7 @@ class Unknown:
         ({"groups": ["a", "", *"abcdef"]}, "the first of which is sample 1"),
         ({"groups": [1.0, 2.0, float("nan"), 1.0, 1.0, 1.0, 1.0, 1.0]}, "the first of which is sample 2"),
         ({"groups": [["a"]] * 8}, r"shape \(8, 1\)"),
+        ({"groups": lambda index: {0: "a"}[index]}, "groups finds no name for sample 1: KeyError: 1"),
         ({"groups": "writer"}, "groups='writer' is no column of the data"),
     ],
 )

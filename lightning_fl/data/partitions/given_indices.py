@@ -47,27 +47,9 @@ class GivenIndices(Partition):
     def __call__(self, labels: np.ndarray, num_clients: int | None, rng: np.random.Generator) -> ClientIndices:
         """Return the lists, if they fit: see `Partition`."""
         parts, source = self._read()
-        require(
-            num_clients in (None, len(parts)),
-            f"num_clients={num_clients}, but the number of index lists is {len(parts):,} ({source}): give that, or null.",
-        )
-        indices, total = parts.joined, len(labels)
-        beyond = np.flatnonzero((indices < 0) | (indices >= total))
-        if len(beyond):
-            raise UserError(
-                f"the index list of client {_owner(parts, beyond[0])} has the index {indices[beyond[0]]} ({source}), but the "
-                f"training set has {total:,} samples, 0 to {total - 1}."
-            )
-        counts = np.bincount(indices, minlength=total)
-        if len(twice := np.flatnonzero(counts > 1)):
-            first, second = (_owner(parts, place) for place in np.flatnonzero(indices == twice[0])[:2])
-            where = (
-                f"twice in the index list of client {first}"
-                if first == second
-                else f"in the index lists of clients {first} and {second}"
-            )
-            raise UserError(f"sample {twice[0]} is {where} ({source}): a sample belongs to one client, once.")
-        missing = np.flatnonzero(counts == 0)
+        total = len(labels)
+        check_parts(parts, num_clients, total, source)
+        missing = np.flatnonzero(np.bincount(parts.joined, minlength=total) == 0)
         require(
             self.leave_out or not len(missing),
             f"{len(missing):,} of the {total:,} training samples are in no index list, the first of which is {missing[:1].sum()} "
@@ -94,6 +76,36 @@ class GivenIndices(Partition):
             return joined(readers[path.suffix.lower()](path), str(path)), str(path)
         except OSError as error:
             raise UserError(f"the index lists {path} cannot be read ({error.strerror or error}).") from error
+
+
+def check_parts(parts: ClientIndices, num_clients: int | None, total: int, source: str) -> None:
+    """Raise `UserError` unless index lists give each client other samples, and each list is one of a client's.
+
+    Args:
+        parts: index list of each client.
+        num_clients: number of clients; None: as many as there are lists.
+        total: number of samples to divide.
+        source: origin of the lists, for error messages.
+    """
+    require(
+        num_clients in (None, len(parts)),
+        f"num_clients={num_clients}, but the number of index lists is {len(parts):,} ({source}): give the same number.",
+    )
+    indices = parts.joined
+    beyond = np.flatnonzero((indices < 0) | (indices >= total))
+    if len(beyond):
+        raise UserError(
+            f"the index list of client {_owner(parts, beyond[0])} has the index {indices[beyond[0]]} ({source}), but there "
+            f"are {total:,} training samples to divide, 0 to {total - 1}."
+        )
+    if len(twice := np.flatnonzero(np.bincount(indices, minlength=total) > 1)):
+        first, second = (_owner(parts, place) for place in np.flatnonzero(indices == twice[0])[:2])
+        where = (
+            f"twice in the index list of client {first}"
+            if first == second
+            else f"in the index lists of clients {first} and {second}"
+        )
+        raise UserError(f"sample {twice[0]} is {where} ({source}): a sample belongs to one client, once.")
 
 
 def joined(lists: Any, source: str) -> ClientIndices:
