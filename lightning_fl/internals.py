@@ -61,7 +61,14 @@ __all__ = [
 ]
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "trainer": ("_active_loop", "_checkpoint_connector", "_data_connector", "_logger_connector"),
+    "trainer": (
+        "_accelerator_connector",
+        "_active_loop",
+        "_checkpoint_connector",
+        "_data_connector",
+        "_logger_connector",
+    ),
+    "trainer._accelerator_connector": ("use_distributed_sampler",),
     "trainer._checkpoint_connector": ("_ckpt_path",),
     "trainer._data_connector": ("_datahook_selector",),
     "trainer._logger_connector": ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"),

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Interval
 
-from lightning_fl.checks import LARGEST_SEED, Remembering, whole_share
+from lightning_fl.checks import LARGEST_SEED, Remembering, is_a, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
@@ -297,8 +297,15 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
                 samples.place(device)
 
     def train_dataloader(self) -> Any:
-        """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline."""
-        return SampleLoader(self.train, self.client_indices.joined, self.batch_size, self.seed, self.drop_last)
+        """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline.
+
+        In a stock trainer with several processes each reads its share, because Lightning divides only loaders of torch.
+        """
+        joined, trainer = self.client_indices.joined, self.trainer
+        is_stock = is_a(trainer, L.Trainer) and not hasattr(trainer, "sources")
+        divides = is_stock and trainer._accelerator_connector.use_distributed_sampler
+        share = (trainer.distributed_sampler_kwargs if divides else None) or {}
+        return SampleLoader(self.train, joined, self.batch_size, self.seed, self.drop_last, **share)
 
     def val_dataloader(self) -> Any:
         """Return a loader of all clients' validation parts, or of the test set if `val_fraction` is 0."""

@@ -191,6 +191,25 @@ def test_a_stock_trainer_takes_it_as_centralised_baseline(make_stock_trainer: Ca
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_processes_of_a_stock_trainer_read_shares_of_the_samples(
+    drop_last: bool, make_stock_trainer: Callable[..., L.Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = toy(batch_size=7)
+    data.drop_last, own = drop_last, NUM_TRAIN // 4
+    seen = []
+    for rank in range(4):
+        monkeypatch.setattr(L.Trainer, "distributed_sampler_kwargs", {"num_replicas": 4, "rank": rank})
+        data.trainer = make_stock_trainer()
+        loader = data.train_dataloader()
+        seen += [x[:, 0] for x, _ in loader]
+        assert len(seen) == (rank + 1) * len(loader)
+    assert len(loader) == (own // 7 if drop_last else own // 7 + 1)
+    assert len(torch.cat(seen).unique()) == len(torch.cat(seen)) == (4 * (own - own % 7) if drop_last else NUM_TRAIN)
+    data.trainer = make_stock_trainer(use_distributed_sampler=False)
+    assert data.train_dataloader().num_replicas == 1
+
+
 def test_description_is_one_line_of_facts() -> None:
     plain = Digits(num_clients=100, partition=Shards(2))
     plain.setup()

@@ -25,6 +25,8 @@ class SampleLoader:
         batch_size: samples per batch, at least 1; the last batch may be smaller.
         seed: seed for shuffling anew in each iteration, with augmentation; None: in order, without augmentation.
         drop_last: True to leave out the last batch of a shuffled iteration when it is not full.
+        rank: process whose share of the samples a shuffled iteration reads, as by torch's `DistributedSampler`.
+        num_replicas: number of processes that share the samples; shares are equal, so that some samples may be read twice.
     """
 
     def __init__(
@@ -34,11 +36,14 @@ class SampleLoader:
         batch_size: int,
         seed: int | None = None,
         drop_last: bool = False,
+        rank: int = 0,
+        num_replicas: int = 1,
     ) -> None:
         self.samples = samples
         self.indices = indices
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.rank, self.num_replicas = rank, num_replicas
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     @property
@@ -49,7 +54,7 @@ class SampleLoader:
     @property
     def num_samples(self) -> int:
         """Number of samples that one iteration yields."""
-        total = len(self.samples) if self.indices is None else len(self.indices)
+        total = -(-(len(self.samples) if self.indices is None else len(self.indices)) // self.num_replicas)
         return total - total % self.batch_size if self.drop_last else total
 
     def reseeded(self, seed: int, batch_size: int) -> SampleLoader:
@@ -75,7 +80,9 @@ class SampleLoader:
             yield from self.samples.batches(self.batch_size, self.indices)
             return
         indices = np.arange(len(self.samples)) if self.indices is None else self.indices
-        shuffled = indices[torch.randperm(len(indices), generator=self._generator).numpy()][: self.num_samples]
+        shuffled = indices[torch.randperm(len(indices), generator=self._generator).numpy()]
+        padded = -(-len(shuffled) // self.num_replicas) * self.num_replicas
+        shuffled = np.resize(shuffled, padded)[self.rank :: self.num_replicas][: self.num_samples]
         rows = max(1, ROWS_PER_GATHER // self.batch_size) * self.batch_size if self.samples.resident else len(shuffled)
         for start in range(0, len(shuffled), rows):
             yield from self.samples.select(shuffled[start : start + rows]).batches(self.batch_size, self._generator)
