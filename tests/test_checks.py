@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_fl.checks import (
@@ -25,7 +25,8 @@ from lightning_fl.errors import UserError
 
 
 @pytest.mark.long
-@given(st.integers(0, 10_000), st.integers(0, 1_000_000))
+@example(3102, 10**8)
+@given(st.integers(0, 10_000), st.integers(0, 10**10))
 def test_a_share_is_that_of_the_decimal_that_was_written(digits: int, count: int) -> None:
     assert whole_share(digits / 10_000, count) == Fraction(digits, 10_000) * count // 1
 

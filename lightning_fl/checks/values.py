@@ -150,4 +150,4 @@ def whole_share(share: float, count: int) -> int:
     >>> whole_share(0.29, 100), whole_share(0.5, 3), whole_share(1.0, 7)
     (29, 1, 7)
     """
-    return math.floor(share * count + 1e-9)
+    return math.floor(share * count * (1 + 1e-15) + 1e-9)

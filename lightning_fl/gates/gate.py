@@ -119,6 +119,23 @@ class Gate(nn.Module):
             )
         return output * self.spread(mask).to(output.dtype)
 
+    def forget(self, parent: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Forget channels chosen in a pass that was broken off; a hook before the module of convolution and norm."""
+        self._mask = None
+
+    def check_closed(self, parent: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Check that channels were zeroed; a hook after the module of convolution and norm.
+
+        Raises:
+            UserError: the convolution has been computed without the norm.
+        """
+        mask, self._mask = self._mask, None
+        if mask is not None:
+            raise UserError(
+                f"dynamic pruning cannot gate a convolution whose normalisation of {self.weight.shape[0]} channels, the next one "
+                f"in its {type(parent).__name__}, is not computed: do not define it, or skip the convolution."
+            )
+
     def spread(self, mask: Tensor) -> Tensor:
         """Reshape m (B, C_out) to (B, C_out, 1, …), for multiplication with an output."""
         return mask.reshape(*mask.shape, *[1 for _ in self._pixels])

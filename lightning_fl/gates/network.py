@@ -32,8 +32,8 @@ def add_gates(
 
     The gate reads the convolution's input. The mask is applied after the normalisation that follows the convolution
     among the children of the same module (so that dropped channels are exactly 0), or else after the convolution. A
-    layer that keeps all its channels gets no gate. A forward pass that computes this normalisation before the convolution
-    raises `UserError`.
+    layer that keeps all its channels gets no gate. A forward pass that computes this normalisation before the convolution,
+    or not at all, raises `UserError`.
 
     Args:
         network: any module with convolutions.
@@ -68,7 +68,7 @@ def add_gates(
         f"{name} has no convolution to gate: dynamic pruning chooses channels of convolutions.{hint}",
     )
     generator = torch.Generator().manual_seed(seed)
-    for _, convolution, norm in convolutions:
+    for path, convolution, norm in convolutions:
         num_open = num_kept(keep, convolution.out_channels)
         if num_open == convolution.out_channels:
             continue
@@ -86,6 +86,10 @@ def add_gates(
         convolution.gate = gate
         convolution.register_forward_pre_hook(gate.look)
         (convolution if norm is None else norm).register_forward_hook(gate.close)
+        if norm is not None:
+            parent = network.get_submodule(path.rpartition(".")[0])
+            parent.register_forward_pre_hook(gate.forget)
+            parent.register_forward_hook(gate.check_closed)
     return gates_of(network)
 
 
@@ -118,11 +122,11 @@ def gate_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 
 def remove_gates(network: nn.Module) -> None:
     """Remove all gates, so that the network is dense again."""
-    for _, convolution, norm in layers(network):
+    for path, convolution, norm in layers(network):
         gate = _gate(convolution)
         if isinstance(gate, Gate):
             del convolution.gate
-            for owner in filter(None, (convolution, norm)):
+            for owner in filter(None, (convolution, norm, network.get_submodule(path.rpartition(".")[0]))):
                 _unhook(owner._forward_pre_hooks, gate)
                 _unhook(owner._forward_hooks, gate)
 

@@ -332,6 +332,36 @@ def test_a_norm_of_another_convolution_does_not_get_the_mask_of_the_batch_before
     assert torch.equal(gated(x), gated(torch.cat([x, x]))[:2])
 
 
+class Interrupted(nn.Sequential):
+    """Convolution and norm, whose forward may leave out the norm, or break off before it."""
+
+    normalises, breaks = True, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self[0](x)
+        if self.breaks:
+            raise KeyboardInterrupt
+        return self[1](x) if self.normalises else x
+
+
+def test_a_norm_that_is_not_computed_is_named() -> None:
+    gated, x = Interrupted(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), torch.randn(2, 3, 8, 8)
+    add_gates(gated, 0.5)
+    gated.breaks = True
+    with pytest.raises(KeyboardInterrupt):
+        gated(x)
+    gated.breaks = False
+    assert (gated(x) != 0).any((2, 3)).sum(1).tolist() == [4, 4]
+    gated.normalises = False
+    with pytest.raises(
+        UserError, match="normalisation of 8 channels, the next one in its Interrupted, is not computed"
+    ):
+        gated(x)
+    remove_gates(gated)
+    assert not gated._forward_hooks
+    assert not gated._forward_pre_hooks
+
+
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
