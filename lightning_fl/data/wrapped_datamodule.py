@@ -11,12 +11,12 @@ import torch
 from annotated_types import Ge
 from torch.utils.data import DataLoader
 
-from lightning_fl.checks import is_a, overrides
+from lightning_fl.checks import is_a, is_whole, overrides
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
-from lightning_fl.data.samples.dataset_samples import DatasetSamples, dataset_labels, named_labels
+from lightning_fl.data.samples.dataset_samples import DatasetSamples, dataset_labels, named_labels, seeded
 from lightning_fl.data.samples.evaluation_pipeline import EvaluationPipeline, loaders_in
 from lightning_fl.data.samples.given_classes import given_classes
 from lightning_fl.data.samples.own_loaders import (
@@ -148,8 +148,11 @@ class Federated(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """Given number of classes, or after `setup` the largest label plus one; None without classes."""
-        return self._num_classes
+        """Given number of classes, or after `setup` the largest label plus one, else the datamodule's own; None without any."""
+        if self._num_classes is not None:
+            return self._num_classes
+        own = getattr(vars(self).get("datamodule"), "num_classes", None)
+        return own if is_whole(own) else None
 
     @property
     def in_channels(self) -> int | None:
@@ -160,7 +163,8 @@ class Federated(FederatedDataModule):
             shape = self.train.sample_shape
         else:
             assert isinstance(self.train, DatasetSamples)
-            sample = self.train.dataset[0]
+            with seeded(0):  # a random transform
+                sample = self.train.dataset[0]
             first = sample[0] if isinstance(sample, (tuple, list)) else sample
             shape = first.shape if isinstance(first, torch.Tensor) else torch.Size()
         return shape[0] if len(shape) == 3 else None

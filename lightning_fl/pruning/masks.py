@@ -12,6 +12,7 @@ from math import ceil
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -54,7 +55,8 @@ def prunable(module: nn.Module, exclude: Sequence[str] = ()) -> dict[str, list[s
 def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tensor] | None = None) -> Masks:
     """Return masks of the numbers above the ⌈rate · R⌉-th smallest magnitude, counted from 0, of all R in the tensors.
 
-    Every tensor with two axes or more keeps at least its largest number, so that no layer is disconnected.
+    Every tensor with two axes or more keeps at least its largest number, so that no layer is disconnected. A warning says if
+    many numbers of equal magnitude are pruned beyond the rate.
 
     Args:
         tensors: weights and biases by name.
@@ -72,11 +74,19 @@ def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tenso
     if not rate or not len(joined):
         return masks
     # Use the decimal fraction as written, not the nearest binary one.
-    threshold = joined[min(ceil(Fraction(str(rate)) * len(joined)), len(joined) - 1)]
+    place = min(ceil(Fraction(str(rate)) * len(joined)), len(joined) - 1)
+    threshold = joined[place]
     smaller_masks = {name: mask & (magnitudes[name] > threshold) for name, mask in masks.items()}
     for name, mask in smaller_masks.items():
         if mask.dim() > 1 and not mask.any():
             mask[torch.unravel_index(magnitudes[name].argmax(), mask.shape)] = True
+    num_pruned = len(joined) - sum(int(mask.sum()) for mask in smaller_masks.values())
+    if num_pruned > place + 1:
+        rank_zero_warn(
+            f"{num_pruned / len(joined):.1%} of the weights are pruned instead of {rate:.1%}, because many have the same "
+            f"magnitude {float(threshold):g}: exclude layers that start at 0, such as LoRA's, or prune after they have been "
+            "trained."
+        )
     return smaller_masks
 
 

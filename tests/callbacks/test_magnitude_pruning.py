@@ -203,6 +203,16 @@ def test_scopes() -> None:
     assert {name: int(largest({name: x}, 0.5)[name].sum()) for name, x in tensors.items()} == {"small": 1, "large": 1}
 
 
+def test_ties_that_prune_more_than_the_rate_are_said(recwarn: pytest.WarningsRecorder) -> None:
+    trained = torch.arange(1.0, 11.0).view(1, -1)
+    largest({"weight": trained}, 0.5)
+    assert not [one for one in recwarn if "are pruned instead of" in str(one.message)]
+    with pytest.warns(
+        UserWarning, match=r"45.0% of the weights are pruned instead of 10.0%, .* same magnitude 0: exclude"
+    ):
+        largest({"weight": trained, "lora": torch.zeros(1, 10)}, 0.1)
+
+
 @given(st.lists(st.integers(-5, 5), min_size=2, max_size=30), st.integers(0, 99))
 def test_keeps_what_is_above_the_threshold_and_one_at_least(values: list[int], percent: int) -> None:
     x = torch.tensor(values, dtype=torch.float32).view(1, -1)

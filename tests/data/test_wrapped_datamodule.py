@@ -322,6 +322,28 @@ def test_attributes_of_the_data_module_are_found() -> None:
     assert copy.deepcopy(data).vocab is not own.vocab
 
 
+def test_the_data_modules_own_number_of_classes_counts_if_no_other_is_known() -> None:
+    own = Vocabulary()
+    own.num_classes = 7
+    data = Federated(own, num_clients=6)
+    assert (data.num_classes, Federated(own, num_clients=6, num_classes=9).num_classes) == (7, 9)
+    data.setup()
+    assert data.num_classes == int(Y.max()) + 1, "samples know better"
+
+
+def test_a_description_draws_nothing_from_the_global_generator() -> None:
+    class Noisy(Images):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.randn(3, 8, 8), index % 2
+
+    data = Federated(Loader(DataLoader(Noisy(), batch_size=2)), num_clients=2)  # type: ignore[arg-type]
+    data.setup()
+    before = torch.get_rng_state()
+    assert data.description()
+    assert data.in_channels == 3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_state_of_the_data_module_is_kept() -> None:
     data, other = Federated(Vocabulary(), num_clients=6), Federated(Vocabulary(), num_clients=6)
     data.vocab["b"] = 1
