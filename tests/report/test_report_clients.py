@@ -67,6 +67,14 @@ def test_a_report_on_a_statistic_over_clients_shows_the_clients_of_its_metric(
     assert "| 0.962 |" in section
 
 
+@pytest.mark.parametrize(
+    ("statistic", "falls"), [("worst10", True), ("tuned_mean", True), ("std", False), ("tuned_gini", False)]
+)
+def test_single_clients_have_the_mode_of_the_statistic_but_of_a_deviation(statistic: str, falls: bool) -> None:
+    single = Metric(f"val/score_clients_{statistic}", mode="min").over_clients
+    assert (single.name, single.falls) == ("val/score", falls)
+
+
 @pytest.mark.matrix
 def test_runs_without_evaluated_clients_have_no_such_section(run: Callable[..., tuple], tmp_path: Path) -> None:
     folder = write_run(tmp_path / "one", rising(9))
