@@ -56,8 +56,8 @@ def settings_in_one_line(data: SplitData) -> str:
     for name, parameter in parameters_of(type(data)).items():
         value = getattr(data, name, parameter.default)
         is_short = value is None or isinstance(value, bool | int | float | str)
-        is_loaders = name in ("batch_size", "drop_last") and not getattr(data, f"_{name}_given", True)
-        if is_short and not is_loaders and value != parameter.default:
+        is_wrapped = name in ("batch_size", "drop_last", "num_classes") and not getattr(data, f"_{name}_given", True)
+        if is_short and not is_wrapped and value != parameter.default:
             shown[name] = repr(value)
     wrapped = getattr(data, "datamodule", None)
     first = [] if wrapped is None else [type(wrapped).__name__]

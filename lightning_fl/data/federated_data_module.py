@@ -301,7 +301,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
         In a stock trainer with several processes each reads its share, because Lightning divides only loaders of torch.
         """
-        joined, trainer = self.client_indices.joined, self.trainer
+        joined = self.client_indices.joined
+        trainer: Any = self.trainer
         is_stock = is_a(trainer, L.Trainer) and not hasattr(trainer, "sources")
         divides = is_stock and trainer._accelerator_connector.use_distributed_sampler
         share = (trainer.distributed_sampler_kwargs if divides else None) or {}

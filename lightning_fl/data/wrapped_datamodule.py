@@ -322,9 +322,14 @@ class Federated(FederatedDataModule):
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
             warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
-        if self.val_fraction > 0 or self.server_fraction > 0 or self.server_groups:
+        if self.val_fraction > 0 or self.server_fraction > 0 or self.server_groups or self._clients_are_asked():
             train.in_evaluation = self._in_evaluation(train, loader)
         return train, None
+
+    def _clients_are_asked(self) -> bool:
+        """True if a callback asks clients about the model, as FedAP's does."""
+        callbacks = getattr(self.trainer, "callbacks", [])
+        return any(one.asks_clients(False) for one in callbacks if hasattr(one, "asks_clients"))
 
     def _find_classes(self, train: Samples) -> None:
         """Set the class of each training sample: the given ones, else those that the data set names, if they are classes."""

@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L  # noqa: N812
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate, random_split
 
 from lightning_fl.algorithms import FedDU
-from lightning_fl.callbacks import ClientEvaluation
+from lightning_fl.callbacks import AdaptivePruning, ClientEvaluation
 from lightning_fl.data import ByGroup, Federated, Noise
 from lightning_fl.errors import UserError
 
@@ -172,8 +173,9 @@ def test_sources_read_samples_as_evaluation_does_and_draw_by_their_own_seed() ->
     def noisy(x: Tensor) -> Tensor:
         return x + torch.randn(3)
 
-    def batches(source: Any, seed: int) -> list[Tensor]:
-        data = Federated(source, num_clients=3, val_fraction=0.25)
+    def batches(source: Any, seed: int, asks: bool = False) -> list[Tensor]:
+        data = Federated(source, num_clients=3, val_fraction=0 if asks else 0.25)
+        data.trainer = SimpleNamespace(callbacks=[AdaptivePruning()] if asks else [])
         data.setup("fit")
         torch.manual_seed(seed)
         before = torch.get_rng_state()
@@ -181,7 +183,8 @@ def test_sources_read_samples_as_evaluation_does_and_draw_by_their_own_seed() ->
         assert torch.equal(torch.get_rng_state(), before)
         return drawn
 
-    assert are_rows(torch.cat(batches(Loaders(Rows(noisy), val=loader(Rows(clean))), 0)))
+    for asks in (False, True):
+        assert are_rows(torch.cat(batches(Loaders(Rows(noisy), val=loader(Rows(clean))), 0, asks)))
     unknown = Loaders(Rows(noisy))
     assert all(map(torch.equal, batches(unknown, 0), batches(unknown, 1)))
 
