@@ -236,7 +236,7 @@ def test_the_loss_is_that_of_the_proposal_whose_frozen_parts_stay() -> None:
     guard = RoundGuard(LossGuard(rounds=2), Run(0, NO_LAYOUT, NO_LAYOUT, start, empty, {}))
     roles = guard.around(Roles(nothing, nothing, nothing, nothing, nothing), nothing)
     algorithm = Algorithm(steps=[Apply()])
-    proposal = take_steps(algorithm, roles, turn, {key: {} for key in algorithm.step_names()}, frozen=[slice(0, 1)])
+    proposal = take_steps(algorithm, roles, turn, {key: {} for key in algorithm.step_names()}, untrained=[slice(0, 1)])
     assert measured == [proposal.params.tolist()] == [[0, 7]]
 
 
