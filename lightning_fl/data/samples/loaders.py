@@ -69,9 +69,8 @@ class SampleLoader:
         """Return a random batch of at most `size` samples, without augmentation; running iterations do not change."""
         indices = np.arange(len(self.samples)) if self.indices is None else self.indices
         rows = rng.choice(indices, min(size, len(indices)), replace=False)
-        with seeded(
-            int(copy.deepcopy(rng).integers(2**32))
-        ):  # random transforms draw from it; `rng` itself stays in place
+        seed = int(copy.deepcopy(rng).integers(2**32))  # of a copy, as `rng` decides what its reader draws next
+        with seeded(seed):  # for random transforms
             return next(iter(self.samples.batches(len(rows), rows)))
 
     def __iter__(self) -> Iterator[Any]:
