@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from lightning_fl.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn  # not imported by commands that need no torch
 
 
 def name_parts(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -673,7 +673,7 @@ FURTHER_MISTAKES = {
         ["vgg11", "dropout must lie in [0, 1)", "got 'x'"],
     ),
     "data that do not know their classes": (
-        ["--data", "Federated", "--data.datamodule", "Digits"],
+        ["--data", "Federated", "--data.datamodule", "lightning.pytorch.demos.boring_classes.BoringDataModule"],
         ["num_classes", "--data.num_classes"],
     ),
     "images too small": (["--model.network", "lenet5", "--data.image_size", "8"], ["lenet5", "8×8"]),
