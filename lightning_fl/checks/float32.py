@@ -43,7 +43,7 @@ class Float32(NamedTuple):
         """Set torch's switches."""
         torch.set_float32_matmul_precision(self.products)
         torch.backends.cudnn.allow_tf32 = self.tf32
-        for switch in [] if self.tf32 else [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]:
+        for switch in [] if self.tf32 else _switches()[2:]:  # of cuDNN
             if switch.fp32_precision == "tf32":  # as torch.backends.fp32_precision says
                 switch.fp32_precision = "ieee"
 
@@ -84,7 +84,7 @@ class Float32Switches(NamedTuple):
 
 def _switches() -> tuple[Any, ...]:
     """Return torch's objects whose `fp32_precision` decides a kind of product."""
-    backends = torch.backends
+    backends: Any = torch.backends  # whose modules mypy does not know whole
     return backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn
 
 
