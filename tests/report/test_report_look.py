@@ -282,7 +282,10 @@ def test_labels_and_order_are_the_users(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_look_that_is_impossible_is_refused_in_one_sentence(tmp_path: Path, flags: list[str], sentence: str) -> None:
+def test_a_look_that_is_impossible_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where an empty --out would write
     with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
         report([*two_runs(tmp_path), "--out", str(tmp_path / "out"), *flags])
     assert not (tmp_path / "out").exists()
