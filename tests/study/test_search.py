@@ -273,7 +273,8 @@ def test_a_search_from_the_command_line_that_is_killed_and_shared(
     # The worse trial is stopped early if the better one is ahead of it, which the two programs' speeds decide.
     stopped = sum(err.count(": stopped early in") for _, err in printed)
     assert spent[3:7] == ["1", "2 of 2", str(stopped), "0"]
-    assert spent[7] == "603 kB" if not stopped else float(spent[7].removesuffix(" kB")) < 603
+    uplink = float(spent[7].removesuffix(" kB"))
+    assert 400 < uplink <= 603 if stopped else uplink == 603, "a trial may spend its budget before the program stops it"
     won = found[4]
     assert float(won) > 0.05, "0.01 is too small for 58 steps"
     assert "ends after" not in said, "its budget is spent"
