@@ -89,7 +89,7 @@ class Followed(Codec):
     A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the
     server's step. So each broadcast goes to all clients, or with `catch_up` to the round's clients, with all changes that they
     have missed. After a round without a change, for example without an accepted upload, nothing is sent. Buffers are sent
-    whole.
+    whole, and so are parameters that a callback has changed between two rounds.
 
     Attributes:
         codec: codec of the carrier, the same as in the step that encodes it.
@@ -143,7 +143,8 @@ class Followed(Codec):
             payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, context)
         for name, entry in message.items():
             if name != self.carrier:
-                follows = self.carrier in message and compressible(name)
+                is_known = self.carrier in message and not (name == "model" and context.is_replaced)
+                follows = is_known and compressible(name)
                 payload[f"{kind_of(name)}{BESIDE}{name}"] = Packed(entry, 0) if follows else Packed.whole(entry)
         return payload, {}
 

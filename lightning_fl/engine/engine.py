@@ -144,6 +144,7 @@ class Engine:
             encoded=self.algorithm.encoded(run.server),
             clients=self.population.everyone,
             level=self.level,
+            is_replaced=run.is_replaced,
         )
 
     @property

@@ -75,6 +75,8 @@ class RoundContext:
         unpruned: submodel that the pruning mask keeps, all other parameters being 0; None if there is no mask.
         clients: indices of the N clients, ascending; None if they are 0 to N - 1.
         level: returns the level of a client, if the exchange has `capacities`; else None.
+        is_replaced: True if a callback has changed the server's parameters since the last round, so that clients cannot work
+            them out.
     """
 
     layout: Layout
@@ -92,6 +94,7 @@ class RoundContext:
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
     clients: Sequence[int] | None = None
     level: Callable[[int], float] | None = None
+    is_replaced: bool = False
 
     @property
     def everyone(self) -> Sequence[int]:

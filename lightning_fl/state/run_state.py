@@ -37,7 +37,7 @@ SELECTION = 30
 
 # Fields of a Run that a checkpoint holds under their own names.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
-SCALARS = ("seed", "simulated_seconds", "macs_at_start", "is_unchanged", *COUNTS)
+SCALARS = ("seed", "simulated_seconds", "macs_at_start", "is_unchanged", "is_replaced", *COUNTS)
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Run:
         client_memory: codec memory of each client's uplink, in memory or on disk.
         server_memory: codec memory of the downlink.
         is_unchanged: True if nothing has changed the model since the last broadcast, as after a round without an accepted upload.
+        is_replaced: True if a callback has changed the parameters since the last round, other than by pruning, which clients
+            cannot work out.
         ledger: bits sent, by direction and kind.
         simulated_seconds: time of the run on the simulated network.
         num_uploads: uploads that have arrived at the server, in all rounds.
@@ -94,6 +96,7 @@ class Run:
     client_memory: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
     server_memory: State = field(default_factory=dict)
     is_unchanged: bool = False
+    is_replaced: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
     num_uploads: int = 0
@@ -157,12 +160,20 @@ class Run:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
         self.params, self.buffers, self.is_unchanged = params, buffers, False
 
-    def adopt_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
+    def adopt_model(
+        self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor], mask: Tensor | None = None
+    ) -> None:
         """Copy the module's model between two rounds where it differs, as after a change by a callback.
 
         The copies are new tensors, because a step may have kept the old ones.
+
+        Args:
+            params, buffers, counters: the module's.
+            mask: mask (d,) under which the module trains from now on; None for none.
         """
         if not torch.equal(params, self.params):
+            is_pruned = mask is not None and torch.equal(params, self.params * mask)
+            self.is_replaced |= not is_pruned
             self.params, self.is_unchanged = params.clone(), False
         if not torch.equal(buffers, self.buffers):
             self.buffers, self.is_unchanged = buffers.clone(), False
@@ -212,7 +223,7 @@ class Run:
     def end_round(self) -> None:
         """Go on to the next round."""
         self.round += 1
-        self.is_unchanged = True
+        self.is_unchanged, self.is_replaced = True, False
         self.clients.drop_ahead()
         self.client_memory.drop_ahead()
 

@@ -494,7 +494,7 @@ class FitLoop(StockFitLoop):
         mask = self._mask()
         if mask is not None:
             flat_module.params.mul_(mask)  # ModelPruning resets pruned weights, too
-        run.adopt_model(flat_module.params, flat_module.read_buffers(), flat_module.read_counters())
+        run.adopt_model(flat_module.params, flat_module.read_buffers(), flat_module.read_counters(), mask)
         if mask is not None and (run.mask is None or not torch.equal(mask, run.mask)):
             self.engine.set_mask(mask)
             self.engine.prunings = zlib.crc32(mask.cpu().numpy().tobytes(), self.engine.prunings)
