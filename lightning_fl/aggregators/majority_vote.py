@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from lightning_fl.slots import Aggregator, Message, Upload
+from lightning_fl.vectors.weighted_sums import add_weighted
 
 WEIGHT, VOTERS = "weight", "voters"
 
@@ -40,9 +41,7 @@ class MajorityVote(Aggregator):
         weight = 1.0 if self.weighting == "uniform" else upload.result.weight
         terms = {**upload.message, "model": votes, VOTERS: votes.abs(), WEIGHT: torch.ones(1, device=votes.device)}
         for name, vector in terms.items():
-            if name not in accumulator:
-                accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
-            accumulator[name].add_(vector, alpha=weight)
+            add_weighted(accumulator, name, vector, weight)
 
     def weighs_equally(self, name: str) -> bool:
         """True if every client has the same weight."""

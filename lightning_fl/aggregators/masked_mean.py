@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from lightning_fl.slots import SENT, Aggregator, Message, Upload
-from lightning_fl.vectors.pieces import add_scaled, pieces, zeros_like
+from lightning_fl.vectors.pieces import add_scaled, zeros_like
+from lightning_fl.vectors.weighted_sums import means, weight_of
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class MaskedMean(Aggregator):
         for name, vector in upload.message.items():
             if name not in accumulator:
                 accumulator[name] = zeros_like(vector, torch.float64)
-                accumulator[_weight(name)] = zeros_like(accumulator[name])
+                accumulator[weight_of(name)] = zeros_like(accumulator[name])
             sent = upload.sent.get(name)
             if sent is None:
                 add_scaled(accumulator[name], vector, upload.result.weight)
-                accumulator[_weight(name)] += upload.result.weight
+                accumulator[weight_of(name)] += upload.result.weight
             elif sent.any():
                 add_scaled(accumulator[name], vector, upload.result.weight)
-                add_scaled(accumulator[_weight(name)], sent, upload.result.weight)
+                add_scaled(accumulator[weight_of(name)], sent, upload.result.weight)
 
     def weighs_equally(self, name: str) -> bool:
         """False: its weights are the clients' numbers of samples."""
@@ -45,12 +46,4 @@ class MaskedMean(Aggregator):
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / weight, and 0 where the weight is 0, in the memory of the sums."""
-        means = {name: total for name, total in accumulator.items() if _weight(name) in accumulator}
-        for name, total in means.items():
-            for part, weight in pieces(total, accumulator[_weight(name)]):
-                part.div_(weight.masked_fill(weight == 0, 1))
-        return means
-
-
-def _weight(name: str) -> str:
-    return f"weight of {name}"
+        return means(accumulator)

@@ -10,6 +10,7 @@ from annotated_types import Ge
 
 from lightning_fl.slots import CHOSEN, Aggregator, Merging, Message, Upload, several_models
 from lightning_fl.vectors.pieces import add_scaled, zeros_like
+from lightning_fl.vectors.weighted_sums import add_weight, means, weight_of
 
 COLUMN = "ifca/models"
 
@@ -41,25 +42,19 @@ class MeanOfEach(Aggregator):
         """Add n_k Δ_k to the sum and n_k to the weight of the model that the client has trained."""
         delta, weight = upload.message["model"], upload.result.weight
         chosen = int(upload.message[CHOSEN].long().argmax())
-        for name in several_models(self.num_models):
+        names = several_models(self.num_models)
+        for name in names:  # an untrained model has a sum, too
+            add_weight(accumulator, weight_of(name), weight if name == names[chosen] else 0.0, delta.device)
             if name not in accumulator:
                 accumulator[name] = zeros_like(delta, torch.float64)
-                accumulator[_weight(name)] = torch.zeros(1, dtype=torch.float64, device=delta.device)
-        name = several_models(self.num_models)[chosen]
-        add_scaled(accumulator[name], delta, weight)
-        accumulator[_weight(name)] += weight
+        add_scaled(accumulator[names[chosen]], delta, weight)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / weight of each model, in the memory of the sums."""
-        weights = {name: accumulator[_weight(name)] for name in several_models(self.num_models)}
-        return {name: accumulator[name].div_(weight.masked_fill(weight == 0, 1)) for name, weight in weights.items()}
+        return means(accumulator)
 
     def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
         """Return the means, and report the number of trained models."""
-        weights = [accumulator[_weight(name)] for name in several_models(self.num_models)]
+        weights = [accumulator[weight_of(name)] for name in several_models(self.num_models)]
         merging.metrics[COLUMN] = float(sum(bool(weight > 0) for weight in weights))
         return self.finish(accumulator)
-
-
-def _weight(name: str) -> str:
-    return f"weight of {name}"

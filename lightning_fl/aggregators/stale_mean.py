@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import torch
 from annotated_types import Ge, Interval
 
 from lightning_fl.slots import Aggregator, Message, Upload
-from lightning_fl.vectors.pieces import add_scaled, zeros_like
+from lightning_fl.vectors.weighted_sums import add_weight, add_weighted, means, weight_of
 
 Decay = Annotated[float, Ge(0)] | Literal["constant", "polynomial", "hinge"]
-WEIGHT = "weight"
 HINGE_SLOPE, HINGE_DELAY = 10, 4
 
 
@@ -58,14 +56,9 @@ class StaleMean(Aggregator):
         """Add a α ρ(s) Δ to the sum and a to the weight."""
         weight = 1.0 if self.weighting == "uniform" else upload.result.weight
         for name, vector in upload.message.items():
-            if name not in accumulator:
-                accumulator[name] = zeros_like(vector, torch.float64)
-            add_scaled(accumulator[name], vector, weight * self.factor(upload.staleness))
-        if WEIGHT not in accumulator:
-            device = next((vector.device for vector in upload.message.values()), None)
-            accumulator[WEIGHT] = torch.zeros(1, dtype=torch.float64, device=device)
-        accumulator[WEIGHT] += weight
+            add_weighted(accumulator, name, vector, weight * self.factor(upload.staleness))
+            add_weight(accumulator, weight_of(name), weight, vector.device)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / weight, in the memory of the sums."""
-        return {name: total.div_(accumulator[WEIGHT]) for name, total in accumulator.items() if name != WEIGHT}
+        return means(accumulator)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from lightning_fl.slots import Aggregator, Message, Upload
-from lightning_fl.vectors.pieces import add_scaled, zeros_like
+from lightning_fl.vectors.weighted_sums import add_weight, add_weighted, means, weight_of
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,8 @@ class WeightedMean(Aggregator):
         """Add n_k Δ_k to the sum and n_k to the weight."""
         for name, vector in upload.message.items():
             weight = 1.0 if self.weighs_equally(name) else upload.result.weight
-            if name not in accumulator:
-                accumulator[name] = zeros_like(vector, torch.float64)
-                accumulator[_weight(name)] = torch.zeros(1, dtype=torch.float64, device=vector.device)
-            add_scaled(accumulator[name], vector, weight)
-            accumulator[_weight(name)] += weight
+            add_weighted(accumulator, name, vector, weight)
+            add_weight(accumulator, weight_of(name), weight, vector.device)
 
     def weighs_equally(self, name: str) -> bool:
         """True for the names in `uniform`, or for all of them."""
@@ -43,9 +38,4 @@ class WeightedMean(Aggregator):
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / weight, in the memory of the sums."""
-        names = [name for name in accumulator if _weight(name) in accumulator]
-        return {name: accumulator[name].div_(accumulator[_weight(name)]) for name in names}
-
-
-def _weight(name: str) -> str:
-    return f"weight of {name}"
+        return means(accumulator)

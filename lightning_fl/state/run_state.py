@@ -168,7 +168,9 @@ class Run:
         The copies are new tensors, because a step may have kept the old ones.
 
         Args:
-            params, buffers, counters: the module's.
+            params: the module's parameters (d,).
+            buffers: its float buffers (d_b,).
+            counters: its integer buffers by name.
             mask: mask (d,) under which the module trains from now on; None for none.
         """
         if not torch.equal(params, self.params):

@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_fl.features.privacy.adaptive_clip import WITHIN
 from lightning_fl.features.privacy.mechanism import clip_factor, joint_norm
 from lightning_fl.slots import Aggregator, Merging, Message, Upload
-from lightning_fl.vectors.pieces import add_scaled, zeros_like
 from lightning_fl.vectors.submodel import Submodel
+from lightning_fl.vectors.weighted_sums import add_weight, add_weighted, weight_of
 
 BITS = "bits"
 """Key of Σ_k (b_k − ½) in the accumulator."""
@@ -81,20 +81,16 @@ class NoisySum(Aggregator):
         norm = 0.0 if self.clip == inf else joint_norm(message, self.scales)
         factor = clip_factor(norm, self.clip)
         if self.bits is not None:
-            accumulator.setdefault(BITS, torch.zeros(1, dtype=torch.float64, device=self.device))
-            accumulator[BITS] += float(norm <= self.clip) - 0.5
+            add_weight(accumulator, BITS, float(norm <= self.clip) - 0.5, self.device)
         for name, vector in message.items():
             weight = 1.0 if self.cap is None or name in self.uniform else min(upload.result.weight, self.cap)
-            if name not in accumulator:
-                accumulator[name] = zeros_like(vector, torch.float64)
-                accumulator[_weight(name)] = torch.zeros(1, dtype=torch.float64, device=vector.device)
-            add_scaled(accumulator[name], vector, weight * factor)
-            accumulator[_weight(name)] += weight
+            add_weighted(accumulator, name, vector, weight * factor)
+            add_weight(accumulator, weight_of(name), weight, vector.device)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / W̄, without noise."""
         return {
-            name: self._sum(accumulator, name).div_(self.totals.get(name, accumulator.get(_weight(name), 1.0)))
+            name: self._sum(accumulator, name).div_(self.totals.get(name, accumulator.get(weight_of(name), 1.0)))
             for name in sorted(self.lengths)
         }
 
@@ -128,7 +124,3 @@ def drawn(seed: int, lengths: Mapping[str, int], unpruned: Submodel | None) -> d
             kept = unpruned.masks(vectors).get(name)
             vectors[name].mul_(1.0 if kept is None else kept.cpu())
     return vectors
-
-
-def _weight(name: str) -> str:
-    return f"weight of {name}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.slots import Aggregator, Merging, Message, Upload, kind_of
-from lightning_fl.vectors.pieces import add_scaled, zeros_like
+from lightning_fl.vectors.weighted_sums import add_weight, add_weighted, weight_of
 
 SAMPLES, CLIENTS = "samples of all", "clients of all"
 """Sums of the weights of all clients that have trained, also of those that send nothing, by their samples and alike."""
@@ -47,18 +47,16 @@ class ReweightedMean(Aggregator):
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add f_k w_k x_k to the sums; an upload without entries is that of a client that does not send."""
         samples, factor = upload.result.weight, self.factors.get(upload.result.client, 1.0)
-        self._count(accumulator, SAMPLES, samples)
-        self._count(accumulator, CLIENTS, 1.0)
+        add_weight(accumulator, SAMPLES, samples, self.device)
+        add_weight(accumulator, CLIENTS, 1.0, self.device)
         for name, vector in upload.message.items():
             weight = factor * (1.0 if self.weighs_equally(name) else samples)
-            if name not in accumulator:
-                accumulator[name] = zeros_like(vector, torch.float64)
-            add_scaled(accumulator[name], vector, weight)
-            self._count(accumulator, _weight(name), weight)
+            add_weighted(accumulator, name, vector, weight)
+            add_weight(accumulator, weight_of(name), weight, self.device)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the means, in the memory of the sums; {} if nobody has sent."""
-        names = [name for name in accumulator if _weight(name) in accumulator]
+        names = [name for name in accumulator if weight_of(name) in accumulator]
         return {name: accumulator[name].div_(self._divisor(accumulator, name)) for name in names}
 
     def combine(self, accumulator: dict[str, Any], merging: Merging) -> Message:
@@ -67,17 +65,7 @@ class ReweightedMean(Aggregator):
         merging.is_skipped = not message
         return message
 
-    def _count(self, accumulator: dict[str, Any], name: str, weight: float) -> None:
-        """Add a weight to a sum of weights."""
-        if name not in accumulator:
-            accumulator[name] = torch.zeros(1, dtype=torch.float64, device=self.device)
-        accumulator[name] += weight
-
     def _divisor(self, accumulator: dict[str, Any], name: str) -> Tensor:
         if not self.of_all or kind_of(name) == "buffers":
-            return accumulator[_weight(name)]
+            return accumulator[weight_of(name)]
         return accumulator[CLIENTS if self.weighs_equally(name) else SAMPLES]
-
-
-def _weight(name: str) -> str:
-    return f"weight of {name}"
