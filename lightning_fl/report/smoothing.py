@@ -3,8 +3,8 @@
 A Savitzky–Golay filter of window 39 and order 3 smooths the accuracy after each round; the result is rounded to three decimals,
 or to as many as the target has, if these are more.
 The final accuracy of that paper is the maximum of the smoothed curve; reports call it `best (smoothed)`, because it is chosen on
-the values that it reports, which are test values in the paper. A cubic fitted to a short, steep curve leaves the
-range of the values (curves of 500 rounds never do), so the smoothed curve is clipped to that range before it is rounded.
+the values that it reports, which are test values in the paper. A cubic fitted to a steep curve leaves the range of the values,
+so each smoothed value is clipped to the range of the values in its window before it is rounded.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ def smooth(values: Floats, decimals: int | None = DECIMALS, window: int = WINDOW
     window = fitting_window(len(values), window)
     if window == 1:
         return values
+    from scipy.ndimage import maximum_filter1d, minimum_filter1d
     from scipy.signal import savgol_filter
 
-    smoothed: Floats = savgol_filter(values, window, ORDER).clip(values.min(), values.max())
+    least, most = (of(values, window, mode="nearest") for of in (minimum_filter1d, maximum_filter1d))
+    smoothed: Floats = savgol_filter(values, window, ORDER).clip(least, most)
     # Round twice, so that the last bit of the filter does not decide how a half is rounded.
     return smoothed if decimals is None else smoothed.round(decimals + 6).round(decimals)

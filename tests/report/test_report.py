@@ -12,7 +12,9 @@ import pytest
 import scipy.signal as signal
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from made_runs import groups_of, require_readable, rising, write_run
+from numpy.typing import NDArray
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.run_folder import UNKNOWN
@@ -20,7 +22,7 @@ from lightning_fl.report import report
 from lightning_fl.report.comparison import Curve, Metric
 from lightning_fl.report.plots import draw_bits, draw_curves
 from lightning_fl.report.records import Record, read_run
-from lightning_fl.report.smoothing import smooth
+from lightning_fl.report.smoothing import fitting_window, smooth
 
 # ------------------------------------------------------------------------------------------------- smoothing
 
@@ -32,9 +34,11 @@ def test_smoothing_is_a_cubic_through_each_window() -> None:
     for centre in range(19, 81):
         cubic = np.polyfit(x, values[centre - 19 : centre + 20], 3)
         assert smoothed[centre] == pytest.approx(np.polyval(cubic, 19), abs=1e-9)
-    first, last = np.polyfit(x, values[:39], 3), np.polyfit(x, values[-39:], 3)
-    assert np.allclose(smoothed[:19], np.polyval(first, x[:19]).clip(values.min(), values.max()))
-    assert np.allclose(smoothed[-19:], np.polyval(last, x[-19:]).clip(values.min(), values.max()))
+    ends = np.polyval(np.polyfit(x, values[:39], 3), x), np.polyval(np.polyfit(x, values[-39:], 3), x)
+    for position in (*range(19), *range(81, 100)):
+        cubic = ends[0][position] if position < 19 else ends[1][position - 61]
+        near = values[max(0, position - 19) : position + 20]
+        assert smoothed[position] == pytest.approx(cubic.clip(near.min(), near.max()), abs=1e-9)
 
 
 @pytest.mark.parametrize(("count", "window"), [(1, 1), (3, 3), (4, 3), (5, 5), (20, 19), (38, 37), (39, 39), (40, 39)])
@@ -52,6 +56,19 @@ def test_a_short_curve_has_the_largest_window_that_fits(count: int, window: int)
 def test_no_smoothed_accuracy_is_above_every_measured_one() -> None:
     steep = np.array([0.1] * 4 + [0.95] * 36)
     assert smooth(steep).max() == 0.95
+
+
+@given(
+    arrays(float, st.integers(5, 60), elements=st.floats(0, 1)), st.sampled_from([5, 9, 39]), st.floats(-100.0, 100.0)
+)
+def test_no_target_is_reached_long_before_a_value_reaches_it(
+    values: NDArray[np.float64], window: int, first: float
+) -> None:
+    values[0] = first  # a steep beginning makes a cubic swing
+    smoothed, half = smooth(values, decimals=None, window=window), fitting_window(len(values), window) // 2
+    for position, value in enumerate(smoothed):
+        near = values[max(0, position - half) : position + half + 1]
+        assert near.min() <= value <= near.max()
 
 
 @pytest.mark.parametrize("count", [5, 6, 40])
