@@ -18,7 +18,14 @@ from torchmetrics import Metric
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stack_batches import Member
-from lightning_fl.clients.stacked import Stacked, even_size, has_equal_clients, train_stack
+from lightning_fl.clients.stacked import (
+    Stacked,
+    even_size,
+    first_sentence,
+    has_equal_clients,
+    shared_attributes,
+    train_stack,
+)
 from lightning_fl.data import FederatedDataModule, Selection
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module.convolution_chains import is_compiled
@@ -155,16 +162,21 @@ def _is_compiled(module: LightningModule) -> bool:
 
 def describe_runner(runner: Runner) -> dict[str, Any]:
     """Return the runner's name and its most clients in a stack, for a checkpoint."""
-    if isinstance(runner, Stacked):
+    if isinstance(runner, Stacked) and not runner.has_ended:
         return {"wanted": "stacked", "clients_at_once": runner.clients_at_once}
+    if isinstance(runner, Stacked):
+        return {"wanted": "serial", "clients_at_once": None}
     return {"wanted": getattr(runner, "__name__", "serial"), "clients_at_once": None}
 
 
-def agreed_runner(described: Sequence[dict[str, Any]]) -> Runner:
-    """Return the runner for all processes, given `describe_runner` of each: serial if any is, else the smallest stack."""
+def agreed_runner(described: Sequence[dict[str, Any]], may_end: bool = False) -> Runner:
+    """Return the runner for all processes, given `describe_runner` of each: serial if any is, else the smallest stack.
+
+    Stacks that `may_end` do so once the module turns out not to allow them.
+    """
     if any(one["wanted"] == "serial" for one in described):
         return serial
-    return Stacked(min(one["clients_at_once"] for one in described))
+    return Stacked(min(one["clients_at_once"] for one in described), may_end)
 
 
 def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> tuple[list[str], int, bool]:
@@ -193,7 +205,9 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
             one_step = replace(job, schedule=replace(job.schedule, epochs=None, steps=1))
-            results = train_stack(flat_module, one_step, twins, notifies_callbacks=False)
+            results = train_stack(
+                flat_module, one_step, twins, notifies_callbacks=False, differs=not has_equal_clients(data)
+            )
         if any(x.dim() != 1 for x in results[0].message.values()):
             obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
     except torch.OutOfMemoryError:
@@ -214,15 +228,12 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
                     "torch does not map its fused attention here; compute it under `torch.nn.attention.sdpa_kernel("
                     "SDPBackend.MATH)`, which it maps"
                 )
-            obstacles.append(f"a step of two clients at once failed ({_first_sentence(error)}): {remedy}")
+            obstacles.append(f"a step of two clients at once failed ({first_sentence(error)}): {remedy}")
         flat_module.optimizer.schedules.end_client()
     finally:
         flat_module.progress = None
     if changed := attributes.restore():
-        obstacles.append(
-            f"training_step changes {' and '.join(map(repr, changed))} of the module, which clients of a stack would share "
-            "(use self.log(name, value), or a buffer, instead)"
-        )
+        obstacles.append(shared_attributes(changed))
     if changed := _restore_unsaved(unsaved):
         names = " and ".join(map(repr, changed))
         obstacles.append(
@@ -290,7 +301,3 @@ def _restore_unsaved(unsaved: list[tuple[dict[str, Any], str, Tensor, Tensor]]) 
     for home, leaf, buffer, before in changed:
         home[leaf] = buffer.copy_(before)
     return sorted({leaf for _, leaf, _, _ in changed})
-
-
-def _first_sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).split('. ')[0].splitlines()[0] if str(error) else ''}"

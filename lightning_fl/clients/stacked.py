@@ -22,6 +22,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import change_of, move_schedules, rule_step, start_parts
+from lightning_fl.clients.serial import serial
 from lightning_fl.clients.shown_models import UPLOAD, tell_download
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import Group, Member, StackBatches, stack_batches, whole_pass
@@ -30,6 +31,7 @@ from lightning_fl.errors import UserError, add_note, noting
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
+from lightning_fl.flat_module.plain_attributes import RestorableAttributes
 from lightning_fl.slots import Gradients, LocalTraining, Result, TrainedModel, phased
 from lightning_fl.state.run_state import CLIENT
 
@@ -46,15 +48,23 @@ class Stacked:
     Attributes:
         clients_at_once: most clients in a stack; halved for the rest of the run when a stack needs more memory than there is.
             If steps are compiled, every stack but the last has so many, and the last is compiled if it has, too.
+        may_end: True to train clients one after the other from the first stack on that the module turns out not to allow, in a
+            later step than that of the trial; such a stack is trained again.
+        has_ended: True once that has happened.
     """
 
     clients_at_once: int
+    may_end: bool = False
+    has_ended: bool = False
 
     def __call__(
         self, flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
     ) -> Iterator[Result]:
         """Train the clients, and yield their results stack by stack."""
-        run, schedule = job.run, job.schedule
+        if self.has_ended:
+            yield from serial(flat_module, job, clients, data)
+            return
+        run, schedule, left = job.run, job.schedule, [*clients]
         compiles = flat_module.compiled is not None and not flat_module.compiled.why_not
         compiled_sizes = self.compiled_sizes(schedule, data) if compiles else []
         batches = {k: schedule.pass_batches(int(data.client_sizes[k])) for k in clients}
@@ -84,7 +94,12 @@ class Stacked:
             while waiting:
                 members += [begin(client) for client in waiting[len(members) : size]]
                 is_whole = len(members[:size]) == self.clients_at_once
-                results = self._train(flat_module, job, members[:size], compiled_sizes if is_whole else [])
+                try:
+                    results = self._train(flat_module, job, members[:size], compiled_sizes if is_whole else [])
+                except _UnfitError as error:
+                    self._end(flat_module, str(error))
+                    yield from serial(flat_module, job, left, data)
+                    return
                 if results is None:
                     self.clients_at_once, is_halved = ceil(min(size, len(members)) / 2), True
                     size = even_size(len(waiting), self.clients_at_once)
@@ -96,6 +111,7 @@ class Stacked:
                         f"for more; trainer.clients_at_once {self.clients_at_once} gives the same results from the start."
                     )
                 yield from results
+                left = [client for client in left if client not in waiting[:size]]
                 waiting, members = waiting[size:], members[size:]
         flat_module.progress = None
 
@@ -111,29 +127,81 @@ class Stacked:
         size = int(data.client_sizes.max())
         return [min(schedule.batch_size, size), size % schedule.batch_size]
 
-    @staticmethod
     def _train(
-        flat_module: FlatModule, job: ClientJob, members: Sequence[Member], compiled_sizes: Collection[int]
+        self, flat_module: FlatModule, job: ClientJob, members: Sequence[Member], compiled_sizes: Collection[int]
     ) -> list[Result] | None:
-        """Train one stack; return None, with its memory free again, if several clients need more than there is."""
+        """Train one stack; return None, with its memory free again, if several clients need more than there is.
+
+        Raises:
+            _UnfitError: the module does not allow stacks after all, and other runners may train.
+        """
         names = ", ".join(str(member.client) for member in members)
+        attributes = RestorableAttributes(flat_module.module)
         try:
             with noting(lambda: f"Clients {names} were training at once in round {job.run.round}."):
-                return train_stack(flat_module, job, members, compiled_sizes=compiled_sizes)
+                results = train_stack(flat_module, job, members, compiled_sizes=compiled_sizes)
         except torch.OutOfMemoryError:
             if len(members) == 1:
                 raise
-        except UserError:
-            raise
         except Exception as error:
-            add_note(error, "trainer.runner serial trains one client after the other, without the limits of a stack.")
+            if self.may_end:
+                attributes.restore()
+                failed = f"a step of several clients failed ({first_sentence(error)})"
+                raise _UnfitError(str(error).rstrip(".") if isinstance(error, UserError) else failed) from error
+            if not isinstance(error, UserError):
+                add_note(
+                    error, "trainer.runner serial trains one client after the other, without the limits of a stack."
+                )
             raise
+        else:
+            self._check(flat_module, attributes, members[0].work.seeds[1])
+            return results
         # Outside the handler, where the error no longer holds the tensors of the stack.
-        flat_module.optimizer.schedules.end_client()
-        flat_module.bind_optimizer()
-        flat_module.optimizer.start_client()
-        garbage_collection_cuda()
+        _free(flat_module)
         return None
+
+    def _check(self, flat_module: FlatModule, attributes: RestorableAttributes, seed: int) -> None:
+        """Check that the clients of a stack, which began with a seed, have shared neither attributes nor random numbers."""
+        name = type(flat_module.module).__name__
+        if changed := attributes.restore():
+            shared = shared_attributes(changed)
+            if not self.may_end:
+                raise UserError(f"runner 'stacked' cannot train {name}: {shared}. Use runner 'auto' or 'serial'.")
+            raise _UnfitError(shared)
+        if self.may_end and flat_module.generators.have_drawn(seed):
+            raise _UnfitError(f"{name} draws random numbers, which would depend on the stack")
+
+    def _end(self, flat_module: FlatModule, why: str) -> None:
+        """Train clients one after the other from now on."""
+        self.has_ended = True
+        _free(flat_module)
+        flat_module.progress = None
+        log.warning(f"Clients train one after the other from now on, because {why}.")
+
+
+class _UnfitError(Exception):
+    """A stack cannot be what its clients would be one after the other; the text says why."""
+
+
+def _free(flat_module: FlatModule) -> None:
+    """Free the memory of a stack that was given up, and bind the optimiser to the module again."""
+    flat_module.optimizer.schedules.end_client()
+    flat_module.bind_optimizer()
+    flat_module.optimizer.start_client()
+    garbage_collection_cuda()
+
+
+def shared_attributes(names: Sequence[str]) -> str:
+    """Return why a training step that changes these attributes fits no stack."""
+    return (
+        f"training_step changes {' and '.join(map(repr, names))} of the module, which clients of a stack would share (use "
+        "self.log(name, value), or a buffer, instead)"
+    )
+
+
+def first_sentence(error: Exception) -> str:
+    """Return an error's class and the first sentence of its message."""
+    return f"{type(error).__name__}: {str(error).split('. ')[0].splitlines()[0] if str(error) else ''}"
 
 
 def even_size(num_clients: int, most: int) -> int:
@@ -153,6 +221,7 @@ def train_stack(
     members: Sequence[Member],
     notifies_callbacks: bool = True,
     compiled_sizes: Collection[int] = (),
+    differs: bool = False,
 ) -> list[Result]:
     """Train the clients of one stack.
 
@@ -162,12 +231,16 @@ def train_stack(
         members: clients of the stack, in descending order of their numbers of steps.
         notifies_callbacks: True to call Lightning's own callbacks for every batch.
         compiled_sizes: samples of a minibatch with which a step of all clients is computed by a compiled graph.
+        differs: True if other clients have other numbers of batches, although these have not.
 
     Returns:
         Results in the order of `members`.
     """
     optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].work.seeds[1]
     stack, local = _start(flat_module, job, members, compiled_sizes)
+    progress = flat_module.progress
+    assert progress is not None
+    differs = differs or len({member.work.batches_per_epoch for member in members}) > 1
     logs = RowLogs(flat_module.logs)
     batches = stack_batches(flat_module, members, schedule)
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
@@ -202,9 +275,11 @@ def train_stack(
             flat_module.generators.seed(seed + local.num_steps)
         if reads_at_point:
             repeat_draws = flat_module.generators.keep()
+        progress.differs = differs
         for names in _backward(stack, batches.groups(keep=twin is not None), logs):
             optimizer.activate(names)
             local.learning_rate = optimizer.learning_rate
+        progress.differs = False
         stack.require_gradients()
         rule_step(
             local,
@@ -237,11 +312,11 @@ def _start(
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
     local = LocalTraining(job.context, job.received, stack.params, stack.gradient, optimizer.step, state)
-    most_in_pass = max(member.work.batches_per_epoch for member in members)
+    batches = [member.work.batches_per_epoch for member in members]
+    most_in_pass = max(batches)
     flat_module.progress = LocalProgress(local, most_in_pass * schedule.repeat, schedule.num_steps(most_in_pass))
     read = [schedule.num_samples(len(member.work.selection), member.work.num_steps) for member in members]
     local.num_samples = _on_device(read, stack.params, stack.params.dtype).unsqueeze(1)
-    batches = [member.work.batches_per_epoch for member in members]
     steps_in_pass = [[ceil(count / max(1, schedule.step_batches(count)))] for count in batches]
     local.steps_in_pass = _on_device(steps_in_pass, stack.params).clamp(min=1) * schedule.repeat
     seed = members[0].work.seeds[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining
 
 
@@ -16,9 +17,15 @@ class LocalProgress:
         batches_in_pass: batches of one pass of the client, in a stack of the client with the most; infinity if unknown.
         planned_steps: optimiser steps of the whole local training; infinity if unknown.
         batch_index: index of the present batch, from 0.
+        differs: True while clients of a stack that have different numbers of batches make a step.
     """
 
     local: LocalTraining
     batches_in_pass: int | float
     planned_steps: int | float
     batch_index: int = -1
+    differs: bool = False
+
+    def check_alike(self, name: str) -> None:
+        """Raise `UserError` if an attribute of the trainer is now another one for each client of a stack."""
+        require(not self.differs, f"trainer.{name} differs between clients that train at once.")

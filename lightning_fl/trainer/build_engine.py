@@ -103,7 +103,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
     wanted = "lightning" if trainer.by_lightning else trainer.runner
-    engine.runner = build_runner(engine, wanted, trainer.clients_at_once)
+    engine.runner = build_runner(engine, wanted, trainer.clients_at_once, may_end=wanted == "auto")
     if capacities is not None:
         rank_zero_info(capacities.described())
     say_of_stacks(trainer, engine.runner)

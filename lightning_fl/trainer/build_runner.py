@@ -28,9 +28,15 @@ from lightning_fl.trainer.rules_in_steps import check_rules_in_steps
 
 
 def build_runner(
-    engine: Engine, wanted: Literal["auto", "serial", "stacked", "lightning"], clients_at_once: int | None
+    engine: Engine,
+    wanted: Literal["auto", "serial", "stacked", "lightning"],
+    clients_at_once: int | None,
+    may_end: bool,
 ) -> Runner:
-    """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
+    """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast.
+
+    Stacks that `may_end` do so once the module turns out not to allow them.
+    """
     algorithm, run = engine.algorithm, engine.run
     if engine.group is not None or algorithm.pace is not None or algorithm.exchange.differs_in_steps:
         wanted = "serial"
@@ -43,7 +49,7 @@ def build_runner(
     work = work_of_a_step(engine.network, engine.data)
     flat_module = engine.flat_module
     runner = choose_runner(wanted, clients_at_once, flat_module, job, engine.data, work, share)
-    return agreed_runner(gather_objects(flat_module.fabric, describe_runner(runner)))
+    return agreed_runner(gather_objects(flat_module.fabric, describe_runner(runner)), may_end)
 
 
 def try_runner_again(trainer: TrainerInterface, engine: Engine) -> None:
@@ -56,7 +62,7 @@ def try_runner_again(trainer: TrainerInterface, engine: Engine) -> None:
     if runner["wanted"] != "stacked":
         return
     try:
-        engine.runner = build_runner(engine, **runner)
+        engine.runner = build_runner(engine, **runner, may_end=trainer.runner == "auto")
     except UserError as error:
         if trainer.runner == "stacked":
             raise

@@ -270,7 +270,7 @@ def _keep_numerics(trainer: TrainerInterface, engine: Engine, saved: dict[str, A
     if trainer.runner == "auto" and trainer.clients_at_once is None and is_the_same_device and is_the_same_loop:
         # Another callback may need each client's steps now, so that a stack is tried again.
         with suppress(UserError):
-            engine.runner = build_runner(engine, **earlier["runner"])
+            engine.runner = build_runner(engine, **earlier["runner"], may_end=True)
         trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
     if trainer.threads is None and device == "cpu" and is_the_same_device:
         torch.set_num_threads(earlier["threads"])

@@ -158,6 +158,12 @@ class TrainerInterface(TrainerFlags):
     def _progress(self) -> LocalProgress | None:
         return None if self.flat_module is None else self.flat_module.progress
 
+    def _progress_for(self, name: str) -> LocalProgress | None:
+        """Return the progress from which an attribute is read; `UserError` if clients of a stack do not share it."""
+        if (progress := self._progress) is not None:
+            progress.check_alike(name)
+        return progress
+
     @property
     def global_step(self) -> int:
         """Optimiser steps so far.
@@ -172,7 +178,7 @@ class TrainerInterface(TrainerFlags):
     @property
     def is_last_batch(self) -> bool:
         """True in the last batch of a client's pass, and when no client trains."""
-        progress = self._progress
+        progress = self._progress_for("is_last_batch")
         return progress is None or (progress.batch_index + 1) % max(1, progress.batches_in_pass) == 0
 
     @property
@@ -183,7 +189,8 @@ class TrainerInterface(TrainerFlags):
         """
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop.max_batches
-        return self.round_batches if self._progress is None else self._progress.batches_in_pass
+        progress = self._progress_for("num_training_batches")
+        return self.round_batches if progress is None else progress.batches_in_pass
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -196,8 +203,8 @@ class TrainerInterface(TrainerFlags):
                 self.fit_loop.own_loaders(0)
             steps_in_pass = ceil(x) if (x := self.fit_loop.max_batches / self.accumulate_grad_batches) < inf else inf
             return self.local_steps or (self.local_epochs or 1) * steps_in_pass
-        planned = 0 if self._progress is None else self._progress.planned_steps
-        return planned or self.most_local_steps
+        progress = self._progress_for("estimated_stepping_batches")
+        return (0 if progress is None else progress.planned_steps) or self.most_local_steps
 
     # -- module, devices, loggers, callbacks ------------------------------------------------------------------------
 

@@ -564,6 +564,61 @@ def test_a_module_that_collects_its_outputs_is_trained_one_client_after_the_othe
     assert (module.outputs, module.steps, hasattr(module, "last_loss")) == ([], 0, False)
 
 
+class Later(ImageClassifier):
+    """Does in its second round, or in its second batch, what no stack can hold, and what the trial does not see."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("linear", in_channels=1, image_size=8)
+        self.what, self.seen = what, 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+        loss = super().training_step(batch, batch_idx)
+        if self.what == "skips" and batch_idx == 1:
+            return None
+        if self.what == "counts" and self.current_epoch:
+            self.seen += 1
+            loss = loss / self.seen
+        if self.what == "draws" and self.current_epoch:
+            loss = loss * torch.rand_like(loss)
+        if self.what == "reads" and batch_idx == 1:
+            loss = loss * self.trainer.num_training_batches
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("what", "said", "refused"),
+    [
+        ("skips", "a step of several clients failed (ValueError: vmap", "must only return Tensors"),
+        ("counts", "training_step changes 'seen' of the module, which clients", "runner 'stacked' cannot train Later"),
+        ("draws", "Later draws random numbers, which would depend on the stack", ""),
+        ("reads", "trainer.num_training_batches differs between clients that train at once", "differs between clients"),
+    ],
+)
+def test_what_no_stack_can_hold_in_a_later_step_is_trained_one_by_one(
+    what: str,
+    said: str,
+    refused: str,
+    make_trainer: MakeTrainer,
+    caplog: pytest.LogCaptureFixture,
+    keeps_files: dict[str, Any],
+) -> None:
+    trained = []
+    for runner in ("serial", "auto"):
+        torch.manual_seed(3)
+        module, trainer = Later(what), make_trainer(clients_per_round=10, max_rounds=2, runner=runner, **keeps_files)
+        data = Digits(num_clients=20, batch_size=8, partition=Dirichlet(1.0))
+        trainer.fit(module, data)
+        trained.append((trainer.run.params, module.seen, trainer.run.num_steps))
+    assert "Up to 10 clients train at once" in caplog.text
+    assert f"Clients train one after the other from now on, because {said}" in caplog.text
+    assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "serial"
+    torch.testing.assert_close(trained[0][0], trained[1][0], rtol=1e-5, atol=1e-6)
+    assert trained[0][1:] == trained[1][1:]
+    if refused:  # the runner `stacked` allows draws
+        with pytest.raises((UserError, ValueError), match=refused):
+            make_trainer(clients_per_round=10, max_rounds=2, runner="stacked").fit(Later(what), data)
+
+
 def test_a_resumed_run_keeps_its_runner(
     make_trainer: MakeTrainer,
     tmp_path: Path,
