@@ -94,7 +94,8 @@ class SparseUpdates(Callback):
         self.mask = mask
         self.error_feedback = error_feedback
         self.every_n_steps = every_n_steps
-        self.sent_bits = 0
+        self.sent_bits = self._epoch_bits = 0
+        self._in_federation = False
         self._num_plans = 0
         self._updates: dict[int, _Update] = {}  # by the optimiser's index in the trainer
         # Parameters of the updates, because Lightning's `toggle_optimizer` freezes those of other optimisers for a while.
@@ -102,6 +103,7 @@ class SparseUpdates(Callback):
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
+        self._in_federation, self._epoch_bits = hasattr(trainer, "evaluate_clients"), 0
         if stage == "fit" and trainer.current_epoch == 0:
             self.sent_bits, self._updates = 0, {}
 
@@ -147,6 +149,10 @@ class SparseUpdates(Callback):
         """Exchange the updates of a training that ends within an epoch, and log the bytes so far."""
         if self.every_n_steps > 1:
             self._exchange(trainer, in_any_case=True)
+        bits, self._epoch_bits = self._epoch_bits, 0
+        if self._in_federation and trainer.world_size > 1:  # each process trains clients of its own
+            bits = int(trainer.strategy.reduce(torch.tensor(bits, device=pl_module.device), reduce_op="sum"))
+        self.sent_bits += bits
         num_bytes = torch.tensor(self.sent_bits / 8, dtype=torch.float64)  # a Python float would become float32
         pl_module.log("sparse/bytes", num_bytes)
 
@@ -160,8 +166,9 @@ class SparseUpdates(Callback):
         self._updates.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"sent_bits": self.sent_bits, "updates": {i: dict(vars(x)) for i, x in self._updates.items()}}
+        """Return the state for a checkpoint; in a federation without the present round, which a resumed run repeats."""
+        sent_bits = self.sent_bits + (0 if self._in_federation else self._epoch_bits)
+        return {"sent_bits": sent_bits, "updates": {i: dict(vars(x)) for i, x in self._updates.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""
@@ -223,7 +230,7 @@ class SparseUpdates(Callback):
                 if name in tensors:
                     tensors[name].copy_(part.view_as(tensors[name]))
         width = wanted.element_size() * 8
-        self.sent_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
+        self._epoch_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
 
 
 def _keep_left_out(

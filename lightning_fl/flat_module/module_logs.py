@@ -56,6 +56,7 @@ class LogCollector:
         self._module_logs_loss: bool | None = None
         self.progress_bar_names: set[str] = set()
         self.unlogged_names: set[str] = set()
+        self.synchronised_names: set[str] = set()
         self._metrics: dict[str, Metric] = {}
         self._computed_metrics: list[Metric] = []
         self._reductions: dict[str, str | Callable[..., Any]] = {}
@@ -104,6 +105,8 @@ class LogCollector:
                 self.progress_bar_names.add(name)
             if logger is False:
                 self.unlogged_names.add(name)
+            if sync_dist:
+                self.synchronised_names.add(name)
             if (is_training if on_step is None else on_step) and (not is_training if on_epoch is None else on_epoch):
                 forms = ("epoch", "step") if is_training else ("epoch",)
                 self._forms[name] = {form: f"{name}_{form}" for form in forms}
@@ -250,6 +253,7 @@ class LogCollector:
         return LoggedNames(
             self.progress_bar_names,
             self.unlogged_names,
+            self.synchronised_names,
             self._forms,
             {} if self.gather is None else self._metric_paths(),
             {name: how for name, how in reductions.items() if name not in means},
@@ -312,6 +316,7 @@ class LoggedNames(NamedTuple):
 
     progress_bar_names: set[str]
     unlogged_names: set[str]
+    synchronised_names: set[str]
     forms: dict[str, dict[str, str]]
     metrics: dict[str, str]
     reductions: dict[str, str | None]

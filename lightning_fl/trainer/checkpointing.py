@@ -240,7 +240,7 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     elif trainer.steps_left == 0:
         steps = trainer.run.num_successive_steps
         rank_zero_info(f"Nothing is left to do: max_steps is {trainer.max_steps}, and {path} contains {steps} steps.")
-    elif trainer.stop is not None:
+    elif trainer.stop is not None and trainer.stops_after(done):
         rank_zero_info(
             f"Nothing is left to do: {trainer.stop.in_words(done, planned)}, as {path} says; a larger max_rounds, or another "
             "setting of what stopped it, lets the run go on."
@@ -250,7 +250,8 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
         if checkpoint["global_step"] > saved["run"]["num_steps"]:
             rank_zero_warn(f"You're resuming from a checkpoint that ended within round {done + 1}, which starts again.")
         if stopped is not None:
-            rank_zero_info(f"{stopped.in_words(done, planned)}; it goes on, because that has changed.")
+            why = "that has changed" if trainer.stop is None else "min_rounds or min_steps is more"
+            rank_zero_info(f"{stopped.in_words(done, planned)}; it goes on, because {why}.")
         if changes:
             rank_zero_info(f"Changed since the checkpoint: {', '.join(map(str, changes))}.")
         if note := trainer.algorithm.rule.note_on_resume(engine.context, planned):

@@ -419,6 +419,8 @@ class FitLoop(StockFitLoop):
     def _logged_beside(self, record: Collection[str]) -> dict[str, float]:
         """Return what callbacks and the module have logged since the last call, as process 0 has it.
 
+        Values that are logged with `sync_dist` are combined over the processes that have logged them, as in Lightning.
+
         Args:
             record: values of the round so far.
 
@@ -432,7 +434,12 @@ class FitLoop(StockFitLoop):
             for client, values in process_values.items():
                 self._logged_of_clients.setdefault(client, {}).update(values)
         self.client_values = {}
-        logged = logs.averages(sums[:1], knowledge)
+        synchronised = set[str]().union(*(names.synchronised_names for names in knowledge))
+        others = [
+            {key: entry for key, entry in part.items() if (key if isinstance(key, str) else key[0]) in synchronised}
+            for part in sums[1:]
+        ]
+        logged = logs.averages([*sums[:1], *others], knowledge)
         logs.end_round()
         check_logged(logged, record)
         return logged

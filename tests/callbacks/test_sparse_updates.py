@@ -332,6 +332,31 @@ def test_makes_every_local_step_of_a_federation_sparse(optimizer: str) -> None:
     assert callback.sent_bits == 8 * ((3 if optimizer == "adam" else 1) * 32 * 3 + positions_bits(3, D))
 
 
+class SavesInTheSecondRound(L.Callback):
+    def on_client_upload(self, trainer: Any, pl_module: Any, *upload: Any) -> None:
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
+
+
+def test_a_round_that_a_resumed_run_repeats_counts_once(tmp_path: Path) -> None:
+    x, y = samples()
+    bits = []
+    for resumes in (False, True):
+        callback = SparseUpdates(0.2)
+        trainer = FederatedTrainer(
+            max_rounds=3,
+            clients_per_round=2,
+            num_sanity_val_steps=0,
+            callbacks=[callback, SavesInTheSecondRound()],
+            default_root_dir=tmp_path,
+            **QUIET,
+        )
+        data = Arrays(train=(x, y), test=(x[:4], y[:4]), num_clients=2, batch_size=6)
+        trainer.fit(Regression("sgd"), data, ckpt_path=tmp_path / "within.ckpt" if resumes else None)
+        bits.append(callback.sent_bits)
+    assert bits[0] == bits[1] == 3 * 2 * 2 * (32 * 3 + positions_bits(3, D))
+
+
 def test_a_federation_exchanges_by_itself() -> None:
     trainer = FederatedTrainer(max_rounds=1, clients_per_round=1, callbacks=SparseUpdates(every_n_steps=2), **QUIET)
     with pytest.raises(UserError, match="SparseUpdates needs every_n_steps 1 in a federation, got 2"):

@@ -19,6 +19,7 @@ from toys import Perceptron, Served, federation, read_rows, samples
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedDU
+from lightning_fl.trainer import fit_loop
 
 
 class Diary(Perceptron):
@@ -268,6 +269,31 @@ def test_flags_of_log(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: di
     for t, row in enumerate(rows):
         expected = {"a": 1, "b": 3, "stepwise": 4, "at start": t, "at end": 10 + t, "by callback": 20 + t}
         assert {name: float(row[name]) for name in expected} == expected
+
+
+class Synchronised(Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for how in ("sum", "max", "mean"):
+            pl_module.log(f"{how} of all", 3.0, sync_dist=True, reduce_fx=how)
+            pl_module.log(f"{how} of process 0", 3.0, reduce_fx=how)
+
+
+def test_values_of_callbacks_are_combined_over_processes_if_they_ask_for_it(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered = fit_loop.gather_logs
+
+    def with_another_process(*arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        sums, knowledge, more = gathered(*arguments)
+        if "sum of all" in sums[0]:
+            logged = {name: ([5.0] if weight == 0 else 5.0 * weight, weight) for name, (_, weight) in sums[0].items()}
+            sums = [*sums, logged]
+        return sums, knowledge, more
+
+    monkeypatch.setattr(fit_loop, "gather_logs", with_another_process)
+    found = fitted(Perceptron(), make_trainer, callbacks=Synchronised()).callback_metrics
+    assert {how: float(found[f"{how} of all"]) for how in ("sum", "max", "mean")} == {"sum": 8, "max": 5, "mean": 4}
+    assert {float(found[f"{how} of process 0"]) for how in ("sum", "max", "mean")} == {3.0}
 
 
 def test_a_rejected_client_does_not_spoil_the_averages(make_trainer: MakeTrainer) -> None:

@@ -110,6 +110,18 @@ def test_a_stopped_run_stays_stopped_and_says_who_stopped_it(
         assert fit(make(), max_rounds=PLANNED + 1).run.round > 2, "a larger max_rounds lets it go on"
 
 
+def test_a_stopped_run_that_lacks_rounds_of_min_rounds_goes_on_and_says_so(
+    fit: Callable[..., FederatedTrainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    make, _ = STOPPING["own"]
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        fit(make())
+        caplog.clear()
+        assert fit(make(), min_rounds=3).run.round == 3
+    assert "Nothing is left to do" not in caplog.text
+    assert "stopped the run after round 2 of 4; it goes on, because min_rounds or min_steps is more." in caplog.text
+
+
 @pytest.mark.parametrize("name", ["CommunicationMeter", "own", "at the start", "after the validation", "function"])
 @pytest.mark.parametrize("every", [(1, 3), (3, 1), (3, 3)], ids=lambda every: f"every {every}")
 def test_the_last_round_is_evaluated_wherever_a_run_is_stopped(
