@@ -36,7 +36,8 @@ def launch(fabric: Fabric) -> None:
     """Start the run's other processes, or join them.
 
     Raises:
-        UserError: torchrun has started another number of processes than the flags say, or the processes' port is in use.
+        UserError: torchrun or a cluster has started another number of processes than the flags say, or the processes' port is
+            in use.
     """
     strategy = fabric.strategy
     num_devices, num_nodes = getattr(strategy, "num_processes", 1), getattr(strategy, "num_nodes", 1)
@@ -59,6 +60,8 @@ def launch(fabric: Fabric) -> None:
             f"port {os.environ.get('MASTER_PORT')}, by which the processes of the run find each other, is in use by another "
             "program: set the environment variable MASTER_PORT to a free one, or leave it unset."
         ) from error
+    except ValueError as error:  # the cluster has started another number of processes
+        raise UserError(" ".join(str(error).split())) from error
 
 
 def end_children(fabric: Fabric, grace_s: float = GRACE_S) -> None:

@@ -449,6 +449,8 @@ def _call(module: LightningModule, name: str, /, *arguments: Any, **options: Any
 
 def _end_workers(trainer: TrainerInterface) -> None:
     """End the workers of loaders, also those that a loader keeps from pass to pass, as Lightning does."""
+    if "train" in vars(trainer.data):
+        trainer.data.train.end_workers()
     loops = (trainer.fit_loop, *_evaluation_loops(trainer), trainer.predict_loop)
     for loaders in (*trainer.fit_loop.loaders_of_clients, *(loop._combined_loader for loop in loops)):
         if loaders is not None:

@@ -276,6 +276,11 @@ def test_workers_are_started_and_read_as_the_users_loader_says() -> None:
     assert isinstance(samples, DatasetSamples)
     assert samples._loader is not None
     assert (samples._loader.prefetch_factor, samples._loader.timeout) == (5, 60)
+    assert len(multiprocessing.active_children()) == 1, "a worker stays from pass to pass"
+    samples.end_workers()
+    assert not multiprocessing.active_children()
+    assert sorted(firsts(samples.select(np.arange(4)).batches(2, generator()))) == [0, 1, 2, 3]
+    samples.end_workers()
 
 
 class Renumbered(Subset):

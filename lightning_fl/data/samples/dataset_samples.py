@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from annotated_types import Ge
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
@@ -105,6 +106,11 @@ class DatasetSamples(Samples):
             **self._options,
         )
         return iter(loader)
+
+    def end_workers(self) -> None:
+        """End the workers of the training loader: see `Samples.end_workers`."""
+        if self._loader is not None:
+            CombinedLoader(self._loader).reset()
 
     def stored(self, indices: np.ndarray) -> list[Tensor]:
         """Return the tensors of the samples as one batch: see `Samples.stored`."""

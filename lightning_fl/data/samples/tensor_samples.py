@@ -96,6 +96,9 @@ class Samples(ABC):
             indices: (m,) int64, or None for all.
         """
 
+    def end_workers(self) -> None:  # noqa: B027 -- most samples have none
+        """End the processes that read batches of training, if there are any; the next pass starts new ones."""
+
 
 class TensorSamples(Samples):
     """Samples that are rows of tensors. A batch is a list, as a `TensorDataset`'s, or the tensor itself if there is one.
