@@ -364,7 +364,9 @@ def test_another_number_of_tasks_of_slurm_than_devices_is_refused(monkeypatch: p
     given = {"JOB_ID": "1", "JOB_NAME": "train", "NODELIST": "n1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
     for name, value in {**given, "NTASKS": "4", "NTASKS_PER_NODE": "4"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    with pytest.raises(UserError, match=r"You set `devices=2` in Lightning, but .* `--ntasks-per-node=4` does not match"):
+    with pytest.raises(
+        UserError, match=r"You set `devices=2` in Lightning, but .* `--ntasks-per-node=4` does not match"
+    ):
         FederatedTrainer(accelerator="cpu", logger=False, devices=2).fit(Perceptron(), federation())
 
 

@@ -286,6 +286,10 @@ class Stack:
 
             with flat_module.lending(params | buffers, record):
                 loss, _ = flat_module.training_step(batch, group.batch_index)
+                require(
+                    loss is not None,
+                    "training_step returns no loss for a batch, which clients that train at once cannot leave out.",
+                )
                 replaced = {
                     name: tensor for name in buffers if (tensor := flat_module.buffer(name)) is not buffers[name]
                 }

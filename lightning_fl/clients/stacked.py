@@ -280,6 +280,7 @@ def train_stack(
             optimizer.activate(names)
             local.learning_rate = optimizer.learning_rate
         progress.differs = False
+        progress.check_alike()  # the module may have caught the error
         stack.require_gradients()
         rule_step(
             local,

@@ -18,6 +18,7 @@ class LocalProgress:
         planned_steps: optimiser steps of the whole local training; infinity if unknown.
         batch_index: index of the present batch, from 0.
         differs: True while clients of a stack that have different numbers of batches make a step.
+        read: attribute of the trainer that was read meanwhile, although it is another one for each client; "" if none was.
     """
 
     local: LocalTraining
@@ -25,7 +26,10 @@ class LocalProgress:
     planned_steps: int | float
     batch_index: int = -1
     differs: bool = False
+    read: str = ""
 
-    def check_alike(self, name: str) -> None:
-        """Raise `UserError` if an attribute of the trainer is now another one for each client of a stack."""
-        require(not self.differs, f"trainer.{name} differs between clients that train at once.")
+    def check_alike(self, name: str = "") -> None:
+        """Raise `UserError` if an attribute of the trainer that is or was read is another one for each client of a stack."""
+        if self.differs and name:
+            self.read = name
+        require(not self.read, f"trainer.{self.read} differs between clients that train at once.")

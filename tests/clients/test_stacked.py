@@ -308,7 +308,7 @@ def adafactor(module: Any) -> Any:
     [
         (Reads(), None, ["Reads", "item"]),
         (Measuring(), None, ["Measuring"]),
-        (Skips(), None, ["Skips", "failed"]),
+        (Skips(), None, ["Skips", "no loss"]),
         (
             Reads(configure=adafactor),
             Watches(),
@@ -575,23 +575,35 @@ class Later(ImageClassifier):
         loss = super().training_step(batch, batch_idx)
         if self.what == "skips" and batch_idx == 1:
             return None
+        if self.what == "compares" and self.current_epoch and loss.item() < 0:
+            loss = -loss
         if self.what == "counts" and self.current_epoch:
             self.seen += 1
             loss = loss / self.seen
         if self.what == "draws" and self.current_epoch:
             loss = loss * torch.rand_like(loss)
-        if self.what == "reads" and batch_idx == 1:
-            loss = loss * self.trainer.num_training_batches
+        if self.what in ("reads", "catches") and batch_idx == 1:
+            try:
+                loss = loss * self.trainer.num_training_batches
+            except Exception:
+                if self.what == "reads":
+                    raise
         return loss
 
 
 @pytest.mark.parametrize(
     ("what", "said", "refused"),
     [
-        ("skips", "a step of several clients failed (ValueError: vmap", "must only return Tensors"),
+        ("skips", "training_step returns no loss for a batch, which clients that train at once", "returns no loss"),
+        ("compares", "a step of several clients failed (RuntimeError: vmap", "item"),
         ("counts", "training_step changes 'seen' of the module, which clients", "runner 'stacked' cannot train Later"),
         ("draws", "Later draws random numbers, which would depend on the stack", ""),
         ("reads", "trainer.num_training_batches differs between clients that train at once", "differs between clients"),
+        (
+            "catches",
+            "trainer.num_training_batches differs between clients that train at once",
+            "differs between clients",
+        ),
     ],
 )
 def test_what_no_stack_can_hold_in_a_later_step_is_trained_one_by_one(
@@ -615,7 +627,7 @@ def test_what_no_stack_can_hold_in_a_later_step_is_trained_one_by_one(
     torch.testing.assert_close(trained[0][0], trained[1][0], rtol=1e-5, atol=1e-6)
     assert trained[0][1:] == trained[1][1:]
     if refused:  # the runner `stacked` allows draws
-        with pytest.raises((UserError, ValueError), match=refused):
+        with pytest.raises((UserError, RuntimeError), match=refused):
             make_trainer(clients_per_round=10, max_rounds=2, runner="stacked").fit(Later(what), data)
 
 
