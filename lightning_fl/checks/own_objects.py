@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from types import MemberDescriptorType, SimpleNamespace
 from typing import Any
 
@@ -53,13 +54,19 @@ def own_objects(named: Iterable[tuple[str, Any]], known: Iterable[Any] = ()) -> 
 
 def content(owner: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those in slots."""
-    slots = {
-        name: getattr(owner, name)
-        for kind in type(owner).__mro__
-        for name, slot in vars(kind).items()
-        if isinstance(slot, MemberDescriptorType) and "__slots__" in vars(kind) and hasattr(owner, name)
-    }
+    slots = {name: getattr(owner, name) for name in _slots(type(owner)) if hasattr(owner, name)}
     return slots | getattr(owner, "__dict__", {})
+
+
+@lru_cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """Return the names of the slots of a class, which every stack of clients reads."""
+    return tuple(
+        name
+        for base in kind.__mro__
+        for name, slot in vars(base).items()
+        if isinstance(slot, MemberDescriptorType) and "__slots__" in vars(base)
+    )
 
 
 def set_content(owner: Any, attributes: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -27,13 +28,14 @@ class PlainAttributes:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._owners = _owners(module)
+        values = _values(self._owners)
         # Elements stay alive, so that no new object takes the identity of an old one.
-        self._values = {key: _shallow(value) for key, value in _values(self._owners).items()}
-        self._marks = _marks(self._owners)
+        self._values = {key: _shallow(value) for key, value in values.items()}
+        self._marks = _marks(values)
 
     def changed(self) -> list[tuple[int, str]]:
         """Return the attributes, as an owner's identity and a name, that are others now or have other content."""
-        marks = _marks(self._owners)
+        marks = _marks(_values(self._owners))
         return [key for key in {**self._marks, **marks} if self._marks.get(key) != marks.get(key)]
 
     def names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
@@ -113,20 +115,25 @@ def _owners(module: nn.Module) -> dict[int, tuple[str, Any]]:
 
 def _values(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]:
     """Return the plain attributes of these owners, without those that every LightningModule has."""
-    lightning_names = vars(LightningModule()).keys()
     return {
         (identity, name): value
         for identity, (before, owner) in owners.items()
         for name, value in content(owner).items()
-        if isinstance(value, KINDS) and (before or name not in lightning_names)
+        if isinstance(value, KINDS) and (before or name not in _names_of_lightning())
     }
+
+
+@cache
+def _names_of_lightning() -> frozenset[str]:
+    """Return the names of the attributes that every LightningModule has."""
+    return frozenset(vars(LightningModule()))
 
 
 def _shallow(value: Any) -> Any:
     return value.copy() if isinstance(value, (list, dict, set)) else value
 
 
-def _marks(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]:
+def _marks(values: Mapping[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
     """Return marks that differ if a value or an element was replaced, or a tensor was changed in place."""
 
     def mark(value: Any) -> Any:
@@ -141,4 +148,4 @@ def _marks(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]:
             return id(element)  # training changes parameters, as in a list of them
         return id(element), element._version
 
-    return {key: mark(value) for key, value in _values(owners).items()}
+    return {key: mark(value) for key, value in values.items()}
