@@ -167,9 +167,11 @@ def test_a_range_that_cannot_be_read_is_named() -> None:
     class Local(Checked):
         count: Annotated[int, local(1)] = 1
         other: Annotated[int, Ge(1)] = 1
+        kind: Literal["a"] | Fraction = "a"
 
-    with pytest.warns(UserWarning, match="count of Local may have any value, because its annotation cannot be read"):
+    with pytest.warns(UserWarning, match="may have any value, because its annotation cannot be read") as caught:
         assert Local(0).count == 0
+    assert [str(one.message).partition(" may ")[0] for one in caught] == ["count of Local", "kind of Local"]
     with pytest.raises(UserError, match="other must be a whole number of at least 1, got 0"):
         Local(other=0)
 

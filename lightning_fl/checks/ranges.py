@@ -3,9 +3,9 @@
     alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.01
     index_bits: Literal["log", "golomb"] = "log"
 
-The bounds come from the package annotated-types. They apply to the numbers of a union; `int` allows only whole numbers. A
-`Literal` and a bool allow their values. Other annotations allow everything; a default is always allowed. Annotations are read
-when the first object of a class is made, not when it is imported.
+The bounds come from the package annotated-types. They apply to the numbers of a union; an `int` with bounds allows only whole
+numbers. A `Literal` and a bool allow their values. Other annotations allow everything; a default is always allowed.
+Annotations are read when the first object of a class is made, not when it is imported.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _ranges_of(annotated: Any, known: dict[str, Any]) -> dict[str, Members]:
         try:
             hints |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), known, include_extras=True)
         except Exception as error:  # noqa: PERF203 -- a name that only a type checker knows must not spoil the others
-            if "Annotated[" in str(annotation):
+            if any(mark in str(annotation) for mark in ("Annotated[", "Literal[")):
                 # Lightning takes seconds, and commands that need no run import this file.
                 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
