@@ -88,7 +88,7 @@ class CommunicationMeter(Callback):
         asked = [name for name in ("per_layer", "entropy") if getattr(self, name)]
         require(
             not asked or hasattr(trainer, "evaluate_clients"),
-            f"{' and '.join(asked)} of CommunicationMeter measure uploads of clients, and lightning.Trainer has no clients: "
+            f"CommunicationMeter measures uploads of clients with {' and '.join(asked)}, but lightning.Trainer has no clients: "
             "use FederatedTrainer.",
         )
         if stage == "fit" and trainer.current_epoch == 0:

@@ -76,6 +76,12 @@ def test_the_meter_counts_the_gradients_of_ordinary_training(make_stock_trainer:
     assert accumulated.callback_metrics["comm/total_uplink_bytes"] == 3 * 2 * 4 * D
 
 
+def test_splitting_uploads_needs_clients(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    trainer = make_stock_trainer(callbacks=CommunicationMeter(entropy=True))
+    with pytest.raises(UserError, match="measures uploads of clients with entropy, but"):
+        trainer.fit(Counts(), loader(), loader())
+
+
 def test_the_meter_counts_on_after_a_checkpoint(make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path) -> None:
     first = make_stock_trainer(max_epochs=2, callbacks=CommunicationMeter())
     first.fit(Counts(), loader(), loader())

@@ -68,13 +68,16 @@ class LooksAnew(Looks, Anew):
     """The same in a stock trainer."""
 
 
-def test_sparse_adam_is_that_of_a_stock_trainer(make_trainer: MakeTrainer, make_stock_trainer: MakeStock) -> None:
+@pytest.mark.parametrize("runner", ["serial", "lightning"])
+def test_sparse_adam_is_that_of_a_stock_trainer(
+    runner: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
     module = Looks(of(torch.optim.SparseAdam, lr=0.1))
-    check(module, make_trainer, make_stock_trainer, "serial", stock=LooksAnew(module.make))
+    check(module, make_trainer, make_stock_trainer, runner, stock=LooksAnew(module.make))
 
 
 def test_sparse_adam_needs_sparse_gradients(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(UserError, match=r"SparseAdam .*sparse gradients.*Adam"):
+    with pytest.raises(UserError, match=r"SparseAdam .*sparse gradients.*Adam.* 'serial' or 'lightning'"):
         make_trainer().fit(Looks(of(torch.optim.SparseAdam)), federation(), FedProx())
 
 

@@ -130,7 +130,7 @@ class ModuleOptimizer:
         require(
             gradient is None or type(self.optimizer) is not torch.optim.SparseAdam,
             "SparseAdam steps sparse gradients only, but this method or runner makes them dense: use Adam, or FedAvg with the "
-            "runner 'serial'.",
+            "runner 'serial' or 'lightning'.",
         )
         self.params, self._gradient = params, gradient
         self.stepped = self._layout.slices(self.names)
