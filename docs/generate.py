@@ -72,8 +72,9 @@ NAMES = """The names for `--model`, `--model.network`, `--data`, `--data.partiti
 `--trainer.callbacks`, with their parameters. `lightning-fl list NAME` prints them in the terminal. Name your own class by its
 import path."""
 COMMANDS = "The commands of `lightning-fl`, with their output for `--help`."
-FIT = """These commands take the same flags. Parameters of a [method](methods/index.md) are flags `--algorithm.NAME`, those of a
-[data set](names.md) `--data.NAME`, and so on. `lightning-fl fit --help` prints this list."""
+FIT = """These commands take the same flags, but only `fit` has `--dry_run` and `--json`. Parameters of a
+[method](methods/index.md) are flags `--algorithm.NAME`, those of a [data set](names.md) `--data.NAME`, and so on.
+`lightning-fl fit --help` prints this list."""
 CONFIGURATIONS = """The configurations that come with the package, by folder. `--config feddumap/cnn_cifar10` works in any folder.
 `lightning-fl list configs` prints a line about each."""
 API = """The public names of each package, each with a sentence and a link to its docstring. [Methods](../methods/index.md) have

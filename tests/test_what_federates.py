@@ -110,7 +110,7 @@ ROWS = {  # the tests by the row's first words
         (UNFREEZING, "test_goes_on_as_a_run_whose_states_were_extended_by_hand"),
         (UNFREEZING, "test_resumed_runs_go_on_with_the_layers_and_groups_of_callbacks"),
     ],
-    "the same with methods": [
+    "unfreezing and new groups with methods": [
         (UNFREEZING, "test_methods_whose_states_cannot_follow_refuse_by_name"),
         (UNFREEZING, "test_what_no_state_of_the_run_could_follow_is_refused"),
     ],

@@ -23,7 +23,8 @@ class ErrorFeedback(Codec):
     Each client keeps its own e, which changes only if the server accepted the upload.
 
     Attributes:
-        codec: C, any codec; entries that it encodes without loss have no e.
+        codec: C, a codec that contracts, such as TopK, and no unbiased one such as QSGD. Entries that it encodes without loss
+            have no e.
     """
 
     codec: Codec

@@ -180,8 +180,8 @@ def describe_largest(labels: np.ndarray, num_classes: int) -> str:
 def are_quantities(labels: np.ndarray | None, remedy: str, needed_by: str = "") -> bool:
     """True, and said, if whole numbers (n,) found in a data set are no classes, of which each would need a count.
 
-    Below 0, or with one above the number of samples and either one beyond 10,000 or most of them large or different, they are
-    quantities.
+    They are if some are negative, or if the largest is at least the number of samples and either at least `MOST_CLASSES` or,
+    from `FEWEST_SAMPLES` on, most differ or are as large.
 
     Args:
         labels: the numbers, or None.

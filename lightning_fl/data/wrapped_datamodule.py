@@ -44,8 +44,8 @@ class Federated(FederatedDataModule):
     hooks of a LightningDataModule are called as `lightning.Trainer` calls them, and its attributes are found here, too.
     Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`, unless
     `class_of` says where they are: whole numbers (n,) or (n, 1), true and false; where a setting needs classes, also whole floats
-    and text, in sorted order. Whole numbers are quantities if some are negative, beyond 10,000 and the number of samples, or
-    mostly different or above that number.
+    and text, in sorted order. Whole numbers are quantities if some are negative, or if the largest is at least the number of
+    samples, and it is at least 10,000 or most differ or are as large.
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.

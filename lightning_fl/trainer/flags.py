@@ -179,7 +179,7 @@ class TrainerFlags(Trainer, ABC):
             client_optimizer: `module` for the optimiser of the module, or `sgd` for plain SGD at that optimiser's learning rates,
                 for methods that make the steps themselves.
             metric: Name of the run's metric, for the final table, the progress bar, reports, targets, and methods that need an
-                accuracy; if not given, the only accuracy that the validation logs, else the loss.
+                accuracy; if not given, val/accuracy or the only accuracy that the validation logs, else the loss.
             metric_mode: `max` if higher values of the given metric are better, `min` if lower values are; if not given, lower
                 is better for names of losses and errors.
             val_every_n_rounds: Validate after every n-th round and after the last.

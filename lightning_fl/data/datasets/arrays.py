@@ -33,9 +33,9 @@ class Arrays(ImageDataModule):
             `test_groups` (n,), the user of each image.
         train: (x, y) or x alone, as tensors, arrays, lists, tables of pandas or sparse matrices, instead of a path. A uint8 x
             holds images n×H×W×C or n×H×W; any other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the
-            class of each sample, or quantities if some are negative, or most are different or above the number of samples; any
-            other y holds targets. A batch is the list [x, y]; for x alone the tensor x, and for (x,) the list [x], as in a
-            `TensorDataset`.
+            class of each sample, or quantities if some are negative, or if the largest is at least the number of samples and most
+            differ or are as large; any other y holds targets. A batch is the list [x, y]; for x alone the tensor x, and for (x,)
+            the list [x], as in a `TensorDataset`.
         test: same format as train; both are given, or neither.
         num_classes: number of classes, at least 1; None: the largest label plus one.
         **kwargs: arguments of ImageDataModule and FederatedDataModule.

@@ -50,8 +50,8 @@ class HuggingFace(FederatedDataModule):
             one into the folder, else there are no test data.
         input: column of the inputs.
         target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
-            found by name); other numbers are quantities, and so are whole numbers if some are negative, above both 10,000 and
-            the number of samples, or mostly different or above that number; null: no targets.
+            found by name); other numbers are quantities, and so are whole numbers if some are negative, or if the largest is
+            at least the number of samples, and it is at least 10,000 or most differ or are as large; null: no targets.
         transform: function applied to each training input as `datasets` decodes it (an image as PIL image), in every pass.
         test_transform: the same for test inputs, and for held-out and server samples in evaluation.
         tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.

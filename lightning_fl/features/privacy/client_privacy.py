@@ -50,7 +50,7 @@ class ClientPrivacy(Privacy):
             server's.
         side_channels: `keep` columns that the guarantee does not cover, such as train/loss and clients/selected, or `drop`
             them and report expected values in comm/… and time/….
-        accountant: `rdp` (Rényi), or `pld`, which is tighter and slower, not for `fixed`.
+        accountant: `rdp` (Rényi), or `pld`, which is tighter and slower, for `poisson` and `every`.
     """
 
     changeable = frozenset({"epsilon", "delta", "max_epsilon", "accountant"})
