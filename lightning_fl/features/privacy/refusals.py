@@ -21,6 +21,7 @@ from lightning_fl.features.privacy.side_channels import (
     may_tell_of_clients,
     told_by,
 )
+from lightning_fl.flat_module.smaller_network import statistics_of
 from lightning_fl.outputs.metric import ACCURACY
 from lightning_fl.slots import MEAN_GRADIENT, Exchange, Traits, kind_of
 from lightning_fl.slots.part import to_declare
@@ -147,6 +148,11 @@ def _asking(privacy: Privacy, trainer: Run, algorithm: Algorithm, has_server_sam
     elif type(sender).before_training is not Exchange.before_training and not sender.one_message:
         hint = to_declare(sender, "one_message = True")
         yield f"clients of {name_of(sender)} may answer before the round's upload{hint}"
+    if algorithm.exchange.cuts and not has_server_samples and statistics_of(trainer.lightning_module):
+        yield (
+            f"statistics of batch normalisation are computed from the samples of {algorithm.name}'s clients, without noise: give "
+            "the server samples (data.server_fraction), or use a network with GroupNorm"
+        )
     if scalars := sorted(name for name in algorithm.rule.provides if kind_of(name) not in VECTORS):
         yield f"clients of {name_of(algorithm.rule)} send {', '.join(map(repr, scalars))}, no vector of the model"
     if algorithm.rule.needs_whole_upload:

@@ -26,6 +26,7 @@ from lightning_fl.algorithms import (
     FedBuff,
     FedDP,
     FedProx,
+    HeteroFL,
     HybridFL,
 )
 from lightning_fl.callbacks import (
@@ -50,6 +51,7 @@ ALIKE = ClientPrivacy(noise_multiplier=0)
 SILENT = ClientPrivacy(noise_multiplier=0, side_channels="drop")
 TREE = ClientPrivacy(noise_multiplier=0, sampling="passes", mechanism="tree")
 BY_SAMPLES = ClientPrivacy(noise_multiplier=0, weights="samples", cap=100)
+LOCAL = LocalPrivacy(buffers="keep")
 REASONS = {
     "Centralised": "Centralised has all samples in one place",
     "LocalOnly": "clients of LocalOnly send nothing",
@@ -271,6 +273,11 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
         (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
         (FedAvg(), {"buffers": ["norm.running_mean"]}, "clients send buffers such as norm.running_mean, .* GroupNorm"),
         (
+            HeteroFL(),
+            {"privacy": LOCAL, "has_server_samples": False, "lightning_module": Normalised()},
+            "are computed from the samples of HeteroFL's clients, without noise: give the server samples",
+        ),
+        (
             FedAvg(),
             {"schedulers": [SimpleNamespace(scheduler=object(), monitor="train/loss")]},
             "object acts on train/loss",
@@ -334,6 +341,8 @@ def test_what_changes_no_claim_is_allowed() -> None:
     assert refusal(Ditto(), callbacks=[EarlyStopping("val/loss_server")]) == ""
     assert refusal(FedAvg(), loss_guard=LossGuard(rounds=3, server_steps=2)) == ""
     assert refusal(FedAvg(), callbacks=[*callbacks[:3], EarlyStopping("test/loss")], hold_out=True) == ""
+    assert refusal(HeteroFL(), LOCAL, lightning_module=Normalised()) == ""
+    assert refusal(HeteroFL(), LOCAL, has_server_samples=False, lightning_module=Perceptron()) == ""
 
 
 def test_who_holds_out_validation_samples_is_seen_in_a_run(make_trainer: MakeTrainer) -> None:
