@@ -76,7 +76,7 @@ class UploadCollector:
             sizes = self._exchange()
         accumulator = self._merge.accumulate(cohort.answering, sizes)
         del self._merge
-        if link.only_sum is not None and link.only_sum.is_lost(self.outcome.num_accepted):
+        if link.num_lost or (link.only_sum is not None and link.only_sum.is_lost(self.outcome.num_accepted)):
             self.outcome.lose(link.num_lost or self.outcome.num_accepted)
             accumulator = {}
         if not self.outcome.logs and not self._aggregator.merges_none:

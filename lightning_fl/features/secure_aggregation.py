@@ -200,10 +200,11 @@ class SumsOfClients(Observer):
         if outcome.num_lost and isinstance(secure_sum, SecureSum) and not self._says_lost:
             self._says_lost, n = True, secure_sum.num_clients
             change = "only noise changed the model" if self._adds_noise else "the model did not change"
-            say_lost(
-                f"Round {finished.number}: {outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs "
-                f"{self._protocol.threshold(n)}, so it is lost and {change}."
-            )
+            needed = self._protocol.threshold(n)
+            why = f"{outcome.num_lost} of {n} clients answered, and a secure sum over {n} needs {needed}"
+            if outcome.num_lost >= needed:
+                why = f"only one of {n} clients sent its update, and a sum over one is its upload"
+            say_lost(f"Round {finished.number}: {why}, so it is lost and {change}.")
         return {"clients/lost": outcome.num_lost}
 
 

@@ -65,7 +65,8 @@ class Link:
     `senders` are the clients that have sent any bit of a message.
     `only_sum` is the sum of the clients' messages that the server sees in place of them; None if it sees each.
     `stands_for` is the number of clients for which each one of this link stands: 1 but in a dry round.
-    `num_lost` is the number of clients whose sum was lost in an earlier turn, so that no upload follows.
+    `num_lost` is the number of clients whose sum is lost before their uploads are counted: in an earlier turn, after which no
+    upload follows, or because one of them alone sends.
     """
 
     def __init__(

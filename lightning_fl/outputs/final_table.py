@@ -196,7 +196,7 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     if lost := [row for row in rows if row.get("clients/lost")]:
         rounds = f"{len(rows):,} {'' if is_whole else 'logged '}rounds"
         count = f"{sum(int(row['clients/lost']) for row in lost):,} uploads, in {len(lost):,} of {rounds}"
-        lines.append(("lost", f"{count}: too few clients answered for a secure sum"))
+        lines.append(("lost", f"{count}: too few clients sent for a secure sum"))
     if trainer.adversary is not None:
         lines.append(("attack", _attack(trainer, rows)))
     if trainer.privacy_in_words:

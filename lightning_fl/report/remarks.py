@@ -192,7 +192,7 @@ def _lost(record: Record) -> list[str]:
     if not (num_lost := int(np.nansum(lost))):
         return []
     rounds = f"{int((lost > 0).sum()):,} of {_rounds(record)}"
-    why = f"in which too few clients answered for a secure sum, and {_change(record)}"
+    why = f"in which too few clients sent for a secure sum, and {_change(record)}"
     return [f"{record.folder}: {num_lost:,} uploads were lost in {rounds}, {why}."]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 
@@ -12,7 +12,7 @@ from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Collect, Observer, Round
 from lightning_fl.features.selection.selection import NUMBER_BITS, ClientSelection
 from lightning_fl.link.link import Link
-from lightning_fl.slots import Result, Upload
+from lightning_fl.slots import Result, Upload, is_finite
 from lightning_fl.state.run_state import SELECTION
 
 NORM, SUMMANDS = "scalars/norm", "scalars/summands"
@@ -25,7 +25,8 @@ class Senders(Observer):
     """Lets each client of a round send its update or not, by its own coin.
 
     Deltas are kept until all clients have reported, except those of clients that will not send, whatever others report. A client
-    whose norm is not finite sends, and is rejected. One that does not send keeps the state that it had, and counts as accepted.
+    whose numbers are not finite sends, and is rejected. One that does not send keeps the state that it had, and counts as
+    accepted. If one alone sends in a secure sum, the sum is lost, as it would be this upload.
 
     Attributes:
         selection: says with which probability each client sends.
@@ -61,6 +62,7 @@ class Senders(Observer):
                     waiting[beaten] = _without_update(waiting[beaten])
         everyone = link.gather(norms)
         num_answers = len(everyone) * link.stands_for
+        self._num_sending = 0
         if link.only_sum is not None and link.only_sum.is_lost(num_answers):
             link.num_lost = num_answers
             return
@@ -68,6 +70,8 @@ class Senders(Observer):
         probabilities = self.selection.probabilities(everyone, self.num_senders)
         sending = {k for k, coin in link.gather(coins).items() if coin < probabilities[k]}
         self._num_sending = len(sending)
+        if link.only_sum is not None and len(sending) * link.stands_for == 1:  # the sum would be its upload
+            link.num_lost = num_answers
         if self.selection.is_unbiased:
             self.factors.update({client: 1 / probabilities[client] for client in sending})
         for client in [k for k in norms if k not in sending]:
@@ -80,6 +84,7 @@ class Senders(Observer):
         """Let a client report its norm w_k ‖Δ_k‖; returns it as the server sees it."""
         weight = 1.0 if self.weighs_equally else result.weight
         norm = weight * float(torch.linalg.vector_norm(result.message["model"], dtype=torch.float64))
+        norm = norm if is_finite(result.message) else nan
         return float(link.send_up(result.client, {NORM: torch.tensor([norm], dtype=torch.float32)})[NORM])
 
     def _beaten(self, norms: Mapping[int, float], coins: Mapping[int, float]) -> list[int]:

@@ -283,6 +283,26 @@ def test_in_a_secure_sum_the_model_is_the_same_and_each_turn_is_a_sum(make_train
     assert trainer.fit_loop.engine.planned_bits(range(n)) == dict.fromkeys(range(n), (up, down))
 
 
+def test_a_secure_sum_to_which_one_client_alone_sends_is_lost(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, steps = Perceptron(), Steps()
+    steps.models = [vector(module)]
+    selection, protocol = ByNorm(6, approximate=True), SecureAggregation()
+    trainer = make_trainer(
+        max_rounds=8, clients_per_round=2, selection=selection, secure_aggregation=protocol, callbacks=steps
+    )
+    trainer.fit(module, federation())
+    sending = trainer.history["clients/sending"].to_numpy()
+    assert {1, 2} <= {*sending}, "the test needs rounds in which one client sends"
+    assert trainer.history["clients/lost"].tolist() == [6 * (count == 1) for count in sending]
+    assert trainer.history["clients/accepted"].tolist() == [6 * (count != 1) for count in sending]
+    changed = np.diff(np.array(steps.models), axis=0).any(1)
+    assert changed.tolist() == [count > 1 for count in sending]
+    first = list(sending).index(1) + 1
+    assert f"Round {first}: only one of 6 clients sent its update, and a sum over one is its upload" in caplog.text
+
+
 # -- what stays as it is ---------------------------------------------------------------------------------------------------
 
 
@@ -440,13 +460,27 @@ def test_if_all_norms_are_0_nobody_sends(make_trainer: MakeTrainer) -> None:
     assert bits_of(trainer, "up") == {"scalars": 6 * 32}
 
 
-def test_a_client_whose_norm_is_not_finite_sends_and_is_rejected(make_trainer: MakeTrainer) -> None:
+class Counting(Perceptron):
+    """Perceptron with a buffer that is not finite after inputs of 100, which its loss does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(1))
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        self.largest += torch.where(x.max() > 99, torch.inf, 1.0)
+        return super().loss((x.clamp(max=9), y))
+
+
+@pytest.mark.parametrize("module", [Poison, Counting])
+def test_a_client_whose_numbers_are_not_finite_sends_and_is_rejected(module: Any, make_trainer: MakeTrainer) -> None:
     data = federation()
     data.setup("fit")
     x, y = samples(sum(SIZES))
     x[data.client_indices[4]] = 100.0
     trainer = make_trainer(max_rounds=3, selection=ByNorm(6))
-    trainer.fit(Poison(), federation(train=(x, y)))
+    trainer.fit(module(), federation(train=(x, y)))
     assert trainer.history["clients/rejected"].tolist() == [1, 1, 1]
     assert np.isfinite(trainer.run.params).all()
 
