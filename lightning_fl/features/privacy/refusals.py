@@ -83,11 +83,11 @@ def check_privacy(
         problems += [
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
-            *_choosing(trainer, by_chance=True),
+            *_choosing(trainer, algorithm, by_chance=True),
             *_hiding(trainer.privacy, trainer, algorithm, hold_out),
         ]
     if isinstance(trainer.privacy, LocalPrivacy) and trainer.privacy.noise_multiplier:
-        problems += _choosing(trainer, by_chance=False)
+        problems += _choosing(trainer, algorithm, by_chance=False)
     _refuse(trainer.privacy, algorithm, problems)
 
 
@@ -270,13 +270,16 @@ def _hiding(privacy: ClientPrivacy, trainer: Run, algorithm: Algorithm, hold_out
             yield f"privacy.side_channels drop has no expected bits with {name}, whose mask goes to clients as they come"
 
 
-def _choosing(trainer: Run, by_chance: bool) -> Iterator[str]:
+def _choosing(trainer: Run, algorithm: Algorithm, by_chance: bool) -> Iterator[str]:
     """Yield what decides whose upload counts: anything but chance in a central claim, or what tells of samples in a local one."""
     flags = ("over_selection", "deadline", "availability") if by_chance else ("over_selection", "deadline")
     why = "decides who takes part, which the claim takes for chance alone"
     for flag in flags:
         if getattr(trainer, flag) not in (None, 1):
             yield f"trainer.{flag} {why if by_chance else 'lets the time that a client trains tell of its samples'}: leave it out"
+    if algorithm.exchange.capacities is not None:
+        width = "lets the time that a client trains, and so its width, tell of its samples"
+        yield f"the deadline of {algorithm.name} {width}: leave it out"
     if trainer.selection is None:
         return
     name = f"trainer.selection {type(trainer.selection).__name__}"

@@ -269,6 +269,11 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             {"deadline": 60.0, "privacy": LocalPrivacy()},
             "deadline lets the time that a client trains tell of",
         ),
+        (
+            HeteroFL([1.0, 0.5], deadline=60.0),
+            {"privacy": LocalPrivacy()},
+            "the deadline of HeteroFL lets the time that a client trains, and so its width, tell of its samples",
+        ),
         (HybridFL(), {"privacy": LocalPrivacy()}, "ServerAsClient weighs the server's samples"),
         (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
         (FedAvg(), {"buffers": ["norm.running_mean"]}, "clients send buffers such as norm.running_mean, .* GroupNorm"),
