@@ -287,6 +287,8 @@ def _choosing(trainer: Run, algorithm: Algorithm, by_chance: bool) -> Iterator[s
         yield f"{name} draws clients, of which the claim knows those of privacy.sampling alone: leave it out"
     elif facts := trainer.selection.tells_of_samples:
         yield f"{name} reads clients' {facts} without noise: use another selection"
+    elif trainer.selection.reads_sizes and getattr(trainer.privacy, "cap", None) is None:
+        yield f"{name} reads clients' numbers of samples, which are public only with privacy.weights samples and a cap: use these"
 
 
 def _buffers(privacy: Privacy, buffers: list[str]) -> Iterator[str]:

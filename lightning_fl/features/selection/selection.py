@@ -115,6 +115,11 @@ class ClientSelection(Checked, ABC):
         return not self.reads & (Reads.LAST_LOSSES | Reads.LOSSES | Reads.NORMS)
 
     @property
+    def reads_sizes(self) -> bool:
+        """True if it reads numbers of samples, which are not public in every run."""
+        return Reads.SIZES in self.reads
+
+    @property
     def tells_of_samples(self) -> str:
         """Names of the facts that it reads and that depend on clients' samples, such as losses; empty without any."""
         words = {Reads.LOSSES | Reads.LAST_LOSSES: "losses", Reads.NORMS: "norms", Reads.SECONDS: "seconds"}

@@ -44,6 +44,7 @@ from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.features.privacy.mechanism import Privacy
 from lightning_fl.features.privacy.refusals import check_privacy
+from lightning_fl.features.selection import BySize
 from lightning_fl.slots import ServerTurn, State, Step, has_client_models
 from lightning_fl.steps import Apply
 
@@ -274,6 +275,11 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             {"privacy": LocalPrivacy()},
             "the deadline of HeteroFL lets the time that a client trains, and so its width, tell of its samples",
         ),
+        (
+            FedAvg(),
+            {"selection": BySize(), "privacy": LocalPrivacy()},
+            "trainer.selection BySize reads clients' numbers of samples, which are public only with privacy.weights samples",
+        ),
         (HybridFL(), {"privacy": LocalPrivacy()}, "ServerAsClient weighs the server's samples"),
         (FedAvg(), {"availability": "there.csv"}, "trainer.availability decides who takes part"),
         (FedAvg(), {"buffers": ["norm.running_mean"]}, "clients send buffers such as norm.running_mean, .* GroupNorm"),
@@ -346,6 +352,7 @@ def test_what_changes_no_claim_is_allowed() -> None:
     assert refusal(Ditto(), callbacks=[EarlyStopping("val/loss_server")]) == ""
     assert refusal(FedAvg(), loss_guard=LossGuard(rounds=3, server_steps=2)) == ""
     assert refusal(FedAvg(), callbacks=[*callbacks[:3], EarlyStopping("test/loss")], hold_out=True) == ""
+    assert refusal(FedAvg(), LocalPrivacy(weights="samples", cap=9), selection=BySize()) == ""
     assert refusal(HeteroFL(), LOCAL, lightning_module=Normalised()) == ""
     assert refusal(HeteroFL(), LOCAL, has_server_samples=False, lightning_module=Perceptron()) == ""
 
