@@ -121,8 +121,8 @@ class ClientSelection(Checked, ABC):
 
     @property
     def tells_of_samples(self) -> str:
-        """Names of the facts that it reads and that depend on clients' samples, such as losses; empty without any."""
-        words = {Reads.LOSSES | Reads.LAST_LOSSES: "losses", Reads.NORMS: "norms", Reads.SECONDS: "seconds"}
+        """Names of the facts that it reads and that depend on clients' samples besides their uploads; empty without any."""
+        words = {Reads.LOSSES | Reads.LAST_LOSSES: "losses", Reads.SECONDS: "seconds"}
         return " and ".join(word for facts, word in words.items() if facts & self.reads)
 
     def check(self, num_clients: int, num_eligible: int) -> None:

@@ -23,6 +23,7 @@ from lightning_fl.features.privacy.accountant import local_epsilon
 from lightning_fl.features.privacy.buffers import above_least_variance
 from lightning_fl.features.privacy.local_privacy import LocalMechanism
 from lightning_fl.features.privacy.mechanism import joint_norm
+from lightning_fl.features.selection import ByNorm
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -100,10 +101,15 @@ def test_without_noise_and_with_a_long_clip_a_run_is_itself(make_trainer: MakeTr
 
 
 @NEEDS_LIBRARY
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedLDF(n=4), FedAvg(exchange=WithSampleCount())], ids=repr)
+@pytest.mark.parametrize(
+    ("algorithm", "selection"),
+    [(FedAvg(), None), (FedLDF(n=4), None), (FedAvg(exchange=WithSampleCount()), None), (FedAvg(), ByNorm(4))],
+    ids=repr,
+)
 @pytest.mark.parametrize(("counted", "is_told"), [({}, False), ({"weights": "samples", "cap": 20}, True)])
 def test_numbers_of_samples_cross_only_if_they_are_declared_public(
     algorithm: Algorithm,
+    selection: ByNorm | None,
     counted: dict[str, Any],
     is_told: bool,
     make_trainer: MakeTrainer,
@@ -116,17 +122,29 @@ def test_numbers_of_samples_cross_only_if_they_are_declared_public(
         torch.default_generator.manual_seed(0)
         module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.0))
         privacy = LocalPrivacy(noise_multiplier=100, **counted)
-        trainer = make_trainer(max_rounds=1, clients_per_round=4, privacy=privacy)
+        cohort = 2 if selection else 4
+        trainer = make_trainer(max_rounds=1, clients_per_round=cohort, privacy=privacy, selection=selection)
         trainer.fit(module, federation((first, 1, 1, 1)), algorithm)
         models.append(vector(module))
     assert (models[0] == models[1]).all() == (not is_told)
 
 
 @NEEDS_LIBRARY
-@pytest.mark.parametrize("algorithm", [FedLDF(n=1), FedAvg(aggregator=CoordinateMedian()), FedAdam()])
-def test_whatever_follows_is_post_processing(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "flags"),
+    [
+        (FedLDF(n=1), {}),
+        (FedAvg(aggregator=CoordinateMedian()), {}),
+        (FedAdam(), {}),
+        (FedAvg(), {"selection": ByNorm(6), "clients_per_round": 2}),
+    ],
+    ids=repr,
+)
+def test_whatever_follows_is_post_processing(
+    algorithm: Algorithm, flags: dict[str, Any], make_trainer: MakeTrainer
+) -> None:
     privacy = LocalPrivacy(clip=1.0, noise_multiplier=20)
-    _, trainer = fitted(make_trainer, algorithm, privacy=privacy, clients_per_round=6)
+    _, trainer = fitted(make_trainer, algorithm, privacy=privacy, **{"clients_per_round": 6, **flags})
     assert trainer.run.features["privacy"].uploads == {client: pytest.approx(3 / 400) for client in range(6)}
     assert trainer.history["privacy/epsilon"].iloc[-1] == pytest.approx(local_epsilon(3 / 400, 1e-5))
 
