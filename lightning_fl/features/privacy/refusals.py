@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.compatibility import asks_clients, name_of, prunes, sets_mask
-from lightning_fl.callbacks import TargetReached
+from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import nearest, require
 from lightning_fl.features.privacy.client_privacy import ClientPrivacy
 from lightning_fl.features.privacy.local_privacy import LocalPrivacy
@@ -41,6 +41,8 @@ class Run(Protocol):
     over_selection: float | None
     deadline: float | None
     availability: Any
+    max_steps: int
+    min_steps: int | None
     clock: Any
     secure_aggregation: Any
     selection: Any
@@ -84,10 +86,11 @@ def check_privacy(
             *_central(trainer.privacy, algorithm),
             *_tree(trainer.privacy, trainer, algorithm),
             *_choosing(trainer, algorithm, by_chance=True),
+            *_ending(trainer.privacy, trainer),
             *_hiding(trainer.privacy, trainer, algorithm, hold_out),
         ]
     if isinstance(trainer.privacy, LocalPrivacy) and trainer.privacy.noise_multiplier:
-        problems += _choosing(trainer, algorithm, by_chance=False)
+        problems += [*_choosing(trainer, algorithm, by_chance=False), *_ending(trainer.privacy, trainer)]
     _refuse(trainer.privacy, algorithm, problems)
 
 
@@ -181,6 +184,9 @@ def _watching(
     for name, watched in _watching_what(trainer.callbacks, schedulers, trainer.given_metric[0] or ACCURACY):
         if is_of_clients(watched, told):
             yield f"{name} acts on {watched}, which tells of clients without noise: let it watch val/accuracy"
+        elif watched.startswith(_costs(trainer.privacy)):
+            remedy = f"let it watch val/accuracy{_or_drop(trainer.privacy)}"
+            yield f"{name} acts on {watched}, which depends on clients without noise: {remedy}"
         elif owns and watched.startswith("val") and not is_of_server(watched):
             yield (
                 f"{name} acts on {watched}, which {algorithm.name} measures with what clients own, without noise: let it watch a "
@@ -191,6 +197,18 @@ def _watching(
                 f"{name} acts on {watched}, which is measured on samples that clients hold out, without noise: set "
                 "data.val_fraction to 0, or let it watch none"
             )
+
+
+def _costs(privacy: Privacy | None) -> tuple[str, ...]:
+    """Return the prefixes of costs that depend on the clients that come, or on their samples, and are no expected values."""
+    if isinstance(privacy, ClientPrivacy):
+        return () if privacy.side_channels == "drop" else ("comm/", "time/")
+    return ("time/",)  # bits are those of noisy uploads
+
+
+def _or_drop(privacy: Privacy | None) -> str:
+    """Return the remedy that only a trusted server has."""
+    return ", or set privacy.side_channels to drop" if isinstance(privacy, ClientPrivacy) else ""
 
 
 def _watching_what(
@@ -289,6 +307,16 @@ def _choosing(trainer: Run, algorithm: Algorithm, by_chance: bool) -> Iterator[s
         yield f"{name} reads clients' {facts} without noise: use another selection"
     elif trainer.selection.reads_sizes and getattr(trainer.privacy, "cap", None) is None:
         yield f"{name} reads clients' numbers of samples, which are public only with privacy.weights samples and a cap: use these"
+
+
+def _ending(privacy: Privacy, trainer: Run) -> Iterator[str]:
+    """Yield limits of steps or bytes by which a run ends, as these depend on the clients that come, or on their samples."""
+    costs, remedy = _costs(privacy), f"use max_rounds{_or_drop(privacy)}"
+    for flag, unset in {"max_steps": -1, "min_steps": None}.items():
+        if costs and getattr(trainer, flag) != unset:
+            yield f"trainer.{flag} ends the run by clients' numbers of steps, which tell of their samples: {remedy}"
+    if "comm/" in costs and any(isinstance(each, CommunicationMeter) and each.max_bytes for each in trainer.callbacks):
+        yield f"CommunicationMeter ends the run by the bytes of the clients that come: {remedy}"
 
 
 def _buffers(privacy: Privacy, buffers: list[str]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from lightning_fl.algorithms import (
 from lightning_fl.callbacks import (
     AdaptivePruning,
     ClientEvaluation,
+    CommunicationMeter,
     EnergyMeter,
     FilterPruning,
     MagnitudePruning,
@@ -127,6 +128,8 @@ def refusal(algorithm: Algorithm, privacy: Privacy = ALIKE, has_server_samples: 
             "over_selection": None,
             "deadline": None,
             "availability": None,
+            "max_steps": -1,
+            "min_steps": None,
             "clock": SimulatedClock(),
             "secure_aggregation": None,
             "selection": None,
@@ -202,6 +205,23 @@ def test_methods_of_the_roster_are_refused_with_their_reason_or_not_at_all() -> 
             FedAvg(),
             {"callbacks": [EarlyStopping("val/accuracy_clients_min")]},
             "acts on val/accuracy_clients_min, which",
+        ),
+        (
+            FedAvg(),
+            {"callbacks": [EarlyStopping("comm/total_uplink_bytes")]},
+            "acts on comm/total_uplink_bytes, which depends on clients .*, or set privacy.side_channels to drop",
+        ),
+        (
+            FedAvg(),
+            {"callbacks": [EarlyStopping("time/simulated_seconds")], "privacy": LocalPrivacy()},
+            r"acts on time/simulated_seconds, which depends on clients without noise: let it watch val/accuracy\.",
+        ),
+        (FedAvg(), {"max_steps": 5}, "trainer.max_steps ends the run by clients' numbers of steps"),
+        (FedAvg(), {"min_steps": 5, "privacy": LocalPrivacy()}, "trainer.min_steps ends .*: use max_rounds\\."),
+        (
+            FedAvg(),
+            {"callbacks": [CommunicationMeter(9)]},
+            "CommunicationMeter ends the run by the bytes of the clients",
         ),
         (
             Ditto(),
@@ -352,6 +372,9 @@ def test_what_changes_no_claim_is_allowed() -> None:
     assert refusal(Ditto(), callbacks=[EarlyStopping("val/loss_server")]) == ""
     assert refusal(FedAvg(), loss_guard=LossGuard(rounds=3, server_steps=2)) == ""
     assert refusal(FedAvg(), callbacks=[*callbacks[:3], EarlyStopping("test/loss")], hold_out=True) == ""
+    costs = [EarlyStopping("comm/total_bytes"), CommunicationMeter(9)]
+    assert refusal(FedAvg(), SILENT, callbacks=[*costs, EarlyStopping("time/simulated_seconds")], max_steps=5) == ""
+    assert refusal(FedAvg(), LocalPrivacy(), callbacks=costs) == ""
     assert refusal(FedAvg(), LocalPrivacy(weights="samples", cap=9), selection=BySize()) == ""
     assert refusal(HeteroFL(), LOCAL, lightning_module=Normalised()) == ""
     assert refusal(HeteroFL(), LOCAL, has_server_samples=False, lightning_module=Perceptron()) == ""
