@@ -22,7 +22,7 @@ class Honest:
 
     Attributes:
         count: number of honest uploads, h.
-        mean: elementwise mean μ of each vector, in float64.
+        mean: elementwise mean μ of each vector, in float64, over the clients that send the number; 0 if none does.
         std: elementwise standard deviation σ with the divisor h − 1; 0 for one upload.
         rows: the vectors themselves (h, ·) in the order of the clients, in float64; {} unless the attack knows all `uploads`.
     """

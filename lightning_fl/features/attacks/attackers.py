@@ -30,7 +30,7 @@ from lightning_fl.processes import gather_objects, share_states, summed
 from lightning_fl.slots import Draw, Result, State, is_finite
 from lightning_fl.state.run_state import ATTACK, Run
 
-COUNT, SUM, SQUARES = "count", "sum/", "squares/"
+COUNT, COUNTS, SUM, SQUARES = "count", "counts/", "sum/", "squares/"
 ATTACKERS = "attackers"
 """Name of the state in a run: model (d,) and buffers (d_b,) of the last round, which some attacks read."""
 MOST_LISTED = 20
@@ -120,6 +120,11 @@ class Attackers(Observer):
             algorithm.trains_in_rounds and algorithm.exchange.uses_link,
             f"trainer.adversary lets clients attack what they send in rounds, and those of {algorithm.name} send nothing.",
         )
+        require(
+            adversary.attack.knows != "uploads" or not algorithm.exchange.cuts,
+            f"{name} compares whole uploads, and clients of {algorithm.name} send parts of the model: use another attack, such "
+            "as ALIE or IPM.",
+        )
         waits = algorithm.pace is None
         require(
             waits or not (adversary.per_round or adversary.attack.needs_rounds),
@@ -161,7 +166,7 @@ class Attackers(Observer):
         """
         attack = self.adversary.attack
         waiting: list[Result] = []
-        known = HonestStatistics(keeps=attack.knows == "uploads")
+        known = HonestStatistics(keeps=attack.knows == "uploads", in_parts=bool(job.smaller))
         for result in results:
             is_attacker = result.client in attackers
             result.attacking = float(is_attacker)
@@ -202,6 +207,8 @@ class Attackers(Observer):
         )
         sent = self.adversary.attack.forged(own, context)
         result.message = result.message | {name: sent[name].to(vector) for name, vector in own.items()}
+        masks = {} if result.submodel is None else result.submodel.masks(result.message)
+        result.message |= {name: torch.where(mask, result.message[name], 0) for name, mask in masks.items()}
         return result
 
     def _replacement(self, name: str, attackers: frozenset[int], cohort: Sequence[int]) -> float:
@@ -216,10 +223,11 @@ class HonestStatistics:
 
     Args:
         keeps: True to keep the uploads, False to sum them up.
+        in_parts: True if clients send parts of the model: the moments of a number are those of the clients that send it.
     """
 
-    def __init__(self, keeps: bool) -> None:
-        self._keeps = keeps
+    def __init__(self, keeps: bool, in_parts: bool = False) -> None:
+        self._keeps, self._in_parts = keeps, in_parts
         self._sums: dict[str, Tensor] = {}
         self._rows: dict[int, State] = {}
 
@@ -234,6 +242,9 @@ class HonestStatistics:
         terms = {COUNT: torch.ones(1, dtype=torch.float64, device=next(iter(vectors.values())).device)}
         for name, vector in vectors.items():
             terms |= {f"{SUM}{name}": vector.double(), f"{SQUARES}{name}": vector.double().square()}
+            if self._in_parts:
+                sent = None if result.submodel is None else result.submodel.masks(vectors).get(name)
+                terms[f"{COUNTS}{name}"] = (torch.ones_like(vector) if sent is None else sent).double()
         for key, term in terms.items():
             self._sums[key] = self._sums[key].add_(term) if key in self._sums else term.clone()
 
@@ -253,17 +264,16 @@ class HonestStatistics:
         sums = summed(fabric, self._sums)
         if not sums:
             return None
-        count = float(sums[COUNT])
         names = [key.removeprefix(SUM) for key in sums if key.startswith(SUM)]
-        mean = {name: sums[f"{SUM}{name}"] / count for name in names}
-        return Honest(
-            int(count), mean, {name: self._std(sums[f"{SQUARES}{name}"], mean[name], count) for name in names}
-        )
+        counts = {name: sums.get(f"{COUNTS}{name}", sums[COUNT]) for name in names}
+        mean = {name: sums[f"{SUM}{name}"] / counts[name].clamp(min=1) for name in names}
+        std = {name: self._std(sums[f"{SQUARES}{name}"], mean[name], counts[name]) for name in names}
+        return Honest(int(sums[COUNT]), mean, std)
 
     @staticmethod
-    def _std(squares: Tensor, mean: Tensor, count: float) -> Tensor:
+    def _std(squares: Tensor, mean: Tensor, counts: Tensor) -> Tensor:
         """Return the standard deviation with the divisor count − 1, given the sum of the squares."""
-        return ((squares - count * mean.square()).clamp(min=0) / max(1.0, count - 1)).sqrt()
+        return ((squares - counts * mean.square()).clamp(min=0) / (counts - 1).clamp(min=1)).sqrt()
 
 
 def _listed(clients: Sequence[int]) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
+from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,7 @@ from lightning_fl.algorithms import (
     FedKT,
     FedLDF,
     FedNova,
+    HeteroFL,
     LocalOnly,
 )
 from lightning_fl.clients.client_job import ClientJob
@@ -65,6 +67,7 @@ from lightning_fl.slots import Aggregator, Result, RoundContext, Rule, Step, Upl
 from lightning_fl.state.run_state import ATTACK, Run
 from lightning_fl.steps import CentredClipping, TrustScores
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
+from lightning_fl.vectors.submodel import Submodel
 
 ON_UPLOADS: tuple[Attack, ...] = (
     *(SignFlip(2), GaussianUpload(), FreeRider("last_change", 0.01), NotFinite()),
@@ -101,6 +104,7 @@ def fitted(make_trainer: MakeTrainer) -> Callable[..., tuple[FederatedTrainer, n
 
 UNIFORM = partial(Mechanism().weights, WeightedMean("uniform"))
 """Weights of clients in a mean that counts them alike."""
+BY_SAMPLES = partial(Mechanism().weights, WeightedMean())
 Fitted = Callable[..., tuple[FederatedTrainer, np.ndarray]]
 
 
@@ -293,7 +297,7 @@ def test_replacement_makes_the_mean_the_attackers_model(
     adversary, weigh = Adversary(Backdoor(replace=True), who), partial(mechanism.weights, mean)
     attackers = Attackers(adversary, data, SimpleNamespace(world_size=1), weigh)  # type: ignore[arg-type]
     deltas = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).double()
-    job: Any = SimpleNamespace(run=run, received={"model": run.params}, context=context, answering=cohort)
+    job: Any = SimpleNamespace(run=run, received={"model": run.params}, context=context, answering=cohort, smaller={})
     results = (Result(k, {"model": deltas[k] * (k in who)}, float(sizes[k]), {}, {}, {}, num_steps=1) for k in cohort)
     accumulator: dict[str, Any] = {}
     engine: Any = SimpleNamespace(algorithm=Algorithm(aggregator=mean), run=run)
@@ -313,7 +317,7 @@ def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -
     data: Any = SimpleNamespace(client_sizes=np.ones(4), num_clients=4)
     layout = Layout(("a",), ((2,),))
     run = Run(0, layout, NO_LAYOUT, torch.zeros(2), torch.zeros(0), {})
-    job: Any = SimpleNamespace(run=run, received={"model": run.params}, answering=[0, 1, 2, 3])
+    job: Any = SimpleNamespace(run=run, received={"model": run.params}, answering=[0, 1, 2, 3], smaller={})
     values = {0: 1.0, 1: float("nan"), 2: 3.0, 3: 5.0}
     for attack in (IPM(1.0), MinMax()):
         attackers = Attackers(
@@ -331,6 +335,36 @@ def test_honest_uploads_that_are_not_finite_do_not_reach_colluding_attackers() -
     attackers = Attackers(Adversary(IPM(1.0), [3]), data, SimpleNamespace(world_size=1), UNIFORM)  # type: ignore[arg-type]
     *_, last = attackers.attacked(results, job, frozenset([3]))
     assert last.message["model"].tolist() == [-2.0, -2.0]
+
+
+FOUR = Layout(("a",), ((4,),))
+HALF = Submodel.from_masks(FOUR, NO_LAYOUT, torch.tensor([True, True, False, False]))
+
+
+def sent_in_parts(attack: Attack, values: dict[int, float], in_half: set[int], who: list[int]) -> dict[int, Any]:
+    """Return what clients send of a model of four numbers, of which some clients have only two; each sends one value."""
+    run = Run(0, FOUR, NO_LAYOUT, torch.zeros(4), torch.zeros(0), {})
+    smaller = {client: (SimpleNamespace(sent=HALF), {}) for client in in_half}
+    job: Any = SimpleNamespace(run=run, received={"model": run.params}, answering=[*values], smaller=smaller)
+    data: Any = SimpleNamespace(client_sizes=np.arange(1, 1 + len(values)), num_clients=len(values))
+    attackers = Attackers(Adversary(attack, who), data, SimpleNamespace(world_size=1), BY_SAMPLES)  # type: ignore[arg-type]
+    results = []
+    for client, value in values.items():
+        part = HALF if client in in_half else None
+        vector = torch.full((4,), value) * (1 if part is None else part.params)
+        results.append(Result(client, {"model": vector}, client + 1.0, {}, {}, {}, num_steps=1, submodel=part))
+    return {result.client: result.message["model"] for result in attackers.attacked(iter(results), job, frozenset(who))}
+
+
+def test_attackers_take_no_number_for_sent_that_a_client_does_not_send() -> None:
+    values = {0: 1.0, 1: 3.0, 2: 5.0, 3: 0.5, 4: 0.5}
+    found = sent_in_parts(IPM(2.0), values, {1, 3}, [3, 4])
+    assert found[3].tolist() == [-6, -6, 0, 0], "an attacker sends its part alone"
+    assert found[4].tolist() == [-6, -6, -6, -6]
+    shift = NormalDist().inv_cdf(2 / 3)  # 3 honest of 5
+    found = sent_in_parts(ALIE(), values, {1, 3}, [3, 4])
+    expected = 3 - shift * torch.tensor([2, 2, sqrt(8), sqrt(8)])  # of 1, 3, 5, and of 1, 5
+    torch.testing.assert_close(found[4], expected)
 
 
 @pytest.mark.parametrize("attack", [NotFinite(), IPM(1.0), MinMax()], ids=repr)
@@ -450,6 +484,7 @@ def test_the_mean_breaks_under_sign_flips_and_the_median_does_not(fitted: Fitted
         (Adversary(SignFlip()), LocalOnly(), "those of LocalOnly send nothing"),
         (Adversary(SignFlip()), Centralised(), "those of Centralised send nothing"),
         (Adversary(SignFlip(), [6]), FedAvg(), "attackers lists client 6, but the last of the 6 clients is 5"),
+        (Adversary(MinMax(), [1]), HeteroFL(), "MinMax compares whole uploads, and clients of HeteroFL send parts of"),
         (Adversary(LabelFlip(), [1]), FedAvg(), "LabelFlip changes classes, which Arrays does not have"),
         (Adversary(ALIE(), [1]), FedBuff(), "FedBuff does not wait for the clients of a round, which ALIE needs"),
         (Adversary(FreeRider("last_change"), [1]), FedBuff(), "which FreeRider needs: use a method that does"),
