@@ -37,7 +37,7 @@ J = TypeVar("J", bound=Job)
 @forwards(
     "inner",
     "around_training capacities check check_module compresses cuts differs_in_steps in_common keeps_changes needs "
-    "needs_shapes num_senders recipients sender sends_whole sums_suffice uses uses_link validated_widths width",
+    "needs_shapes num_senders prefers_large recipients sender sends_whole sums_suffice uses uses_link validated_widths width",
 )
 @dataclass(frozen=True)
 class GradientTurn(Exchange):

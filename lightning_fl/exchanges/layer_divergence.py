@@ -28,6 +28,11 @@ class LayerDivergence(GroupChoice):
     broadcast: Literal["selected", "all"] = "selected"
     choose: Literal["most", "least"] = "most"
 
+    @property
+    def prefers_large(self) -> bool:  # type: ignore[override]
+        """True unless the least are chosen."""
+        return self.choose == "most"
+
     def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the cohort, or all clients."""
         return cohort if self.broadcast == "selected" else context.everyone

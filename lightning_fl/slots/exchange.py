@@ -217,6 +217,8 @@ class Exchange(Part, ABC):
     """True if clients receive, train and send smaller networks, with the widths that `width` returns."""
     differs_in_steps = False
     """True if every client draws a width in every step, so that the clients of a stack have no common width."""
+    prefers_large = False
+    """True if of each number it takes the uploads that changed most, `num_senders` of them."""
     needs_shapes = False
     """True if it reads the shapes of tensors. A pruning mask destroys them: under it each tensor is one row."""
 

@@ -161,7 +161,7 @@ def features_around(
     # Before privacy: attackers clip what they have forged, and add noise to it, as all others do.
     if trainer.adversary is not None:
         weigh = partial(privacy.weights, method.aggregator)
-        attackers = Attackers(trainer.adversary, engine.data, engine.flat_module.fabric, weigh)
+        attackers = Attackers(trainer.adversary, engine.data, engine.flat_module.fabric, weigh, method.exchange)
         attackers.check(method, run, cohort_size)
         features.append(attackers)
     features += [RoundGuard(guard, run), privacy]

@@ -45,7 +45,8 @@ class AttackContext:
         draw: source of its random draws.
         received: model and buffers that it received in this round.
         earlier: model and buffers of the previous round, if the attack `remembers` them; {} in the first round.
-        replacement: for each name the factor by which attackers' uploads are to be multiplied to outweigh the others in the mean.
+        replacement: for each name the factor by which attackers' uploads are to be multiplied to outweigh the others in the mean,
+            of the whole vector, or of each number if clients send parts of the model.
         num_uploads: uploads of the round, n.
         num_attackers: uploads of attackers, m.
         honest: the other uploads; None if the attack does not know them, or if there are none.
@@ -54,7 +55,7 @@ class AttackContext:
     draw: Draw
     received: Message = field(default_factory=dict)
     earlier: Message = field(default_factory=dict)
-    replacement: Mapping[str, float] = field(default_factory=dict)
+    replacement: Mapping[str, float | Tensor] = field(default_factory=dict)
     num_uploads: int = 1
     num_attackers: int = 1
     honest: Honest | None = None
@@ -71,6 +72,11 @@ class Attack(Checked, ABC):
 
     poisons = False
     """True if `poisoned` changes samples."""
+
+    @property
+    def replaces(self) -> bool:
+        """True if it multiplies uploads by the `replacement` of the context."""
+        return False
 
     @property
     def remembers(self) -> bool:

@@ -6,8 +6,8 @@ exchange as they come, while their sums are kept, or the uploads themselves if t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,16 +23,20 @@ from lightning_fl.data import FederatedDataModule, Selection
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.errors import require
+from lightning_fl.exchanges import OneShot
+from lightning_fl.exchanges.layer_choice import LayerChoice
 from lightning_fl.features.attacks import Adversary, AttackContext, Honest
 from lightning_fl.features.attacks.attack import is_forged
 from lightning_fl.features.attacks.batches import PoisonedSelection
 from lightning_fl.processes import gather_objects, share_states, summed
-from lightning_fl.slots import Draw, Result, State, is_finite
+from lightning_fl.slots import SENT, Draw, Exchange, Message, Result, State, is_finite
 from lightning_fl.state.run_state import ATTACK, Run
 
 COUNT, COUNTS, SUM, SQUARES = "count", "counts/", "sum/", "squares/"
 ATTACKERS = "attackers"
 """Name of the state in a run: model (d,) and buffers (d_b,) of the last round, which some attacks read."""
+Factor = float | Tensor
+"""Factor of an upload's vector, or of each of its numbers."""
 MOST_LISTED = 20
 """Attackers that the log names."""
 
@@ -46,12 +50,14 @@ class Attackers(Observer):
         data: the clients' samples.
         fabric: Fabric of the processes.
         weigh: returns the weights in the mean of an entry, by its name, of clients with so many samples, and what divides it.
+        exchange: exchange of the method.
     """
 
     adversary: Adversary
     data: FederatedDataModule
     fabric: Fabric
     weigh: Callable[[str, np.ndarray], tuple[np.ndarray, float]]
+    exchange: Exchange = field(default_factory=OneShot)
 
     def around(self, roles: Roles, engine: Engine) -> Roles:
         """Return the roles of a round in which attackers train on poisoned samples, and send what the attack makes of it."""
@@ -125,6 +131,15 @@ class Attackers(Observer):
             f"{name} compares whole uploads, and clients of {algorithm.name} send parts of the model: use another attack, such "
             "as ALIE or IPM.",
         )
+        sender = algorithm.exchange.sender
+        require(
+            not adversary.attack.replaces
+            or SENT not in sender.provides
+            or sender.cuts
+            or isinstance(sender, LayerChoice),
+            f"{name} with replace needs the weights of the clients that send each number, and those of {algorithm.name} choose "
+            "their numbers after the training: use scale.",
+        )
         waits = algorithm.pace is None
         require(
             waits or not (adversary.per_round or adversary.attack.needs_rounds),
@@ -166,12 +181,13 @@ class Attackers(Observer):
         """
         attack = self.adversary.attack
         waiting: list[Result] = []
+        forged = partial(self._forged, job, attackers, {})
         known = HonestStatistics(keeps=attack.knows == "uploads", in_parts=bool(job.smaller))
         for result in results:
             is_attacker = result.client in attackers
             result.attacking = float(is_attacker)
             if attack.knows == "nothing" or not attackers:
-                yield self._forged(result, job, attackers) if is_attacker else result
+                yield forged(result) if is_attacker else result
             elif is_attacker:
                 waiting.append(result)
             else:
@@ -183,24 +199,27 @@ class Attackers(Observer):
         num_attackers = sum(gather_objects(self.fabric, len(waiting)))
         num_uploads = num_attackers + (honest.count if honest is not None else 0)
         while waiting:
-            yield self._forged(waiting.pop(0), job, attackers, num_uploads, num_attackers, honest)
+            yield forged(waiting.pop(0), num_uploads, num_attackers, honest)
 
     def _forged(
         self,
-        result: Result,
         job: ClientJob,
         attackers: frozenset[int],
+        replacement: dict[str, Factor],
+        result: Result,
         num_uploads: int = 1,
         num_attackers: int = 1,
         honest: Honest | None = None,
     ) -> Result:
-        """Return the result of an attacker with what it sends."""
+        """Return the result of an attacker with what it sends; `replacement` keeps the factors of the round."""
         run, own = job.run, {name: vector for name, vector in result.message.items() if is_forged(name)}
+        for name in own.keys() - replacement.keys():
+            replacement[name] = self._replacement(name, own, attackers, job)
         context = AttackContext(
             Draw((run.seed, run.round, ATTACK, run.again), result.client),
             job.received,
             run.features.get(ATTACKERS, {}),
-            {name: self._replacement(name, attackers, job.answering) for name in own},
+            replacement,
             num_uploads,
             num_attackers,
             honest,
@@ -211,11 +230,35 @@ class Attackers(Observer):
         result.message |= {name: torch.where(mask, result.message[name], 0) for name, mask in masks.items()}
         return result
 
-    def _replacement(self, name: str, attackers: frozenset[int], cohort: Sequence[int]) -> float:
-        """Return Σu / Σ_{attackers} u of the weights in the mean, Σu being what divides it."""
-        weights, total = self.weigh(name, self.data.client_sizes[list(cohort)])
-        theirs = float(weights[[client in attackers for client in cohort]].sum())
-        return total / theirs if theirs else 1.0
+    def _replacement(self, name: str, message: Message, attackers: frozenset[int], job: ClientJob) -> Factor:
+        """Return Σu / Σ_{attackers} u of the weights in the mean of a vector, or of each number; Σu is what divides it."""
+        cohort = list(job.answering)
+        weights, total = self.weigh(name, self.data.client_sizes[cohort])
+        attack = np.array([client in attackers for client in cohort])
+        theirs, num_attackers = float(weights[attack].sum()), int(attack.sum())
+        if not theirs:
+            return 1.0
+        if job.smaller:
+            return self._replacement_of_each(name, message, dict(zip(cohort, weights, strict=True)), attackers, job)
+        if self.exchange.prefers_large and num_attackers < len(
+            cohort
+        ):  # the attackers' are, so the others have what is left
+            places = max(0, self.exchange.num_senders(len(cohort)) - num_attackers)
+            total = theirs + (total - theirs) * min(1.0, places / (len(cohort) - num_attackers))
+        return total / theirs
+
+    def _replacement_of_each(
+        self, name: str, message: Message, weights: Mapping[int, float], attackers: frozenset[int], job: ClientJob
+    ) -> Tensor:
+        """Return the factor of each number, by the clients whose networks have it; 1 where no attacker's has."""
+        everyone, theirs = (torch.zeros_like(message[name], dtype=torch.float64) for _ in range(2))
+        for client, weight in weights.items():
+            masks = job.smaller[client][0].sent.masks(message) if client in job.smaller else {}
+            sent = masks.get(name, torch.ones_like(everyone)) * weight
+            everyone += sent
+            if client in attackers:
+                theirs += sent
+        return torch.where(theirs > 0, everyone / theirs, 1.0)
 
 
 class HonestStatistics:

@@ -3,7 +3,8 @@ replacement of the model by the attackers' model (Bagdasaryan et al., How To Bac
 arXiv:1807.00459).
 
     a share of each batch gets a trigger and the label target;   the upload is λΔ_k
-    replace: λ = Σ_j u_j / Σ_{attackers} u_j for weights u, so that without other changes the mean is that of the attackers
+    replace: λ = Σ_j u_j / Σ_{attackers} u_j for weights u of the clients that send a number, so that without other changes the
+    mean is that of the attackers
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class Backdoor(Attack):
             not self.replace or self.scale == 1,
             f"replace sets the factor of the upload, and scale is {self.scale}: give one of them.",
         )
+
+    @property
+    def replaces(self) -> bool:
+        """True with `replace`."""
+        return self.replace
 
     def poisoned(self, batch: Any, num_classes: int) -> Any:
         """Return the batch with triggers in its first samples, which are random ones in a shuffled pass."""

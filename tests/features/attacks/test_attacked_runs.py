@@ -32,6 +32,7 @@ from lightning_fl.algorithms import (
     Algorithm,
     Centralised,
     DeviceM,
+    FedADP,
     FedAvg,
     FedBuff,
     FedKT,
@@ -42,6 +43,7 @@ from lightning_fl.algorithms import (
 )
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.data import Digits
+from lightning_fl.exchanges import DrawnClients, LayerDivergence, OneShot
 from lightning_fl.features.attacks import (
     ALIE,
     IPM,
@@ -63,7 +65,7 @@ from lightning_fl.features.privacy import ClientPrivacy
 from lightning_fl.features.privacy.central import CentralMechanism
 from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.slots import Aggregator, Result, RoundContext, Rule, Step, Upload
+from lightning_fl.slots import Aggregator, Exchange, Result, RoundContext, Rule, Step, Upload
 from lightning_fl.state.run_state import ATTACK, Run
 from lightning_fl.steps import CentredClipping, TrustScores
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -341,13 +343,17 @@ FOUR = Layout(("a",), ((4,),))
 HALF = Submodel.from_masks(FOUR, NO_LAYOUT, torch.tensor([True, True, False, False]))
 
 
-def sent_in_parts(attack: Attack, values: dict[int, float], in_half: set[int], who: list[int]) -> dict[int, Any]:
+def sent_in_parts(
+    attack: Attack, values: dict[int, float], in_half: set[int], who: list[int], exchange: Exchange | None = None
+) -> dict[int, Any]:
     """Return what clients send of a model of four numbers, of which some clients have only two; each sends one value."""
     run = Run(0, FOUR, NO_LAYOUT, torch.zeros(4), torch.zeros(0), {})
     smaller = {client: (SimpleNamespace(sent=HALF), {}) for client in in_half}
     job: Any = SimpleNamespace(run=run, received={"model": run.params}, answering=[*values], smaller=smaller)
     data: Any = SimpleNamespace(client_sizes=np.arange(1, 1 + len(values)), num_clients=len(values))
-    attackers = Attackers(Adversary(attack, who), data, SimpleNamespace(world_size=1), BY_SAMPLES)  # type: ignore[arg-type]
+    attackers = Attackers(
+        Adversary(attack, who), data, SimpleNamespace(world_size=1), BY_SAMPLES, exchange or OneShot()
+    )  # type: ignore[arg-type]
     results = []
     for client, value in values.items():
         part = HALF if client in in_half else None
@@ -365,6 +371,39 @@ def test_attackers_take_no_number_for_sent_that_a_client_does_not_send() -> None
     found = sent_in_parts(ALIE(), values, {1, 3}, [3, 4])
     expected = 3 - shift * torch.tensor([2, 2, sqrt(8), sqrt(8)])  # of 1, 3, 5, and of 1, 5
     torch.testing.assert_close(found[4], expected)
+
+
+def test_a_replacement_counts_the_clients_that_send_each_number() -> None:
+    found = sent_in_parts(Backdoor(replace=True), {0: 0.0, 1: 0.0, 2: 0.0, 3: 1.0, 4: 1.0}, {1, 3}, [3, 4])
+    first, last = 15 / 9, 9 / 5  # clients have 1 to 5 samples; the last two numbers are those of clients 0, 2 and 4
+    assert found[3].tolist() == pytest.approx([first, first, 0, 0])
+    assert found[4].tolist() == pytest.approx([first, first, last, last])
+
+
+@pytest.mark.parametrize(
+    ("exchange", "who", "factor"),
+    [
+        (OneShot(), [4], 3),
+        (LayerDivergence(n=5), [4], 3),
+        (LayerDivergence(n=3), [4], 2),  # two of the other four, of half the weight
+        (LayerDivergence(n=1), [4], 1),
+        (LayerDivergence(n=2), [2, 3, 4], 1),
+        (LayerDivergence(n=3, choose="least"), [4], 3),
+        (DrawnClients(n=3), [4], 3),  # on average over the draws
+    ],
+    ids=repr,
+)
+def test_a_replacement_counts_the_clients_that_send_each_layer(
+    exchange: Exchange, who: list[int], factor: float
+) -> None:
+    found = sent_in_parts(Backdoor(replace=True), dict.fromkeys(range(5), 1.0), set(), who, exchange)
+    assert found[4].tolist() == pytest.approx([factor] * 4)
+
+
+def test_attackers_of_a_run_know_who_sends_each_layer(fitted: Fitted) -> None:
+    flags = {"algorithm": FedLDF(n=1), "module": linear, "data": digits(), "max_rounds": 1}
+    models = [fitted(Adversary(Backdoor(replace=replaces), [0]), **flags)[1] for replaces in (False, True)]
+    np.testing.assert_array_equal(*models)
 
 
 @pytest.mark.parametrize("attack", [NotFinite(), IPM(1.0), MinMax()], ids=repr)
@@ -485,6 +524,11 @@ def test_the_mean_breaks_under_sign_flips_and_the_median_does_not(fitted: Fitted
         (Adversary(SignFlip()), Centralised(), "those of Centralised send nothing"),
         (Adversary(SignFlip(), [6]), FedAvg(), "attackers lists client 6, but the last of the 6 clients is 5"),
         (Adversary(MinMax(), [1]), HeteroFL(), "MinMax compares whole uploads, and clients of HeteroFL send parts of"),
+        (
+            Adversary(Backdoor(replace=True)),
+            FedADP(),
+            "those of FedADP choose their numbers after the training: use scale",
+        ),
         (Adversary(LabelFlip(), [1]), FedAvg(), "LabelFlip changes classes, which Arrays does not have"),
         (Adversary(ALIE(), [1]), FedBuff(), "FedBuff does not wait for the clients of a round, which ALIE needs"),
         (Adversary(FreeRider("last_change"), [1]), FedBuff(), "which FreeRider needs: use a method that does"),
