@@ -26,7 +26,7 @@ class Cohort:
         late: selected clients that do not drop out, but would answer after the round is closed.
         begin: simulated seconds at which the round begins.
         asked: selected clients that do not drop out and say how large their loss at the received model is, before some of them
-            are chosen to train, and the number of samples on which each computes it; {} if nobody is asked.
+            are chosen to train, and the number of samples on which each computes it, once for each model; {} if nobody is asked.
     """
 
     selected: list[int]

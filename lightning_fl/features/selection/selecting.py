@@ -11,7 +11,7 @@ from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.errors import require
-from lightning_fl.features.selection.client_losses import client_losses
+from lightning_fl.features.selection.client_losses import client_losses, received_models
 from lightning_fl.features.selection.reweighted_mean import ReweightedMean
 from lightning_fl.features.selection.selection import NUMBER_BITS, ClientSelection, Reads, SelectionTurn
 from lightning_fl.features.selection.senders import Senders
@@ -134,14 +134,15 @@ class SelectedClients:
         if not self.asks(selected):
             return cohort
         _, job = engine.dry_broadcast(selected)
-        asked = {k: self._num_samples(k) for k in cohort.answering}
-        losses = client_losses(engine, asked, job.received)
+        models, num_samples = received_models(job.received), {k: self._num_samples(k) for k in cohort.answering}
+        losses = client_losses(engine, num_samples, models, job.received["buffers"])
         chosen = set(self.selection.choose(losses, population.num_selected))
         require(
             chosen <= losses.keys(),
             f"{type(self.selection).__name__} chooses clients that have not told their loss: choose among the keys of losses.",
         )
         answering = [client for client in cohort.answering if client in chosen]
+        asked = {k: len(models) * count for k, count in num_samples.items()}
         return replace(cohort, answering=answering, mine=population.mine(answering), asked=asked)
 
     def _num_samples(self, client: int) -> int:

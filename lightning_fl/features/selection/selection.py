@@ -27,7 +27,9 @@ class Reads(Flag):
     LAST_LOSSES = auto()
     """Mean training loss of a client's last pass in the last round in which it trained: free, as it comes with the upload."""
     LOSSES = auto()
-    """Loss at the round's model on all samples of each client that is drawn: the broadcast down, 32 bits up, a forward pass."""
+    """Loss at the round's model on all samples of each client that is drawn: the broadcast down, 32 bits up, a forward pass.
+
+    With several models (IFCA) it is the smallest of their losses, with a pass for each."""
     NORMS = auto()
     """Length of each client's update, of which some are not sent then: 32 bits up, and the answer down."""
 

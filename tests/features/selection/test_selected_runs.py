@@ -15,6 +15,7 @@ import torch
 from compared_runs import MakeTrainer, agree, assert_same, bits_of, fits, ran, resumed_like_whole
 from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from oracle import turned_signs
 from roster import problem
 from torch import Tensor, nn
 from toys import SIZES, Perceptron, Pruning, Served, federation, samples, vector
@@ -22,6 +23,7 @@ from toys import SIZES, Perceptron, Pruning, Served, federation, samples, vector
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import CoordinateMedian
 from lightning_fl.algorithms import (
+    IFCA,
     SCAFFOLD,
     Algorithm,
     Centralised,
@@ -390,6 +392,21 @@ def test_clients_are_asked_about_a_model_that_a_callback_has_changed(make_traine
     )
     trainer.fit(module, federation())
     assert cohorts.rounds == expected
+
+
+def test_clients_of_several_models_tell_the_smallest_loss(make_trainer: MakeTrainer) -> None:
+    torch.manual_seed(3)
+    given, module, cohorts = problem(rounds=1), Perceptron(), Cohorts()
+    start = vector(module)
+    models = [start, *(turned_signs(start, number) for number in (1, 2))]
+    losses = {k: [oracle.loss(given, w, k) for w in models] for k in range(6)}
+    by_the_first = {*sorted(losses, key=lambda k: -losses[k][0])[:2]}
+    by_the_best = {*sorted(losses, key=lambda k: -min(losses[k]))[:2]}
+    flags = {"max_rounds": 1, "clients_per_round": 2, "precision": "64-true"}
+    trainer = make_trainer(selection=PowerOfChoice(6), callbacks=cohorts, **flags)
+    trainer.fit(module, federation(), IFCA(clusters=3))
+    assert {*cohorts.rounds[0]} == by_the_best != by_the_first
+    assert trainer.fit_loop.rows[0]["clients/asked_samples"] == 3 * sum(SIZES)
 
 
 @each_selection
