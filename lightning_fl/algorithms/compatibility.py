@@ -31,6 +31,7 @@ from lightning_fl.slots import (
     Step,
     Traits,
     parts_in,
+    several_models,
 )
 from lightning_fl.slots.codec import undeclared
 from lightning_fl.slots.part import to_declare
@@ -80,6 +81,7 @@ def incompatibilities(slots: Slots) -> list[str]:
         *_partners(slots),
         *_unmet(slots),
         *_chain(slots),
+        *_several_models(slots),
         *_unused(slots),
         *_uploads(slots),
         *_compressed(slots),
@@ -195,6 +197,20 @@ def _chain(slots: Slots) -> Iterator[str]:
         later = frozenset().union(*(other.uses for other in slots.chain[position + 1 :]))
         if lost := step.changes - later:
             yield f"{name_of(step)} changes {_listed(lost)}, which no later step uses: put the step that does after it"
+
+
+def _several_models(slots: Slots) -> Iterator[str]:
+    """Yield the steps that change the first of several models alone."""
+    further = slots.shared.intersection(several_models(1 + len(slots.shared))[1:])
+    keepers = [name_of(step) for step in slots.steps if further & step.provides]
+    if not keepers:
+        return
+    for step in slots.chain:
+        if {"model", PROPOSAL} & step.uses and not further & step.uses and step != steps.Apply():
+            yield (
+                f"{name_of(step)} would change the first model alone, and {keepers[0]} adds the clients' changes to the others "
+                "as they are: use Apply() without a learning rate, and no other step that changes the model"
+            )
 
 
 def _unused(slots: Slots) -> Iterator[str]:

@@ -218,6 +218,16 @@ def test_the_parts_put_together_by_hand_are_ifca(make_trainer: MakeTrainer) -> N
             {},
             ["no other step may share anything"],
         ),
+        (
+            lambda: parts(steps=[Apply(), FurtherModels(2), Momentum()]),
+            {},
+            ["Momentum would change the first model alone"],
+        ),
+        (
+            lambda: parts(steps=[Apply(0.5), FurtherModels(2)]),
+            {},
+            ["Apply would change", "use Apply() without a learning"],
+        ),
         (lambda: IFCA(), {}, ["buffers such as 'norm.running_mean'", "GroupNorm in place of BatchNorm"]),
         (lambda: IFCA(), {"runner": "stacked"}, ["BestModel reads losses of whole models", "'auto' or 'serial'"]),
         (lambda: IFCA(), {"privacy": ClientPrivacy(noise_multiplier=1.0)}, ["MeanOfEach needs more than a sum"]),
