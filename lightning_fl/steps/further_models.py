@@ -60,5 +60,9 @@ class FurtherModels(Step):
         return dict(state)
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Add the changes."""
-        return {name: sum_of(model, turn.merged[name]) for name, model in state.items()}
+        """Add the changes; what no client trains stays as it is, which errors of lossy codecs would move."""
+        models = {name: sum_of(model, turn.merged[name]) for name, model in state.items()}
+        for name, model in state.items():
+            for part in turn.server.untrained:
+                models[name][part] = model[part]
+        return models

@@ -19,7 +19,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import MeanOfEach, WeightedMean
 from lightning_fl.algorithms import IFCA, Algorithm, FedAvg, FedBuff
 from lightning_fl.callbacks import ClientEvaluation, EnergyMeter, MagnitudePruning
-from lightning_fl.codecs import Dense, Followed
+from lightning_fl.codecs import Dense, Followed, OneBit
 from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.features.secure_aggregation import SecureAggregation
@@ -174,6 +174,17 @@ def test_a_mask_holds_in_all_models(make_trainer: MakeTrainer) -> None:
     pruned = ~trainer.run.mask.numpy()
     assert 0 < pruned.sum() < 26
     assert all((model[pruned] == 0).all() for model in models_of(trainer))
+
+
+def test_no_model_changes_where_the_optimizer_lacks_parameters(make_trainer: MakeTrainer) -> None:
+    """Check it with a codec that would move zeros, in a round in which clients train both models."""
+    module = Perceptron(configure=lambda m: torch.optim.SGD(m.output.parameters(), lr=0.1))
+    start = vector(module)
+    trainer = make_trainer(max_rounds=1, clients_per_round=6)
+    trainer.fit(module, federation(), IFCA(clusters=2, uplink=OneBit(groups="global")))
+    for model, before in zip(models_of(trainer), (start, oracle.turned_signs(start, 1)), strict=True):
+        np.testing.assert_array_equal(model[:16], before[:16])
+        assert (model[16:] != before[16:]).any()
 
 
 def test_models_begin_as_draws_of_the_same_size() -> None:
