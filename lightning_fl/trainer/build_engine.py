@@ -152,3 +152,8 @@ def _check_callbacks(trainer: TrainerInterface) -> None:
             require_prunable(trainer.algorithm, type(callback).__name__)
         if sets_mask(callback):
             trainer.algorithm.check_mask(type(callback).__name__)
+            require(
+                not any(step.sets_mask for step in trainer.algorithm.chain),
+                f"{type(callback).__name__} would replace the pruning mask that {trainer.algorithm.name} sets: leave the "
+                "callback out, or use another method, such as FedAvg.",
+            )

@@ -18,6 +18,7 @@ from toys import Perceptron, Served, federation, vector
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, PruneFL
+from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
 
@@ -154,6 +155,12 @@ def test_convolutions_take_their_time(make_trainer: MakeTrainer) -> None:
 def test_it_needs_server_data_to_begin_with(make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=r"there are none: set --data.server_fraction.* or initial_passes 0"):
         make_trainer().fit(Perceptron(), federation(), PruneFL())
+
+
+def test_it_has_the_only_mask(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(callbacks=MagnitudePruning())
+    with pytest.raises(UserError, match="MagnitudePruning would replace the pruning mask that PruneFL sets"):
+        trainer.fit(Perceptron(), federation(), PruneFL(initial_passes=0))
 
 
 def test_the_server_stops_when_the_mask_settles(make_trainer: MakeTrainer) -> None:

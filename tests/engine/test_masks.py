@@ -20,7 +20,9 @@ from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 from lightning_fl.codecs import Changes
 from lightning_fl.features.clock import ClientClock
 
-each_dense_algorithm = pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith("IMC")])
+each_dense_algorithm = pytest.mark.parametrize(
+    "name", [name for name in WHOLE if not name.startswith(("IMC", "PruneFL"))]
+)
 
 
 class Watch(Callback):
