@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class PruningCallback(Callback):
     """True if pruning makes the module's tensors smaller."""
     sets_mask = False
     """True if it keeps parameters at 0 by a mask."""
+    reports: tuple[str, ...] = ("prune/rate",)
+    """Names that it logs, and another pruning of the same training may log, too."""
 
     def __init__(self, prune_epoch: int, every_n_epochs: int | None) -> None:
         self.schedule = Schedule(prune_epoch, every_n_epochs)
@@ -109,6 +112,20 @@ class PruningCallback(Callback):
             return False
         self._last_epoch = epoch
         return True
+
+    def report(self, trainer: Any, pl_module: LightningModule, name: str, value: float) -> None:
+        """Log a value, numbered like `prune/rate_2` if a server step or earlier callbacks report the same name.
+
+        Args:
+            trainer: trainer that trains.
+            pl_module: its module.
+            name: name without a number.
+            value: value of the epoch; Lightning makes floats float32, and keeps whole numbers.
+        """
+        prunings = [*getattr(getattr(trainer, "algorithm", None), "chain", ()), *trainer.callbacks]
+        earlier = takewhile(lambda other: other is not self, prunings)
+        number = 1 + sum(name in getattr(other, "reports", ()) for other in earlier)
+        pl_module.log(name if number == 1 else f"{name}_{number}", value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

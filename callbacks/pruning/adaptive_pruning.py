@@ -151,7 +151,7 @@ class AdaptivePruning(StructuredPruning):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log the pruning."""
         for name, value in self._metrics.items():
-            pl_module.log(name, float(value))
+            self.report(trainer, pl_module, name, float(value))
         self._metrics = {}
 
     def state_dict(self) -> dict[str, Any]:

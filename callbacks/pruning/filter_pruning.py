@@ -126,7 +126,7 @@ class FilterPruning(StructuredPruning):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log the removed share and the remaining parameters."""
         lost = sum(self.widths[name] - len(filters) for name, filters in self.filters.items())
-        pl_module.log("prune/rate", lost / max(1, sum(self.widths.values())))
+        self.report(trainer, pl_module, "prune/rate", lost / max(1, sum(self.widths.values())))
         pl_module.log(
             "prune/parameters", sum(p.numel() for p in pl_module.parameters())
         )  # a float would become float32

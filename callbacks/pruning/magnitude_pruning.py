@@ -56,6 +56,7 @@ class MagnitudePruning(PruningCallback):
     """
 
     sets_mask = True
+    reports = ("prune/rate", "prune/kept")
 
     @checked
     def __init__(
@@ -136,8 +137,8 @@ class MagnitudePruning(PruningCallback):
         removed = {name: int((~mask).sum()) for name, mask in self._masks.items()}
         numbers = sum(parameters[name].numel() for name in candidates)
         trained = sum(p.numel() - removed.get(name, 0) for name, p in parameters.items() if p.requires_grad)
-        pl_module.log("prune/rate", sum(removed.values()) / max(1, numbers))
-        pl_module.log("prune/kept", trained)  # a Python float would become float32
+        self.report(trainer, pl_module, "prune/rate", sum(removed.values()) / max(1, numbers))
+        self.report(trainer, pl_module, "prune/kept", trained)  # a Python float would become float32
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Make the module an ordinary one again, with zeros."""

@@ -57,6 +57,7 @@ class Reconfiguration(Step):
     """
 
     sets_mask = size_depends_on_values = True
+    reports = ("prune/rate", "prune/kept")  # which callbacks that prune log, too
     sums_suffice = True
     asks_clients = False
     needs = uses = frozenset({IMPORTANCE, PROPOSAL})

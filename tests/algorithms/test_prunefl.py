@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
-from toys import Perceptron, Served, federation, vector
+from toys import Convolved, Perceptron, Served, federation, vector
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedAvg, PruneFL
-from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.callbacks import FilterPruning, MagnitudePruning
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
 
@@ -161,6 +161,13 @@ def test_it_has_the_only_mask(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(callbacks=MagnitudePruning())
     with pytest.raises(UserError, match="MagnitudePruning would replace the pruning mask that PruneFL sets"):
         trainer.fit(Perceptron(), federation(), PruneFL(initial_passes=0))
+
+
+def test_a_callback_that_prunes_too_reports_beside_it(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=1, callbacks=FilterPruning(0.5, prune_epoch=0, importance="magnitude"))
+    trainer.fit(Convolved(), federation(), PruneFL(interval=None, initial_passes=0))
+    assert trainer.callback_metrics["prune/rate"] == 0
+    assert trainer.callback_metrics["prune/rate_2"] == 0.5
 
 
 def test_the_server_stops_when_the_mask_settles(make_trainer: MakeTrainer) -> None:

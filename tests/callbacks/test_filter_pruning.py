@@ -163,6 +163,14 @@ def test_trains_on_as_a_network_built_small(optimizer: str, importance: Any) -> 
     assert len(plans_of(module)) == 1
 
 
+def test_each_of_two_prunings_reports_its_own_rate() -> None:
+    trainer = fit(Classifier(), [FilterPruning(0.4, prune_epoch=0), MagnitudePruning(0.5, prune_epoch=0)], epochs=1)
+    weights = (9 * 4 + 4) + (4 * 4 * 5 + 5) + (20 * 3 + 3)
+    assert trainer.callback_metrics["prune/rate"] == pytest.approx((2 + 3) / 14)
+    assert trainer.callback_metrics["prune/rate_2"] == pytest.approx((weights // 2 + 1) / weights)
+    assert trainer.callback_metrics["prune/kept"] == weights // 2 - 1 + 2 * 4
+
+
 @pytest.mark.parametrize("saved_after", [1, 3])
 def test_resumes_before_and_after_pruning_to_the_same_result(saved_after: int, tmp_path: Path) -> None:
     whole = Classifier()

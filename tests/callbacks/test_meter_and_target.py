@@ -366,8 +366,8 @@ def test_logged_counts_are_exact_beyond_what_float32_holds(make_trainer: Callabl
     )
     assert trainer.callback_metrics["sparse/bytes"] == sparse.sent_bits / 8
     module = LargeNetwork()
-    FilterPruning().on_train_epoch_end(None, module)
-    MagnitudePruning().on_train_epoch_end(None, module)
+    FilterPruning().on_train_epoch_end(trainer, module)
+    MagnitudePruning().on_train_epoch_end(trainer, module)
     for name in ("prune/parameters", "prune/kept"):
         assert (module.logged[name], type(module.logged[name])) == (4099 * 4097, int)
 

@@ -106,6 +106,7 @@ def test_two_prunings_add_up(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=3, callbacks=prunings)
     trainer.fit(module, federation())
     assert int(trainer.run.mask.sum()) == np.count_nonzero(vector(module)) == 6
+    assert trainer.callback_metrics["prune/kept"] == trainer.callback_metrics["prune/kept_2"] == 6
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, toys.Remembering, FedDUM])
