@@ -11,9 +11,11 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
+from torch import Tensor
 
 from lightning_fl.aggregators._robust import Robust, Rows, rows_of
-from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, check_inner, forwards
+from lightning_fl.errors import require
+from lightning_fl.slots import SENT, Aggregator, Merging, Message, Result, Upload, check_inner, compressible, forwards
 
 
 @forwards("inner", "in_common is_median merges_none needs provides weighs_equally")
@@ -22,7 +24,7 @@ class Bucketing(Aggregator):
     """Pass the means of buckets of s uploads to another aggregator; with non-IID clients they differ less than uploads.
 
     A bucket with an attacker counts as an attacker, so the inner part must tolerate as many buckets as there are attackers.
-    Clients are shuffled in each round.
+    Clients are shuffled in each round. Within a bucket they have equal weights, or weights by samples if the inner part has.
 
     Attributes:
         inner: aggregator of the means, for instance `CoordinateMedian()`.
@@ -36,6 +38,12 @@ class Bucketing(Aggregator):
 
     def __post_init__(self) -> None:
         check_inner(self, "inner", Aggregator, "CoordinateMedian()")
+        single = sorted(name for name in self.inner.needs if not compressible(name))
+        require(
+            not single,
+            f"Bucketing averages vectors of a few clients, and {type(self.inner).__name__} needs {single} of each client: use "
+            "another aggregator inside, such as CoordinateMedian().",
+        )
 
     @property
     def uses(self) -> frozenset[str]:
@@ -60,16 +68,23 @@ class Bucketing(Aggregator):
         order = torch.randperm(len(accumulator["uploads"]), generator=generator)
         return self.inner.combine(self._buckets(accumulator, order), merging)
 
-    def _buckets(self, accumulator: dict[str, Any], order: torch.Tensor) -> dict[str, Any]:
+    def _buckets(self, accumulator: dict[str, Any], order: Tensor) -> dict[str, Any]:
         """Return the inner part's accumulator with the means of the buckets, of clients in this order."""
         rows: Rows = rows_of(accumulator["uploads"])
         inner: dict[str, Any] = {}
         for place, bucket in enumerate(order.split(self.s)):
-            means = {name: vectors[bucket].mean(0) for name, vectors in rows.vectors.items()}
-            weight = float(rows.weights[bucket].sum())
-            shares = [rows.uploaders[k].attacking for k in bucket.tolist()]
+            weights, shares = rows.weights[bucket], [rows.uploaders[k].attacking for k in bucket.tolist()]
+            means = {name: self._mean(name, vectors[bucket], weights) for name, vectors in rows.vectors.items()}
             known = [share for share in shares if share is not None]
-            attacking = sum(known) / len(known) if known else None
+            is_known = len(known) == len(shares)
+            attacking = float(self._mean(rows.main, weights.new_tensor(known), weights)) if is_known else None
+            weight = float(weights.sum())
             result = Result(place, {}, weight, {}, {}, {}, 0, attacking=attacking, num_uploads=len(bucket))
             self.inner.add(inner, Upload(result, means))
         return inner
+
+    def _mean(self, name: str, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Return the mean of a bucket's entries of a name (s, …), given the clients' numbers of samples (s,)."""
+        if self.weighs_equally(name):
+            return numbers.mean(0)
+        return (weights / weights.sum()).to(numbers.device) @ numbers

@@ -24,6 +24,7 @@ from lightning_fl.aggregators import (
     KeepUploads,
     Krum,
     MaskedMean,
+    MeanOfEach,
     MultiKrum,
     NormalisedMean,
     NormBound,
@@ -229,6 +230,14 @@ def test_buckets_are_shuffled_anew_and_average_neighbours() -> None:
     assert len(found) > 3
 
 
+@pytest.mark.parametrize("s", [1, 3, 9])
+def test_buckets_weigh_clients_as_the_part_inside(s: int) -> None:
+    rows = points(9, 2, 13)
+    for inner in (WeightedMean(), WeightedMean("uniform"), WeightedMean(uniform=("model",))):
+        found = merged(Bucketing(inner, s), rows, buffers=rows)
+        torch.testing.assert_close(found, merged(inner, rows, buffers=rows))
+
+
 def test_buckets_keep_the_order_of_the_clients_and_one_draw_holds_for_all_parties() -> None:
     rows, part, accumulator = points(8, 1, 10), Bucketing(CoordinateMedian(), 3), dict[str, Any]()
     for client in (5, 2, 7, 0, 1, 6, 3, 4):
@@ -430,6 +439,7 @@ def test_parts_of_models_need_a_part_that_knows_what_was_sent() -> None:
         (lambda: NormBound(0), "bound must be positive, got 0"),
         (lambda: CentredClipping(float("nan")), "radius must be positive, got nan"),
         (lambda: Bucketing(Krum(), 0), "s must be a whole number of at least 1, got 0"),
+        (lambda: Bucketing(MeanOfEach()), r"MeanOfEach needs \['mask/chosen'\] of each client"),
         (lambda: Krum(by="al"), "by 'al' is unknown; did you mean 'all'"),  # type: ignore[arg-type]
     ],
 )
@@ -624,6 +634,8 @@ def test_a_bucket_counts_as_an_attackers_by_its_share() -> None:
     rows = torch.ones(8, 3, dtype=torch.float64)
     metrics = told(Bucketing(MultiKrum(0, 4), 2), rows, [0, 1, 2])
     assert metrics["robust/attackers_kept"] == pytest.approx(3 / 8)
+    weighted = told(Bucketing(GeometricMedian(weighting="samples"), 2), rows, [0, 1, 2])
+    assert weighted["robust/attackers_kept"] == pytest.approx((1 + 2 + 3) / 36)
     unsent = told(CoordinateMedian(), torch.zeros(3, 0, dtype=torch.float64), [1])
     assert unsent["robust/attackers_kept"] == 0, "of a model without numbers"
 
