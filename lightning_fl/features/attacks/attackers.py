@@ -240,9 +240,8 @@ class Attackers(Observer):
             return 1.0
         if job.smaller:
             return self._replacement_of_each(name, message, dict(zip(cohort, weights, strict=True)), attackers, job)
-        if self.exchange.prefers_large and num_attackers < len(
-            cohort
-        ):  # the attackers' are, so the others have what is left
+        if self.exchange.prefers_large and num_attackers < len(cohort):
+            # The attackers' uploads are chosen first, so the others get what is left.
             places = max(0, self.exchange.num_senders(len(cohort)) - num_attackers)
             total = theirs + (total - theirs) * min(1.0, places / (len(cohort) - num_attackers))
         return total / theirs
