@@ -487,7 +487,7 @@ class Counting(Perceptron):
     def loss(self, batch: Any) -> Tensor:
         x, y = batch
         self.largest += torch.where(x.max() > 99, torch.inf, 1.0)
-        return super().loss((x.clamp(max=9), y))
+        return super().loss((x * (x <= 99), y))
 
 
 @pytest.mark.parametrize("module", [Poison, Counting])
