@@ -19,7 +19,9 @@ class FurtherModels(Step):
     """w_j ← w_j + Δ_j for the models besides the first; they are the step's state, and are sent with the first model.
 
     They begin as the first model with some signs flipped at random. For weights drawn around 0 this equals another draw;
-    numbers that are 0, such as biases, stay 0. `Apply()` adds the change of the first model; no other step may change it.
+    numbers that are 0, such as biases, stay 0. Which signs are flipped depends on the number of the model alone, not on the seed,
+    and factors that begin positive, such as those of normalisation, are flipped, too. `Apply()` adds the change of the first
+    model; no other step may change it.
 
     Attributes:
         num_models: all models C ≥ 1.
