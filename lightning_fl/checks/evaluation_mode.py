@@ -13,11 +13,15 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_fl.checks.hidden_modules import HiddenModules
 from lightning_fl.checks.own_objects import (
     MOST_ELEMENTS,
+    OF_TORCH,
+    attributes_of,
     content,
     generator_state,
     has_numbers,
+    is_module,
     own_objects,
     set_content,
 )
@@ -25,9 +29,11 @@ from lightning_fl.errors import require
 
 CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 MOST_COPIED = 2**20
-"""Most numbers in a tensor that is copied."""
-OF_TORCH = frozenset(vars(nn.Module()))
-"""Attributes in which torch keeps parameters, buffers, submodules and hooks."""
+"""Most numbers in a tensor that is copied, and of the modules that lists and objects hide."""
+MUST_NOT_CHANGE = (
+    "a training that must not change the module, such as the training of a client's own model or of a client in a private"
+    " run"
+)
 
 
 @contextmanager
@@ -47,18 +53,22 @@ def evaluating(module: nn.Module, sets_mode: bool = True, restores_mode: bool = 
 def keeping_attributes(parts: Iterable[nn.Module]) -> Iterator[None]:
     """Restore the attributes of these modules afterwards: counts, lists of outputs, torchmetrics objects, the user's own objects.
 
-    Parameters, buffers and hooks are left to the caller; submodules that were added are removed.
+    Parameters, buffers and hooks are left to the caller, but those of modules in lists, tuples and own objects are restored;
+    submodules that were added are removed.
 
     Raises:
-        UserError: a tensor of more than `MOST_COPIED` numbers, which was not copied, has changed in place.
+        UserError: a tensor of more than `MOST_COPIED` numbers, or those of a hidden module, which were not copied, have changed.
     """
     parts = list(parts)
+    known = {id(one): one for part in parts for one in part.modules()}.values()
+    own = own_objects(attributes_of(parts), known)
+    hidden = HiddenModules(own, known, MOST_COPIED)
+    parts += [part for _, part in hidden.parts]
     before = [
         (vars(part), {n: x for n, x in vars(part).items() if n not in OF_TORCH}, dict(part._modules)) for part in parts
     ]
-    kept = _Kept(parts)
-    own = own_objects((item for _, attributes, _ in before for item in attributes.items()), parts)
-    objects = [_KeptObject(one, kept) for one in own.values()]
+    kept = _Kept([*known, *parts])
+    objects = [_KeptObject(one, kept) for one in own.values() if not is_module(one)]
     for attributes, attributes_before, _ in before:
         attributes.update({name: kept.copied(value, name) for name, value in attributes_before.items()})
     try:
@@ -66,6 +76,8 @@ def keeping_attributes(parts: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for one in objects:
             one.restore()
+        changed = hidden.changed(copied=False)
+        hidden.restore()
         for attributes, attributes_before, children in before:
             for name in attributes.keys() - attributes_before.keys() - OF_TORCH:
                 del attributes[name]
@@ -73,6 +85,12 @@ def keeping_attributes(parts: Iterable[nn.Module]) -> Iterator[None]:
             for name in attributes["_modules"].keys() - children.keys():
                 del attributes["_modules"][name]
     kept.require_unchanged()
+    require(
+        not changed,
+        f"the module in {' and '.join(map(repr, changed))}, which torch does not find there, changes in {MUST_NOT_CHANGE}; only "
+        f"{MOST_COPIED:,} numbers of such modules are restored: register its tensors as buffers, or change it between rounds, in "
+        "on_train_epoch_end.",
+    )
 
 
 @contextmanager
@@ -121,9 +139,8 @@ class _Kept:
         for name, tensor, version in self._uncopied:
             require(
                 tensor._version == version,
-                f"the attribute {name!r} of the module, a tensor of {tensor.numel():,} numbers, changes in place in a training "
-                "that must not change the module, such as the training of a client's own model or of a client in a private run; "
-                "only smaller tensors are restored: register it as a buffer.",
+                f"the attribute {name!r} of the module, a tensor of {tensor.numel():,} numbers, changes in place in "
+                f"{MUST_NOT_CHANGE}; only smaller tensors are restored: register it as a buffer.",
             )
 
     def _inside(self, element: Any, name: str, length: int) -> Any:

@@ -6,7 +6,7 @@ import random
 import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import MemberDescriptorType, SimpleNamespace
 from typing import Any
@@ -25,11 +25,15 @@ FOREIGN = (
 )
 MOST_ELEMENTS = 100
 """Most elements of a container that does not count as long."""
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes in which torch keeps parameters, buffers, submodules and hooks."""
 PRIMITIVE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def own_objects(named: Iterable[tuple[str, Any]], known: Iterable[Any] = ()) -> dict[str, Any]:
     """Return the objects in these values by their place: direct ones, those in containers and those in other objects, each once.
+
+    A module that is found there counts as one object with its parts.
 
     Args:
         named: values by name, as attributes of a module.
@@ -45,11 +49,26 @@ def own_objects(named: Iterable[tuple[str, Any]], known: Iterable[Any] = ()) -> 
         if isinstance(value, PRIMITIVE) or id(value) in seen:
             continue
         seen.add(id(value))
-        if _is_own(value) or generator_state(value) is not None:
+        if is_module(value):
+            found[name] = value
+            parts = [part for part in value.modules() if part is value or id(part) not in seen]
+            seen.update(map(id, parts))
+            waiting.extend((f"{name}.{inner}", x) for inner, x in attributes_of(parts))
+        elif _is_own(value) or generator_state(value) is not None:
             found[name] = value
             waiting.extend((f"{name}.{inner}", x) for inner, x in content(value).items())
         waiting.extend((f"{name}{place}", x) for place, x in _elements(value))
     return found
+
+
+def is_module(value: Any) -> bool:
+    """True for a module that is no metric."""
+    return isinstance(value, nn.Module) and not isinstance(value, Metric)
+
+
+def attributes_of(parts: Iterable[nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Return names and values of the attributes of modules, without those of torch."""
+    return (item for part in parts for item in vars(part).items() if item[0] not in OF_TORCH)
 
 
 def content(owner: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ unless the run is private: then they would reveal one client to the others, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -14,10 +14,17 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
-from torchmetrics import Metric
 
-from lightning_fl.checks.evaluation_mode import OF_TORCH, keeping_attributes
-from lightning_fl.checks.own_objects import content, generator_state, own_objects, set_content
+from lightning_fl.checks.evaluation_mode import MOST_COPIED, keeping_attributes
+from lightning_fl.checks.hidden_modules import HiddenModules
+from lightning_fl.checks.own_objects import (
+    attributes_of,
+    content,
+    generator_state,
+    is_module,
+    own_objects,
+    set_content,
+)
 
 KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
 
@@ -25,41 +32,54 @@ KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
 class PlainAttributes:
     """The user's plain attributes of a module, its parts and the user's own objects in them, as they are now."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._owners = _owners(module)
+    def __init__(self, module: nn.Module, most_copied: int = 0) -> None:
+        """Copy at most so many numbers of modules in lists, tuples and own objects."""
+        objects = own_objects(attributes_of(filter(is_module, module.modules())), module.modules())
+        self._hidden = HiddenModules(objects, module.modules(), most_copied)
+        self._owners = _owners(module, objects, self._hidden)
         values = _values(self._owners)
         # Elements stay alive, so that no new object takes the identity of an old one.
         self._values = {key: _shallow(value) for key, value in values.items()}
         self._marks = _marks(values)
 
-    def changed(self) -> list[tuple[int, str]]:
-        """Return the attributes, as an owner's identity and a name, that are others now or have other content."""
+    def changed(self) -> list[str]:
+        """Return the names of the attributes that are others now or have other content.
+
+        Those of parts are without the part, those of other objects with where they are; of a module in a list, tuple or own
+        object it is the place.
+        """
+        return self._names_of(self._changed_attributes())
+
+    def _changed_attributes(self) -> list[tuple[int, str]]:
+        """Return these attributes as an owner's identity and a name, without tensors of hidden modules."""
         marks = _marks(_values(self._owners))
         return [key for key in {**self._marks, **marks} if self._marks.get(key) != marks.get(key)]
 
-    def names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
-        """Return the names of attributes: of parts without the part, of other objects with where they are."""
-        return sorted({f"{self._owners[owner][0]}{name}" for owner, name in attributes})
+    def _names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
+        """Return the names of changed attributes, and the places of hidden modules that have changed."""
+        names = {f"{self._owners[owner][0]}{name}" for owner, name in attributes}
+        return sorted(names.union(self._hidden.changed()))
 
 
 class RestorableAttributes(PlainAttributes):
     """The same, with copies of tensors."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
+        super().__init__(module, MOST_COPIED)
         self._copies = {key: x.detach().clone() for key, x in self._values.items() if isinstance(x, Tensor)}
 
     def restore(self) -> list[str]:
         """Set the attributes to what they were, and return the names of those that had changed."""
-        changed = self.changed()
-        for key in changed:
+        attributes = self._changed_attributes()
+        changed = self._names_of(attributes)
+        for key in attributes:
             name, owner = key[1], self._owners[key[0]][1]
             others = {n: x for n, x in content(owner).items() if n != name}
             set_content(owner, others | ({name: self._values[key]} if key in self._values else {}))
             if key in self._copies:
                 self._values[key].detach().copy_(self._copies[key])
-        return self.names_of(changed)
+        self._hidden.restore()
+        return changed
 
 
 class SharedByClients:
@@ -88,7 +108,7 @@ class SharedByClients:
         self._num_trainings += 1
         before = PlainAttributes(self._module) if self._num_trainings == 2 else None
         yield
-        if before is None or not (changed := before.names_of(before.changed())):
+        if before is None or not (changed := before.changed()):
             return
         names, them = " and ".join(map(repr, changed)), "it" if len(changed) == 1 else "them"
         if self.restores:
@@ -103,13 +123,13 @@ class SharedByClients:
             )
 
 
-def _owners(module: nn.Module) -> dict[int, tuple[str, Any]]:
-    """Return a module, its parts and the user's own objects in them by identity, each with the prefix of its names."""
-    parts = [part for part in module.modules() if not isinstance(part, Metric)]
-    held = ((name, x) for part in parts for name, x in vars(part).items() if name not in OF_TORCH)
-    objects = own_objects(held, module.modules())
-    return {id(part): ("", part) for part in parts} | {
-        id(one): (f"{name}.", one) for name, one in objects.items() if generator_state(one) is None
+def _owners(module: nn.Module, objects: Mapping[str, Any], hidden: HiddenModules) -> dict[int, tuple[str, Any]]:
+    """Return a module, its parts, the user's own objects and hidden modules by identity, each with the prefix of its names."""
+    parts = [("", part) for part in module.modules()] + [(f"{place}.", part) for place, part in hidden.parts]
+    return {id(part): (before, part) for before, part in parts if is_module(part)} | {
+        id(one): (f"{name}.", one)
+        for name, one in objects.items()
+        if not is_module(one) and generator_state(one) is None
     }
 
 
@@ -117,9 +137,9 @@ def _values(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]
     """Return the plain attributes of these owners, without those that every LightningModule has."""
     return {
         (identity, name): value
-        for identity, (before, owner) in owners.items()
+        for identity, (_, owner) in owners.items()
         for name, value in content(owner).items()
-        if isinstance(value, KINDS) and (before or name not in _names_of_lightning())
+        if isinstance(value, KINDS) and not (is_module(owner) and name in _names_of_lightning())
     }
 
 

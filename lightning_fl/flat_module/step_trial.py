@@ -70,7 +70,7 @@ def try_step(
             given = tree_map(lambda x: fakes.from_tensor(x) if isinstance(x, Tensor) else x, batch)
             result = step(given, leaves)
             now = _present(flat_module, names)
-        if changed := attributes.names_of(attributes.changed()):
+        if changed := attributes.changed():
             raise CannotCompile(f"{step_name} changes {' and '.join(map(repr, changed))} of the module")
         if updates != [metric.update_count for metric in metrics]:
             raise CannotCompile(f"{step_name} updates a torchmetrics object")

@@ -62,7 +62,8 @@ class Counted(Perceptron):
         self.tensor, self.tensors, self.array = torch.zeros(()), {"seen": torch.zeros(())}, np.zeros(1)
         self.meter, self.meters, self.nested = AverageMeter(), [AverageMeter()], SimpleNamespace(meter=AverageMeter())
         self.slotted, self.frozen, self.sums = Slotted(), Frozen({"seen": 0}), Sums(seen=0.0)
-        self.unregistered = {"mean": MeanMetric()}
+        self.unregistered, self.unseen = {"mean": MeanMetric()}, [nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))]
+        nn.init.zeros_(self.unseen[0][0].weight)
         self.generators = np.random.default_rng(0), random.Random(0), torch.Generator().manual_seed(0)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -80,6 +81,8 @@ class Counted(Perceptron):
         self.frozen.counts["seen"] += size
         self.sums["seen"] += size
         self.unregistered["mean"].update(loss.detach(), size)
+        self.unseen[0][0].weight.data += size
+        self.unseen[0][1].num_batches_tracked = self.unseen[0][1].num_batches_tracked + size
         numpys, pythons, torchs = self.generators
         for _ in range(size):
             numpys.random(), pythons.random(), torch.rand(1, generator=torchs)
@@ -90,7 +93,8 @@ class Counted(Perceptron):
         meters = (self.meter, *self.meters, self.nested.meter)
         counts = (self.count, self.counter["seen"], self.tensor, self.tensors["seen"], self.array[0])
         others = (self.slotted.count, self.frozen.counts["seen"], self.sums["seen"], self.unregistered["mean"].weight)
-        return [float(count) for count in (*counts, *(meter.count for meter in meters), *others)]
+        hidden = (self.unseen[0][0].weight.detach(), self.unseen[0][1].num_batches_tracked)
+        return [float(count) for count in (*counts, *(meter.count for meter in meters), *others, *hidden)]
 
     def drawn(self) -> list[float]:
         numpys, pythons, torchs = self.generators
@@ -173,7 +177,8 @@ def test_changes_of_objects_are_named_and_restored() -> None:
     assert before.changed() == []
     module.meters[0].count, module.nested.meter.total, module.slotted.count = 1, 2.0, 3
     module.meter.new = 4
-    assert before.restore() == ["meter.new", "meters[0].count", "nested.meter.total", "slotted.count"]
+    module.unseen[0][0].weight.data += 5
+    assert before.restore() == ["meter.new", "meters[0].count", "nested.meter.total", "slotted.count", "unseen[0]"]
     assert set(module.seen()) == {0}
     assert not hasattr(module.meter, "new")
 
@@ -189,13 +194,18 @@ def test_a_large_tensor_that_changes_in_place_is_refused(monkeypatch: pytest.Mon
         keeping_attributes([module]),
     ):
         module.table += 1
+    network = nn.Linear(11, 1)
+    bias, module.hidden = network.bias.detach().clone(), SimpleNamespace(network=network)
+    with pytest.raises(UserError, match=r"module in 'hidden.network'.*, changes in a"), keeping_attributes([module]):
+        nn.utils.vector_to_parameters(torch.full((12,), 9.0), network.parameters())
+    assert torch.equal(network.bias, bias)  # which fits
 
 
 def test_parameters_and_objects_of_libraries_are_left_alone() -> None:
     module = Perceptron()
     module.all_parameters, module.every = list(module.parameters()), {"tensors": [*module.buffers()]}
     module.data = torch.utils.data.TensorDataset(torch.zeros(3))
-    module.itself = [module]
+    module.itself, module.layers = [module], [[*module.children()]]
     found = own_objects(vars(module).items(), module.modules())
     assert found == {}
     parameters = list(module.all_parameters)

@@ -23,7 +23,7 @@ class Keeping(Perceptron):
         super().__init__()
         self.kept = kept
         self.count, self.total, self.losses, self.last = 0, torch.zeros(()), [], {"size": 0}
-        self.cache, self.best = None, math.nan
+        self.cache, self.best, self.unseen = None, math.nan, [nn.Linear(1, 1)]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.cache is None:  # made once: no client finds it other than the one before has left it
@@ -44,6 +44,9 @@ class Keeping(Perceptron):
     def keep_last(self, batch: Any) -> None:
         self.last["size"] = len(batch[0])
 
+    def keep_unseen(self, batch: Any) -> None:
+        self.unseen[0].weight.data += 1
+
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -60,6 +63,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (("total",), "'total'"),
         (("losses",), "'losses'"),
         (("last",), "'last'"),
+        (("unseen",), "'unseen[0]'"),
         (("losses", "count"), "'count' and 'losses'"),
     ],
 )

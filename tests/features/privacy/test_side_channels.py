@@ -10,6 +10,7 @@ import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
 from torchmetrics import MeanMetric
 from toys import SIZES, Normalised, Perceptron, federation, read_rows, samples, vector
 
@@ -185,7 +186,8 @@ class Telling(Perceptron):
         super().__init__()
         self.where = where
         self.sums, self.total, self.numbers = [0.0], torch.zeros(()), np.zeros(1)
-        self.meter, self.metric = SimpleNamespace(sum=0.0), MeanMetric()
+        self.meter, self.metric, self.unseen = SimpleNamespace(sum=0.0), MeanMetric(), (nn.Linear(1, 1),)
+        nn.init.zeros_(self.unseen[0].bias)
         self.register_buffer("unsaved", torch.zeros(()), persistent=False)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -200,6 +202,8 @@ class Telling(Perceptron):
             self.numbers += float(value)
         elif self.where == "object":
             self.meter.sum += float(value)
+        elif self.where == "hidden module":
+            self.unseen[0].bias.data += value
         elif self.where == "unsaved buffer":
             self.unsaved += value
         else:
@@ -209,6 +213,7 @@ class Telling(Perceptron):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         kept = sum(self.sums) + float(self.total + self.unsaved) + float(self.numbers[0]) + self.meter.sum
+        kept += self.unseen[0].bias.item()
         if self.metric.update_count:
             kept += float(self.metric.compute())
         self.log("val/kept", kept)
@@ -217,7 +222,9 @@ class Telling(Perceptron):
 
 @pytest.mark.parametrize("runner", ["serial", "lightning"])
 @pytest.mark.parametrize("channels", ["keep", "drop"])
-@pytest.mark.parametrize("where", ["list", "tensor", "new tensor", "array", "object", "unsaved buffer", "metric"])
+@pytest.mark.parametrize(
+    "where", ["list", "tensor", "new tensor", "array", "object", "hidden module", "unsaved buffer", "metric"]
+)
 def test_no_attribute_of_the_module_passes_from_a_client_to_others(
     where: str, channels: Any, runner: str, make_trainer: MakeTrainer
 ) -> None:
