@@ -185,7 +185,8 @@ ROWS = {  # the tests by the row's first words
         (OWN_LOADERS, "test_a_single_client_reads_any_loader_as_lightnings_trainer_does"),
     ],
     "`estimated_stepping_batches`": [
-        ("flat_module/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be")
+        ("flat_module/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be"),
+        ("flat_module/test_optimizer.py", "test_the_number_of_steps_is_not_known_before_the_optimiser"),
     ],
     "`max_steps`, `min_steps`": [
         ("trainer/test_max_steps.py", "test_one_client_makes_the_steps_of_lightning"),

@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import is_a, overrides
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
@@ -150,7 +151,7 @@ class TrainerInterface(TrainerFlags):
     @property
     def enable_validation(self) -> bool:
         """True if there are validation batches; before the loaders are read, if the module could validate."""
-        if self.fitting and self.flat_module is None:
+        if self._begins_fit:
             return overrides("validation_step", self.lightning_module) and self.limits["limit_val_batches"] != 0
         return sum(self.num_val_batches) > 0
 
@@ -182,11 +183,25 @@ class TrainerInterface(TrainerFlags):
         return progress is None or (progress.batch_index + 1) % max(1, progress.batches_in_pass) == 0
 
     @property
+    def _begins_fit(self) -> bool:
+        """True in a fit whose module is not set up yet, and may change."""
+        return self.fitting and self.flat_module is None
+
+    def _request_own_loaders(self) -> None:
+        """Request the loaders of the first client, if clients have loaders of their own and none has been requested."""
+        if self.fitting and self.data.reads_own_loaders and self.fit_loop._combined_loader is None:
+            self.fit_loop.own_loaders(0)
+
+    @property
     def num_training_batches(self) -> int | float:
         """Batches of one pass of the client in training, for schedules by epoch; else `round_batches`.
 
-        For a client with loaders of its own, the batches of its last pass, also after a fit; infinity if they are unknown.
+        For a client with loaders of its own, the batches of its last pass, also after a fit. Infinity if they are unknown, as in
+        `setup`.
         """
+        if self._begins_fit:
+            return inf
+        self._request_own_loaders()
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop.max_batches
         progress = self._progress_for("num_training_batches")
@@ -197,10 +212,17 @@ class TrainerInterface(TrainerFlags):
         """Optimiser steps of the client in training, else of the largest client: step-wise schedules span one local training.
 
         For a client with loaders of its own, infinity if they have no length.
+
+        Raises:
+            UserError: it is read in `setup` or `configure_model`.
         """
+        require(
+            not self._begins_fit,
+            "trainer.estimated_stepping_batches is known from configure_optimizers on, and not yet in setup or configure_model: "
+            "read it in configure_optimizers.",
+        )
+        self._request_own_loaders()
         if self.fitting and self.data.reads_own_loaders:
-            if self.fit_loop._combined_loader is None:
-                self.fit_loop.own_loaders(0)
             steps_in_pass = ceil(x) if (x := self.fit_loop.max_batches / self.accumulate_grad_batches) < inf else inf
             return self.local_steps or (self.local_epochs or 1) * steps_in_pass
         progress = self._progress_for("estimated_stepping_batches")

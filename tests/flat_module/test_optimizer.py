@@ -1,6 +1,7 @@
 """Test learning-rate schedules and optimisers of stock modules against plain loops."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +166,22 @@ def test_modules_may_ask_how_many_steps_there_will_be(make_trainer: MakeTrainer)
 
     make_trainer(local_epochs=3, clients_per_round=2).fit(Perceptron(configure=configure), federation(sizes=(10, 10)))
     assert asked == [3 * 3]
+
+
+@pytest.mark.parametrize("hook", ["setup", "configure_model"])
+def test_the_number_of_steps_is_not_known_before_the_optimiser(hook: str, make_trainer: MakeTrainer) -> None:
+    """Lightning knows no number of batches there either."""
+    module, trainer = Perceptron(), make_trainer()
+    setattr(module, hook, lambda *_, **__: [trainer.num_training_batches, trainer.estimated_stepping_batches])
+    for _ in range(2):  # a second fit does not read the first one's
+        with pytest.raises(
+            UserError, match=r"^trainer.estimated_stepping_batches is known from configure_optimizers on"
+        ):
+            trainer.fit(module, federation())
+    batches: list[float] = []
+    setattr(module, hook, lambda *_, **__: batches.append(trainer.num_training_batches))
+    trainer.fit(module, federation())
+    assert batches == [math.inf]
 
 
 def test_modules_reach_their_optimiser_and_scheduler(make_trainer: MakeTrainer) -> None:

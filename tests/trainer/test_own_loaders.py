@@ -97,14 +97,21 @@ LOADERS: dict[str, Callable[[], Any]] = {
 def test_a_single_client_reads_any_loader_as_lightnings_trainer_does(
     kind: str, flags: dict[str, Any], make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:
-    ours, data = Sums(), Data(LOADERS[kind])
+    asked: list[float] = []
+
+    class Asks(Sums):
+        def configure_optimizers(self) -> Any:
+            asked.append(self.trainer.num_training_batches)
+            return super().configure_optimizers()
+
+    ours, data = Asks(), Data(LOADERS[kind])
     stock = copy.deepcopy(ours)
     trainer, stock_trainer = make_trainer(runner="lightning", clients_per_round=1, **flags), make_stock_trainer(**flags)
     trainer.fit(ours, Federated(data, num_clients=1))
     assert data.requested == 1
     stock_trainer.fit(stock, datamodule=data)
     assert ours.sizes == stock.sizes
-    assert trainer.num_training_batches == stock_trainer.num_training_batches
+    assert trainer.num_training_batches == stock_trainer.num_training_batches == asked[0]
     assert trainer.num_val_batches == stock_trainer.num_val_batches
     assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(
         float(stock_trainer.callback_metrics["val/loss"])
