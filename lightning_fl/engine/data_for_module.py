@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.checks import is_whole
-from lightning_fl.data import FederatedDataModule, TensorSamples
+from lightning_fl.data import FederatedDataModule, SampleLoader, TensorSamples
 from lightning_fl.data.samples.dataset_samples import dataset_labels
 from lightning_fl.errors import require
 from lightning_fl.modules import ImageClassifier
@@ -40,7 +40,8 @@ def check_loaders(module: LightningModule, loaders: Iterable[Any], stage: str) -
             with `num_classes` this is a warning, because theirs may mean something else.
     """
     for loader in loaders:
-        dataset = getattr(loader, "dataset", None)  # not of a `SampleLoader`, whose samples `check_labels` has seen
+        # `check_labels` has seen the samples of a `SampleLoader`.
+        dataset = None if isinstance(loader, SampleLoader) else getattr(loader, "dataset", None)
         if hasattr(dataset, "__len__"):
             _compare(module, dataset_labels(dataset), stage)
 

@@ -45,7 +45,7 @@ def num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int 
         if limit is None or isinstance(limit, int) or limit == 1.0:
             counts.append(min(inf if length is None else length, limit if isinstance(limit, int) else inf))
             continue
-        source = type(getattr(loader, "dataset", loader)).__name__
+        source = type(getattr(loader, "dataset", None) or loader).__name__
         require(
             length is not None,
             f"{source} has no length, like any `IterableDataset`, so `Trainer(limit_*_batches)` must be `1.0` or an int, got "

@@ -267,6 +267,9 @@ def test_loaders_of_all_samples(loader: DataLoader) -> None:
     data.setup()
     assert own_samples(data) == [*range(10)]
     assert data.batch_size == 2
+    pooled = data.train_dataloader()
+    assert (pooled.dataset.dataset, sorted(pooled.dataset.indices)) == (data.train.source, [*range(10)])
+    assert pooled.num_workers == 0
 
 
 @pytest.mark.parametrize(

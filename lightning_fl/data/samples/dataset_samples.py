@@ -78,6 +78,11 @@ class DatasetSamples(Samples):
         """Number of samples."""
         return len(self.dataset)  # type: ignore[arg-type]
 
+    @property
+    def num_workers(self) -> int:
+        """See `Samples.num_workers`."""
+        return int(self._options["num_workers"])
+
     def reading(self, dataset: Dataset, collate_fn: Callable[[list], Any] | None) -> DatasetSamples:
         """Return the same samples, read from another data set of them and with another collate function."""
         changed = copy.copy(self)
@@ -121,7 +126,7 @@ class DatasetSamples(Samples):
     def shuffled_pass(self, batches: list[list[int]]) -> Iterator[Any]:
         """Yield one batch per list of a seed and indices, from the loader that all selections share."""
         if self._loader is None:
-            persistent = self._options["num_workers"] > 0
+            persistent = self.num_workers > 0
             batches_of_seeds = _SeededBatches(self.dataset, self._options["collate_fn"] or default_collate)
             init = partial(_init_worker, self._options["worker_init_fn"])
             options = self._options | {"collate_fn": _as_it_is, "worker_init_fn": init}
@@ -134,7 +139,7 @@ class DatasetSamples(Samples):
         # Without its own generator, each pass would draw a number from PyTorch's global one.
         self._loader.generator = torch.Generator()
         for batch in self._loader:
-            if turn != self._turn and self._options["num_workers"] > 0:
+            if turn != self._turn and self.num_workers > 0:
                 raise RuntimeError(
                     "Another pass over the same data has started: finish one client's pass before the next."
                 )

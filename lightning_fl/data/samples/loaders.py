@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from lightning_fl.data.samples.dataset_samples import seeded
 from lightning_fl.data.samples.tensor_samples import Samples
@@ -45,6 +46,16 @@ class SampleLoader:
         self.drop_last = drop_last
         self.rank, self.num_replicas = rank, num_replicas
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    @property
+    def dataset(self) -> Subset | None:
+        """The samples as part of the user's data set, unchanged; None if they come from no data set."""
+        return self.samples.select(np.arange(len(self.samples)) if self.indices is None else self.indices).dataset
+
+    @property
+    def num_workers(self) -> int:
+        """See `Samples.num_workers`."""
+        return self.samples.num_workers
 
     @property
     def shuffles(self) -> bool:

@@ -67,6 +67,11 @@ class Samples(ABC):
     """Parts of the training pipeline that may change samples, where none is known for evaluation; each with its remedy."""
 
     @property
+    def num_workers(self) -> int:
+        """Processes that read batches of training ahead."""
+        return 0
+
+    @property
     @abstractmethod
     def resident(self) -> bool:
         """True if batches are already on the device given to `place`; otherwise their reader has to move them."""
