@@ -279,7 +279,6 @@ def _attach(
         model = getattr(trainer, "lightning_module", None) if model is None else model
         datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
         algorithm = getattr(trainer, "algorithm", None) if algorithm is None else algorithm
-    method = algorithm_of(algorithm)
     if model is None:
         raise UserError("there is no model to evaluate: give one, or call fit first.")
     if isinstance(model, OptimizedModule):  # torch.compile(module)
@@ -292,6 +291,7 @@ def _attach(
             "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other"
             f"{', also of a LightningDataModule with this loader' if isinstance(datamodule, DataLoader) else ''}."
         )
+    method = algorithm_of(algorithm)
     stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, stage, TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:

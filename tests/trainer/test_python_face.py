@@ -347,5 +347,6 @@ def test_arguments_that_are_not_there_are_refused_in_a_sentence(
 
 def test_a_loader_instead_of_data_is_refused_with_the_way_out(make_trainer: MakeTrainer) -> None:
     loader = torch.utils.data.DataLoader(torch.zeros(4, 3))
-    with pytest.raises(UserError, match=r"got DataLoader: .*Federated.* of a LightningDataModule with this loader"):
-        make_trainer().fit(Perceptron(), loader)
+    for given in ([loader], [loader, loader]):  # as in `lightning.Trainer`
+        with pytest.raises(UserError, match=r"got DataLoader: .*Federated.* of a LightningDataModule with this loader"):
+            make_trainer().fit(Perceptron(), *given)
