@@ -223,6 +223,8 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             remedy = "keep numbers as tensors, and use torch.where instead of if"
             if "BFloat16" in str(error) and flat_module.fabric.strategy.precision.precision == "bf16-mixed":
                 remedy = "torch casts no mapped convolution to bfloat16; use precision 32-true or bf16-true"
+            elif f"{type(flat_module.module).__name__!r} object has no attribute" in str(error):
+                remedy = "stacks are tried before on_train_start; make the attribute in __init__ or setup, too"
             elif "LSE is not correctly aligned" in str(error):  # on a GPU, by sequences of 12
                 remedy = (
                     "torch does not map its fused attention here; compute it under `torch.nn.attention.sdpa_kernel("

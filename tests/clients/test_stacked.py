@@ -289,6 +289,16 @@ class Skips(Perceptron):
         return None
 
 
+class Prepares(Perceptron):
+    """Module that makes an attribute when training starts."""
+
+    def on_train_start(self) -> None:
+        self.factor = torch.ones(())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.factor * self.loss(batch)
+
+
 class Watches(Callback):
     """Callback that needs every client's batch."""
 
@@ -309,13 +319,14 @@ def adafactor(module: Any) -> Any:
         (Reads(), None, ["Reads", "item"]),
         (Measuring(), None, ["Measuring"]),
         (Skips(), None, ["Skips", "no loss"]),
+        (Prepares(), None, ["'factor'", "tried before on_train_start", "in __init__ or setup"]),
         (
             Reads(configure=adafactor),
             Watches(),
             ["Adafactor", "on_train_batch_end", "on_before_optimizer_step", "item"],
         ),
     ],
-    ids=["reads", "metric", "none", "several"],
+    ids=["reads", "metric", "none", "late", "several"],
 )
 def test_what_stands_in_the_way_is_named_at_once(
     module: Any, callbacks: Any, words: list[str], make_trainer: MakeTrainer
