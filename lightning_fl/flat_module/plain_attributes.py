@@ -42,13 +42,16 @@ class PlainAttributes:
         self._values = {key: _shallow(value) for key, value in values.items()}
         self._marks = _marks(values)
 
-    def changed(self) -> list[str]:
-        """Return the names of the attributes that are others now or have other content.
+    def changed(self, recomputed: bool = True) -> list[str]:
+        """Return the names of the attributes that are others now or have other content, also those that torch has `recomputed`.
 
         Those of parts are without the part, those of other objects with where they are; of a module in a list, tuple or own
         object it is the place.
         """
-        return self._names_of(self._changed_attributes())
+        attributes = self._changed_attributes()
+        if not recomputed:
+            attributes = [key for key in attributes if key[1] not in _recomputed(self._owners[key[0]][1])]
+        return self._names_of(attributes)
 
     def _changed_attributes(self) -> list[tuple[int, str]]:
         """Return these attributes as an owner's identity and a name, without tensors of hidden modules."""
@@ -108,7 +111,7 @@ class SharedByClients:
         self._num_trainings += 1
         before = PlainAttributes(self._module) if self._num_trainings == 2 else None
         yield
-        if before is None or not (changed := before.changed()):
+        if before is None or not (changed := before.changed(recomputed=False)):
             return
         names, them = " and ".join(map(repr, changed)), "it" if len(changed) == 1 else "them"
         if self.restores:
@@ -147,6 +150,13 @@ def _values(owners: Mapping[int, tuple[str, Any]]) -> dict[tuple[int, str], Any]
 def _names_of_lightning() -> frozenset[str]:
     """Return the names of the attributes that every LightningModule has."""
     return frozenset(vars(LightningModule()))
+
+
+def _recomputed(owner: Any) -> set[str]:
+    """Return the attributes that torch computes anew in each forward: of `weight_norm`, `spectral_norm`, and prunings."""
+    hooks = getattr(owner, "_forward_pre_hooks", {}).values()
+    torchs = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]
+    return {getattr(hook, "name", getattr(hook, "_tensor_name", "")) for hook in torchs}
 
 
 def _shallow(value: Any) -> Any:

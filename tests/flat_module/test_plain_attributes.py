@@ -7,6 +7,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from toys import Perceptron, federation, vector
 
 from lightning_fl.algorithms import FedAvg
@@ -88,7 +89,17 @@ class Layered(Keeping):
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("layer", [nn.LSTM(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(3, 3),
+        nn.BatchNorm1d(3),
+        nn.Dropout(0.5),
+        nn.utils.weight_norm(nn.Linear(3, 3)),
+        prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.5),
+    ],
+    ids=["lstm", "batch norm", "dropout", "weight norm", "pruned"],
+)
 def test_nothing_is_said_of_layers_and_parameters(make_trainer: MakeTrainer, said: list[str], layer: nn.Module) -> None:
     make_trainer(max_rounds=2, runner="serial").fit(Layered(layer), federation())
     assert said == []
