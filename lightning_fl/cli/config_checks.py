@@ -31,7 +31,8 @@ def check_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Check that a file can be a configuration, and return its content.
 
     Raises:
-        UserError: `read_strictly` refuses it, or it is empty, not a mapping, or names another configuration.
+        UserError: `read_strictly` refuses it, or it is empty, not a mapping, names another configuration, or its trainer is
+            neither a mapping nor a text.
     """
     return _checked(read_strictly(path, f"a configuration is YAML with the keys {KEYS}"), path)
 
@@ -60,6 +61,11 @@ def _checked(content: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     )
     without = [key for key, value in content.items() if value is None]
     require(len(without) < len(content), f"{path} has no value under {', '.join(map(str, without))}.")
+    trainer = content.get("trainer", {})
+    require(  # the parser would drop all earlier values of the trainer, and perhaps this one
+        isinstance(trainer, Mapping | str),
+        f"trainer of {path} must be a mapping with the parameters of the trainer, or a file with one, got {shown(trainer)}.",
+    )
     return content
 
 

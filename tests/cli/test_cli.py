@@ -855,6 +855,13 @@ def test_a_mistake_in_a_file_ends_with_one_sentence(
     test_a_mistake_ends_with_one_sentence(lightning_fl, small, ["--config", "file.yaml"], named)
 
 
+@pytest.mark.parametrize("value", ["3", "false", "null"])
+def test_a_trainer_that_is_no_mapping_is_refused_before_a_flag_replaces_it(value: str, tmp_path: Path) -> None:
+    (path := tmp_path / "file.yaml").write_text(f"seed_everything: 1\ntrainer: {value}\n")
+    with pytest.raises(UserError, match=rf"^trainer of .*file\.yaml must be a mapping with .*, got {value}\.$"):
+        check_file(path)
+
+
 @pytest.mark.parametrize(
     ("text", "words", "named"),
     [
