@@ -19,6 +19,7 @@ USUAL = ("LocalOptimizer", "Dense", "OneShot", "WeightedMean")
 SECURE_AGGREGATION = "trainer.secure_aggregation"
 OF_PARTS = (*(f"algorithm.{slot}" for slot in SLOTS), SECURE_AGGREGATION)
 LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
+LONGEST_NUMBER = 8  # characters of a number that is shown with all its digits
 # Order in which distinguishing settings are preferred.
 PARTS = ("algorithm", "model", "data", "trainer")
 
@@ -165,15 +166,17 @@ def setting(record: Record, key: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value in a few characters: the last part of a path, the ends of a long text.
+    """Return a value in a few characters: four figures of a long number, the last part of a path, the ends of a long text.
 
-    >>> [shown(value) for value in (None, True, 0.1, "data/cifar10.npz", ["fc1", "fc2"])]
-    ['null', 'true', '0.1', 'cifar10.npz', 'fc1+fc2']
+    >>> [shown(value) for value in (None, True, 0.1, 3 * 0.1, "data/cifar10.npz", ["fc1", "fc2"])]
+    ['null', 'true', '0.1', '0.3', 'cifar10.npz', 'fc1+fc2']
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return _short("+".join(map(shown, value)) or "[]", LONGEST_VALUE)
+    if isinstance(value, float) and len(str(value)) > LONGEST_NUMBER:
+        return f"{value:.4g}"
     return _short(file_name(value), LONGEST_VALUE)
 
 

@@ -32,7 +32,6 @@ MOST_NAMES = 8
 CLEARLY = 1.1
 """Least ratio at which one method clearly needs more bytes than another."""
 MOST_SETTINGS = 8  # columns of one table
-LONGEST_NUMBER = 8  # characters of a setting that is shown with all its digits
 UNITS = {"bytes": BYTES, "seconds": SECONDS, "joules": JOULES}
 
 
@@ -275,15 +274,8 @@ def _with_options(values: Mapping[str, Any], key: str) -> str:
         return NONE
     if key in SOURCES.values():
         return str(values[key])
-    options = [
-        f"{name[len(key) + 1 :]}={_brief(value)}" for name, value in values.items() if name.startswith(f"{key}.")
-    ]
-    return _brief(values[key]) + (f"({', '.join(options)})" if options else "")
-
-
-def _brief(value: Any) -> str:
-    text = shown(value)
-    return f"{value:.4g}" if isinstance(value, float) and len(text) > LONGEST_NUMBER else text
+    options = [f"{name[len(key) + 1 :]}={shown(value)}" for name, value in values.items() if name.startswith(f"{key}.")]
+    return shown(values[key]) + (f"({', '.join(options)})" if options else "")
 
 
 def bytes_by_kind(groups: Sequence[Group]) -> Table:

@@ -36,6 +36,10 @@ def test_the_fewest_settings_that_tell_runs_apart(tmp_path: Path) -> None:
     # A setting that distinguishes only some runs is left out if another distinguishes all.
     some = [{"algorithm": "FedDU", "C": c, "decay": d} for c, d in ((1.0, 0.1), (1.0, 0.2), (2.0, 0.3))]
     assert labelled(tmp_path / "e", *some) == ["FedDU, decay=0.1", "FedDU, decay=0.2", "FedDU, decay=0.3"]
+    long = [{"algorithm": "FedProx", "mu": mu} for mu in (0.009000000000000001, 3 * 0.1)]
+    assert labelled(tmp_path / "g", *long) == ["FedProx, mu=0.009", "FedProx, mu=0.3"]
+    near = [{"algorithm": "FedProx", "mu": mu} for mu in (0.123456781, 0.123456782)]
+    assert labelled(tmp_path / "h", *near) == ["FedProx (run0)", "FedProx (run1)"]
     bits = [{"algorithm": "FedDU", **{name: i >> k & 1 for k, name in enumerate("abcd")}} for i in range(16)]
     assert labelled(tmp_path / "f", *bits)[6] == "FedDU, a=0, b=1, c=1, d=0"
 
