@@ -98,6 +98,10 @@ def _missing(figure: Figure, look: Look) -> tuple[float, float]:
     for legend in legends:
         height = max(height, -legend.y0 / figure.dpi, (legend.y1 - min(box.y0 for box in boxes)) / figure.dpi)
         width = max(width, legend.width / figure.dpi - figure.get_size_inches()[0])
+    floor = max((legend.y1 for legend in legends), default=0.0)
+    names = [axes.yaxis.label.get_window_extent() for axes in figure.axes if axes.get_ylabel()]
+    for label in names:  # centred, so that it moves by half of what is added
+        height = max(height, 2 * (label.y1 - figure.bbox.y1) / figure.dpi, 2 * (floor - label.y0) / figure.dpi)
     return max(0.0, width), max(0.0, height)
 
 
