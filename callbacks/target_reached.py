@@ -11,6 +11,7 @@ from lightning_fl.checks import checked, is_real, reaches
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY, falls, find_metric
 from lightning_fl.outputs.traffic import COLUMNS
+from lightning_fl.outputs.units import significant
 
 # Costs to record, if the trainer has them.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
@@ -124,7 +125,10 @@ class TargetReached(Callback):
             spent[COLUMNS["total"]] = sum(ways)
         self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **spent}
         pl_module.log("target/epoch", float(trainer.current_epoch))
-        costs = "".join(f", {name.partition('/')[2]} {amount:,.0f}" for name, amount in spent.items())
+        texts = {
+            name: f"{amount:,.0f}" if amount.is_integer() else significant(amount) for name, amount in spent.items()
+        }
+        costs = "".join(f", {name.partition('/')[2]} {text}" for name, text in texts.items())
         rank_zero_info(
             f"{self.watched} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
         )

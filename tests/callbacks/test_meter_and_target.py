@@ -29,6 +29,7 @@ from lightning_fl.callbacks import (
 from lightning_fl.codecs import Dense
 from lightning_fl.data import Arrays
 from lightning_fl.outputs.metrics_csv import read_rows
+from lightning_fl.outputs.units import significant
 from lightning_fl.slots import Message, Packed, Payload, RoundContext, State
 
 D = 4 * 1 + 1
@@ -221,8 +222,13 @@ def test_a_metric_that_the_module_logs_last_may_be_watched(make_stock_trainer: C
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_target_is_noted_with_its_price(
-    stop: bool, make_stock_trainer: Callable[..., L.Trainer], make_trainer: Callable[..., FederatedTrainer]
+    stop: bool,
+    make_stock_trainer: Callable[..., L.Trainer],
+    make_trainer: Callable[..., FederatedTrainer],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("lightning_fl.callbacks.target_reached.rank_zero_info", said.append)
     stock = TargetReached(0.3, stop=stop)
     trainer = make_stock_trainer(max_epochs=5, callbacks=[CommunicationMeter(), stock])
     trainer.fit(Counts(), loader(), loader())
@@ -240,6 +246,8 @@ def test_a_target_is_noted_with_its_price(
     assert target.reached["comm/total_uplink_bytes"] == 3 * 3 * 4 * D
     assert target.reached["comm/total_bytes"] == 2 * 3 * 3 * 4 * D
     assert 0 < target.reached["time/simulated_seconds"] <= federated.run.simulated_seconds
+    seconds = significant(target.reached["time/simulated_seconds"])
+    assert said[-1].endswith(f", simulated_seconds {seconds}, total_bytes {2 * 3 * 3 * 4 * D:,}.")
     kept = TargetReached(0.3)
     kept.load_state_dict(target.state_dict())
     assert kept.reached == target.reached
