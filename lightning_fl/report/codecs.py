@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lightning_fl.outputs.figures import Look, in_picture, line_style
+from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
 from lightning_fl.report.comparison import Curve, Group, Metric, mean_and_spread
 from lightning_fl.report.document import Part, Picture, Table
 from lightning_fl.report.layout import add_legend, beside_axis
@@ -33,6 +33,8 @@ SHOWN = {
 ERRORS, BITS = f"{ERROR}/", "comm/uplink_bits/layer/"
 """Prefixes of the columns of layers."""
 SHARED = "shared"
+HATCHES = ("", "///", "...", "xxx")
+"""Patterns of bars, one for each pass through the colours."""
 WIDE = 50
 """Ratio of the largest error to the smallest from which their axis is logarithmic."""
 ABOUT = (
@@ -109,10 +111,11 @@ def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:
         for axes, (title, bars) in zip(both, bars_by_title.items(), strict=True):
             height = 0.8 / len(order)
             for i, values in bars:
-                style = {"color": line_style(i)["color"], "label": in_picture(groups[i].label)}
+                hatch = HATCHES[i // len(COLOURS) % len(HATCHES)]
+                style = {"facecolor": line_style(i)["color"], "hatch": hatch, "edgecolor": "white", "linewidth": 0}
                 offset = (order.index(i) - (len(order) - 1) / 2) * height
                 places = np.array([layers.index(name) for name in values]) + offset
-                axes.barh(places, [*values.values()], height=height, **style)
+                axes.barh(places, [*values.values()], height=height, label=in_picture(groups[i].label), **style)
             _scale(axes, title, len(bars_by_title), look)
         both[0].set_yticks(range(len(layers)), [beside_axis(layer, look) for layer in layers])
         both[0].set_ylim(len(layers) - 0.4, -0.6)

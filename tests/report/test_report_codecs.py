@@ -90,5 +90,9 @@ def test_layers_have_a_bar_for_each_run_in_the_order_of_the_network(tmp_path: Pa
     require_readable(figure)
     column = draw_layers(groups_of(one, two), Look(size=(3.5, 2.4), font_size=8))
     require_readable(column)
+    many = draw_layers(groups_of(one, two) * 4, Look())
+    assert many is not None
+    looks = {(bars[0].get_facecolor(), bars[0].get_hatch()) for bars in many.axes[0].containers}
+    assert len(looks) == 8, "one more than there are colours"
     only_sizes = with_columns(write_run(tmp_path / "sizes", rising(1)), {"comm/uplink_bits/layer/all": [80]})
     assert len(draw_layers(groups_of(only_sizes), Look()).axes) == 1  # type: ignore[union-attr]
