@@ -55,7 +55,7 @@ def in_common(groups: Sequence[Group]) -> list[str]:
         return []
     first, *others = (settings_of(record) for record in records)
     same = [name for name in IN_COMMON if name in first and all(first[name] == other.get(name) for other in others)]
-    phrases = [IN_COMMON[name].format(shown(first[name])) for name in same]
+    phrases = [IN_COMMON[name].format(shown(first[name])).removesuffix("s" * (first[name] == 1)) for name in same]
     networks = {str(record.settings.get("model.network") or record.settings.get("model")) for record in records}
     if len(networks) == 1:
         phrases += networks

@@ -645,6 +645,8 @@ def test_a_report_names_the_settings_that_all_runs_share(run: Callable[..., tupl
     odd = {"data": {"num_clients": UNKNOWN}, "trainer": {"clients_per_round": 0.5}, "model": {"learning_rate": [1, 2]}}
     write_run(tmp_path / "d", rising(9), **odd)
     assert ", 0.5 a round, 9 rounds, learning rate 1+2, cnn.\n" in run("report", "d")[1]
+    write_run(tmp_path / "f", rising(1), data={"num_clients": 1})
+    assert "1 client, 1 round, cnn.\n" in run("report", "f")[1]
     other = (
         write_run(tmp_path / "e", rising(9), "FedProx", mu=0.1, **plain, model={"learning_rate": 0.1}) / "config.yaml"
     )
