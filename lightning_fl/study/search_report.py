@@ -60,12 +60,12 @@ def costs_table(searches: Searches) -> Table:
     for name, search in searches.by_cell.items():
         trials, winner = search.trials(), search.winner()
         states = [trial.state for trial in trials]
-        default = [f"{trial.value:.3f}" for trial in trials[:1] if trial.is_complete]
+        default = [significant(trial.value) for trial in trials[:1] if trial.is_complete]
         rows.append(
             [
                 name,
                 "".join(default),
-                "" if winner is None else f"{winner.value:.3f}",
+                "" if winner is None else significant(winner.value),
                 "" if winner is None else str(winner.number),
                 f"{search.num_ended()} of {search.file.trials}",
                 str(states.count("PRUNED")),

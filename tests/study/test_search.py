@@ -19,6 +19,7 @@ from searched import FIT, MU, RATE, opened, trained
 from lightning_fl import UserError
 from lightning_fl.cli import main
 from lightning_fl.outputs.figures import Look
+from lightning_fl.outputs.units import significant
 from lightning_fl.study import runner, searches
 from lightning_fl.study.search import Trial
 from lightning_fl.study.search_report import costs_table, flags_table, search_parts
@@ -381,7 +382,7 @@ def test_the_report_says_what_was_searched_found_and_spent(tmp_path: Path) -> No
     for row, (name, each) in zip(costs_table(searches).rows, searches.by_cell.items(), strict=True):
         winner, of = each.winner(), trials[name]
         assert winner is not None
-        assert row[:4] == [name, f"{of[0].value:.3f}", f"{winner.value:.3f}", str(winner.number)]
+        assert row[:4] == [name, significant(of[0].value), significant(winner.value), str(winner.number)]
         assert row[5] == str(sum(trial.state == "PRUNED" for trial in of))
         assert row[7] == f"{sum(trial.uplink_bytes for trial in of) / 1000:.2f} kB"
         best = each.best_so_far()
