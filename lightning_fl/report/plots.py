@@ -51,7 +51,10 @@ TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
 FEW_DECADES, MANY_DECADES = 0.8, 2.7
 """Range of a logarithmic axis, in powers of ten, below which it has the ticks of a linear axis, and above which it has ticks
 only at powers of ten."""
-BOUND = {"linestyle": (0, (6, 2))}
+FEW_TICKS = ((1.0,), (3.0,), (1.0, 3.0))
+"""Multiples of powers of ten that are the ticks of a logarithmic axis with few; the first ones of which two lie on the axis."""
+ALL_TICKS = (1.0, 2.0, 5.0)
+BOUND: dict[str, Any] = {"linestyle": (0, (6, 2))}
 """Style of the lines of runs that upload nothing."""
 BEHIND = 1.5  # z-order behind all curves, including curves of groups drawn earlier
 
@@ -116,10 +119,10 @@ def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, l
     curves = [group for group in groups if not is_line(group, groups, axis)]
     spent = np.concatenate([curve.axis(axis) for group in curves for curve in group.curves])
     unit = scale_axis(axes, axis, spent[spent > 0], look)
-    if look.yscale == "log":
+    values = np.concatenate([curve.raw for group in groups for curve in group.curves])
+    if look.yscale == "log" and (values > 0).any():
         axes.set_yscale("log")
-        values = np.concatenate([curve.raw for group in groups for curve in group.curves])
-        _plain_ticks(axes.yaxis, few=_decades(values) > MANY_DECADES)
+        _plain_ticks(axes.yaxis, values, few=_decades(values) > MANY_DECADES)
     drawn: list[bytes] = []
     for index, group in enumerate(groups):
         if group.curves:  # the others keep their colours
@@ -161,7 +164,7 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     if logarithmic:
         formatter = axes.xaxis.get_major_formatter()
         axes.set_xscale("log")
-        _plain_ticks(axes.xaxis, few=_decades(spent) > min(MANY_DECADES, look.line_length / 28))
+        _plain_ticks(axes.xaxis, spent / unit, few=_decades(spent) > min(MANY_DECADES, look.line_length / 28))
         if _decades(spent) < FEW_DECADES:
             axes.xaxis.set_major_locator(MaxNLocator(max(2, look.line_length // 14)))
         if axis in (*BYTES, "joules"):
@@ -175,15 +178,28 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     return unit
 
 
+def _ends(values: Floats) -> Floats:
+    """Return the decimal logarithms of the smallest and the largest of the values above 0 (2,)."""
+    positive = values[(values > 0) & np.isfinite(values)]
+    return np.log10([positive.min(), positive.max()]) if len(positive) else np.zeros(2)
+
+
 def _decades(values: Floats) -> float:
     """Return how many powers of ten lie between the smallest and the largest of the values above 0."""
-    positive = values[values > 0]
-    return float(np.log10(positive.max() / positive.min())) if len(positive) else 0.0
+    low, high = _ends(values)
+    return float(high - low)
 
 
-def _plain_ticks(axis: Axis, few: bool = False) -> None:
-    """Write the ticks of a logarithmic axis as plain numbers, 1, 2 and 5 of each power of ten, or with `few` only 1."""
-    axis.set_major_locator(LogLocator(subs=(1.0,) if few else (1.0, 2.0, 5.0)))
+def _plain_ticks(axis: Axis, values: Floats, few: bool) -> None:
+    """Write the ticks of a logarithmic axis as plain numbers, 1, 2 and 5 of each power of ten, or with `few` fewer."""
+
+    def count(multiples: Sequence[float]) -> int:
+        """Return how many multiples of powers of ten lie between the smallest and the largest value."""
+        low, high = (end - np.log10(multiples) for end in _ends(values))
+        return int((np.floor(high) - np.ceil(low) + 1).sum())
+
+    enough = [multiples for multiples in FEW_TICKS if count(multiples) > 1] if few else []
+    axis.set_major_locator(LogLocator(subs=[*enough, ALL_TICKS][0]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

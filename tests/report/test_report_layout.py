@@ -2,18 +2,21 @@
 
 import re
 from itertools import combinations
+from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import groups_of, require_readable, rising, write_run
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import Look, line_style
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.report.document import Picture
-from lightning_fl.report.plots import draw_bits, draw_curves, draw_panels
+from lightning_fl.report.plots import draw_bits, draw_curves, draw_panels, scale_axis
 
 COLUMN, SLIDE = Look(size=(3.3, 2.4), font_size=8), Look(size=(10, 5.6), font_size=14)
 LONG = "FedAdamSSM, ErrorFeedback(TopK(0.05)), uplink={}"
@@ -45,6 +48,33 @@ def test_curves_and_their_legend_have_room(count: int, name: str, look: Look, ha
         require_readable(draw)
     height = min(axes.get_window_extent().height for axes in draw.axes) / draw.dpi * 72
     assert height > 9 * look.font_size, "six lines of text, and what parts them"
+
+
+def test_the_name_of_the_vertical_axis_is_whole(tmp_path: Path) -> None:
+    look = Look(font_size=24, ylabel="accuracy on held-out samples")
+    figure = draw_curves(many(tmp_path / "run", 9), Metric(), "uplink", look)
+    assert figure is not None
+    Picture("curves", "", figure, look)
+    with rc_context(look.style):
+        require_readable(figure)
+
+
+@pytest.mark.parametrize("ends", [(2.5e6, 7.5e7), (5e6, 7.5e7), (2.5e6, 4e7), (2.5e6, 2.2e7), (1.1e6, 9e8)])
+@pytest.mark.parametrize("look", [Look(size=(7 / 3, 2.4), font_size=8), Look(size=(2.5, 4.2)), COLUMN, SLIDE])
+@pytest.mark.sampled(inf)
+def test_a_logarithmic_axis_names_two_numbers_or_more(look: Look, ends: tuple[float, float]) -> None:
+    with rc_context(look.style):
+        axes = Figure(figsize=look.size, layout="constrained").subplots()
+        axes.plot(ends, (0, 1))
+        scale_axis(axes, "uplink", np.array(ends), look)
+        assert sum(ends[0] <= tick <= ends[1] for tick in axes.get_xticks()) > 1
+        require_readable(axes.figure)
+
+
+def test_a_logarithmic_axis_of_values_without_one_above_0_is_linear(tmp_path: Path) -> None:
+    figure = draw_curves(groups_of(write_run(tmp_path / "run", [0.0] * 9)), Metric(), "rounds", Look(yscale="log"))
+    assert figure is not None
+    assert figure.axes[0].get_yscale() == "linear"
 
 
 @pytest.mark.matrix
