@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -12,8 +13,10 @@ from matplotlib.figure import Figure
 from lightning_fl.outputs.figures import Look, in_picture, line_style
 from lightning_fl.report.comparison import Curve, Group, Metric, mean_and_spread
 from lightning_fl.report.document import Part, Picture, Table
-from lightning_fl.report.labels import experiment_settings
+from lightning_fl.report.labels import experiment_settings, labels
 from lightning_fl.report.layout import add_legend
+from lightning_fl.report.plots import gaps_over
+from lightning_fl.report.records import Record
 from lightning_fl.report.tables import Column, Row, table
 
 ADVERSARY, SHARE = "trainer.adversary", "trainer.adversary.attackers"
@@ -71,7 +74,7 @@ def draw_shares(groups: Sequence[Group], metric: Metric, look: Look) -> Figure |
         if _share(group) is not None:
             lines.setdefault(_but(group.settings, SHARE), []).append(group)
     clean = {_but(group.settings, ADVERSARY): group for group in groups if f"{ADVERSARY}.attack" not in group.settings}
-    points: dict[str, list[tuple[float, float]]] = {}
+    points: list[tuple[Record, list[tuple[float, float]]]] = []
     for members in lines.values():
         without = clean.get(_but(members[0].settings, ADVERSARY))
         places = [(_share(group) or 0.0, group) for group in members] + ([] if without is None else [(0.0, without)])
@@ -79,15 +82,17 @@ def draw_shares(groups: Sequence[Group], metric: Metric, look: Look) -> Figure |
             finals = [(place, group.spread("final")[0]) for place, group in places]
             values = sorted((place, final) for place, final in finals if final is not None)  # others have diverged
             if len({place for place, _ in values}) > 1:
-                points[members[0].label] = values
+                points.append((_without_share(members[0]), values))
     if not points:
         return None
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
-        for index, (label, values) in enumerate(points.items()):
-            places, finals = np.array(values).T
-            axes.plot(places, finals, label=in_picture(label), linewidth=1.8, **{**line_style(index), "marker": "o"})
+        drawn: list[bytes] = []
+        for index, (label, (_, values)) in enumerate(zip(labels([first for first, _ in points]), points, strict=True)):
+            line = np.array(values)
+            style = line_style(index) | gaps_over(line.tobytes(), drawn) | {"marker": "o"}
+            axes.plot(*line.T, label=in_picture(label), linewidth=1.8, **style)
         axes.set_xlabel("share of attackers")
         axes.set_ylabel(in_picture(f"final {metric.short}" if look.ylabel is None else look.ylabel))
         add_legend(figure, look)
@@ -100,6 +105,12 @@ def attacking(curve: Curve) -> float | None:
     answers = record.column("clients/accepted") + record.column("clients/rejected")
     shares = record.column(ATTACKERS) / np.where(answers > 0, answers, np.nan)
     return None if np.isnan(shares).all() else float(np.nanmean(shares))
+
+
+def _without_share(group: Group) -> Record:
+    """Return a group's first run without the setting that differs along its line."""
+    record = group.curves[0].record
+    return replace(record, settings={key: value for key, value in record.settings.items() if key != SHARE})
 
 
 def _share(group: Group) -> float | None:

@@ -126,12 +126,16 @@ def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, l
     drawn: list[bytes] = []
     for index, group in enumerate(groups):
         if group.curves:  # the others keep their colours
-            line = b"".join(values.tobytes() for values in group.mean_curve(axis))
-            gaps = {"linestyle": (0, (4, 4 * drawn.count(line)))} if line in drawn else {}
+            gaps = gaps_over(b"".join(values.tobytes() for values in group.mean_curve(axis)), drawn)
             draw_group(axes, group, axis, unit, line_style(index) | gaps, as_line=group not in curves)
-            drawn.append(line)
     if metric.target is not None:
         axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
+
+
+def gaps_over(line: bytes, drawn: list[bytes]) -> dict[str, Any]:
+    """Return the style of a line that shows equal lines behind it, and note that it is drawn."""
+    drawn.append(line)
+    return {"linestyle": (0, (4, 4 * (drawn.count(line) - 1)))} if drawn.count(line) > 1 else {}
 
 
 def is_line(group: Group, groups: Sequence[Group], axis: str) -> bool:

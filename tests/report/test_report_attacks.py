@@ -59,9 +59,15 @@ def test_runs_that_differ_in_the_share_are_points_of_a_line(tmp_path: Path) -> N
     assert figure is not None
     (line,) = figure.axes[0].lines
     assert list(line.get_xdata()) == [0, 0.1, 0.2, 0.4]
+    assert line.get_label() == "FedAvg"
     finals = {group.settings.get("trainer.adversary.attackers", 0): group.spread("final")[0] for group in groups[:4]}
     assert list(line.get_ydata()) == pytest.approx([finals[share] for share in (0, 0.1, 0.2, 0.4)])
     assert draw_shares(groups_of(folders[0], other, window=1), Metric(window=1), Look()) is None
+    same = [attacked(tmp_path / f"same-{share}", 0.2 - share / 4, share, algorithm="FedNova") for share in (0.1, 0.2)]
+    figure = draw_shares(groups_of(*folders[1:3], *same, window=1), Metric(window=1), Look())
+    assert figure is not None
+    assert [line.get_label() for line in figure.axes[0].lines] == ["FedAvg", "FedNova"]
+    assert [line.is_dashed() for line in figure.axes[0].lines] == [False, True], "the first is seen through the second"
     metrics = folders[0] / "metrics.csv"
     metrics.write_text(metrics.read_text().replace(f"\n3,{groups[0].curves[0].raw[-1]}", "\n3,nan"))
     figure = draw_shares(groups_of(*folders, window=1), Metric(window=1), Look())
