@@ -18,6 +18,7 @@ from lightning_fl.outputs.run_folder import CLIENTS
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.report.layout import add_legend
+from lightning_fl.report.plots import gaps_over
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import Floats
 from lightning_fl.report.tables import Column, Row, table
@@ -147,16 +148,19 @@ def draw_clients(groups: Sequence[Group], metric: Metric, look: Look = Look()) -
         return None
     pooled = {label: np.concatenate([run.values for run in runs]) for label, runs in lines}
     low, high = min(x.min() for x in pooled.values()), max(x.max() for x in pooled.values())
-    edges = np.linspace(low, high if high > low else low + 1, NUM_BINS + 1)
+    margin = 0.0 if high > low else 0.01 * max(1.0, abs(low))  # of the only bar
+    edges = np.linspace(low - margin, high + margin, 2 if margin else NUM_BINS + 1)
     order = {group.label: index for index, group in enumerate(groups)}
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
+        drawn: list[bytes] = []
         for label, values in pooled.items():
             is_tuned = label not in order
             style = line_style(order[label.removesuffix(KINDS["_tuned"])]) | ({"linestyle": ":"} if is_tuned else {})
             style = {name: style[name] for name in ("color", "linestyle")}  # steps have no markers
             shares = np.histogram(values, edges)[0] / len(values)
+            style |= gaps_over(shares.tobytes(), drawn)
             axes.stairs(shares, edges, label=in_picture(label), linewidth=1.8, **style)
         axes.set_xlabel(f"{in_picture(metric.short)} on a client's own samples")
         axes.set_ylabel("share of clients")

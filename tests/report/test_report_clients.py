@@ -96,4 +96,10 @@ def test_the_histogram_is_that_of_the_clients(tmp_path: Path) -> None:
     require_readable(figure)
     alike = write_run(tmp_path / "alike", rising(9))
     write_clients(alike, {8: [0.5, 0.5, 0.5, 0.5]})
-    assert draw_clients(groups_of(alike), Metric()) is not None
+    equal = write_run(tmp_path / "equal", rising(9), "FedProx")
+    write_clients(equal, {8: [0.5, 0.5]})
+    figure = draw_clients(groups_of(alike, equal), Metric())
+    assert figure is not None
+    low, high = figure.axes[0].get_xlim()
+    assert 0.4 < low < 0.5 < high < 0.6
+    assert [patch.get_linestyle() for patch in figure.axes[0].patches] == ["-", (0, (4, 4))], "the first is seen"
