@@ -10,12 +10,13 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
 from lightning_fl.outputs.traffic import COSTS, in_words
-from lightning_fl.report.plots import add_legend, scale_axis
+from lightning_fl.report.plots import BOUND, add_legend, scale_axis
 from lightning_fl.study.budget import Budget, Found, on_front
 
 MARKERS = "osD^vP*X<>h"
@@ -29,13 +30,17 @@ Choices = Mapping[str, Sequence[str]]
 def draw_front(cells: Found, choices: Choices, short: str, budget: Budget, look: Look = Look()) -> Figure:  # noqa: B008
     """Draw the best accuracy within the budget over the bytes sent for it, with deviations over seeds and the front of the means.
 
-    A grid of several axes has a panel for each choice of its first axis; colours and markers show the other choices.
+    A grid of several axes has a panel for each choice of its first axis; colours and markers show the other choices. A
+    combination that sends nothing is a line, if others send something.
     """
     means = {
         name: (fmean(run.spent for run in runs.values()), fmean(run.best for run in runs.values()))
         for name, runs in cells.items()
     }
+    sent = np.array([spent for spent, _ in means.values() if spent > 0])
     front = _front([*means.values()])
+    if len(sent):
+        front = front[front[:, 0] > 0]
     has_panels = any(names[1:] for names in choices.values())
     titles = list(dict.fromkeys(names[0] for names in choices.values())) if has_panels else [""]
     looks = {
@@ -49,21 +54,22 @@ def draw_front(cells: Found, choices: Choices, short: str, budget: Budget, look:
         panels = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).flatten()
         for axes, title in zip(panels, titles, strict=False):
             axes.set_title(in_picture(title), fontsize="medium")
-            axes.plot(
-                front[:, 0], front[:, 1], color="0.6", linewidth=1, zorder=0, drawstyle="steps-post", label="front"
-            )
+            if len(front):
+                axes.plot(*front.T, color="0.6", linewidth=1, zorder=0, drawstyle="steps-post", label="front")
             for name, names in choices.items():
                 if not has_panels or names[0] == title:
                     best = [run.best for run in cells[name].values()]
-                    axes.errorbar(
-                        *means[name],
-                        yerr=stdev(best) if len(best) > 1 else None,
-                        label=in_picture("-".join(names[has_panels:])),
-                        **_style(looks[names[has_panels:]]),
-                    )
+                    deviation = stdev(best) if len(best) > 1 else None
+                    style = _style(looks[names[has_panels:]]) | {"label": in_picture("-".join(names[has_panels:]))}
+                    spent, mean = means[name]
+                    if len(sent) and not spent:
+                        _draw_line(axes, mean, deviation or 0.0, style)
+                    else:
+                        axes.errorbar(spent, mean, yerr=deviation, **style, linestyle="", capsize=2)
         for axes in panels[len(titles) :]:
             axes.remove()
-        sent = np.array([spent for spent, _ in means.values() if spent > 0])
+        for axes in panels[len(titles) - num_columns : len(titles)]:
+            axes.xaxis.set_tick_params(labelbottom=True)  # also where the last row has no panel
         if len(sent):
             # A logarithmic axis has few ticks between numbers of the same size.
             xscale = "log" if sent.max() > 4 * sent.min() else "linear"
@@ -73,6 +79,13 @@ def draw_front(cells: Found, choices: Choices, short: str, budget: Budget, look:
             axes.set_ylabel(f"best {in_picture(short)} within the budget")
         add_legend(figure, look)
     return figure
+
+
+def _draw_line(axes: Axes, mean: float, deviation: float, style: Mapping[str, Any]) -> None:
+    """Draw a combination that sends nothing as a line across the axes."""
+    axes.axhline(mean, color=style["color"], label=style["label"], **BOUND)
+    if deviation:
+        axes.axhspan(mean - deviation, mean + deviation, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def _front(points: Sequence[tuple[float, float]]) -> Any:
@@ -144,4 +157,4 @@ def draw_trials(
 def _style(index: int) -> dict[str, Any]:
     """Return colour and marker of the index-th combination; the first 77 differ."""
     marker = MARKERS[index % len(MARKERS)]
-    return {"color": COLOURS[index % len(COLOURS)], "marker": marker, "linestyle": "", "capsize": 2}
+    return {"color": COLOURS[index % len(COLOURS)], "marker": marker}

@@ -3,9 +3,11 @@
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from made_runs import rising, write_run
@@ -16,6 +18,8 @@ from lightning_fl.cli.shipped_configs import is_study
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import Look
 from lightning_fl.study import report_on_study
+from lightning_fl.study.budget import Budget, Efficiency
+from lightning_fl.study.pictures import draw_areas, draw_front, draw_trials
 from lightning_fl.study.study_file import read_study
 
 CLAIM = {"text": "a pull helps", "better": "FedProx", "than": "FedAvg"}
@@ -166,6 +170,45 @@ def test_mistakes_of_the_command(words: list[str], said: str, capsys: pytest.Cap
     assert ended.value.code == 2
     assert error.startswith(f"lightning-fl: error: {said}")
     assert error.count("\n") == 1
+
+
+def found(spent: Mapping[str, float]) -> dict[str, dict[int, Efficiency]]:
+    """Return what combinations have spent for the same accuracy."""
+    return {name: {0: Efficiency(0.5, sent, 0.5, True, sent, None)} for name, sent in spent.items()}
+
+
+def test_each_column_of_the_front_has_ticks_and_what_sends_nothing_is_a_line() -> None:
+    choices = {f"{alpha}-{name}": (alpha, name) for alpha in "abcd" for name in ("LocalOnly", "FedAvg", "FedDyn")}
+    cells = found({name: {"LocalOnly": 0.0, "FedAvg": 1e6, "FedDyn": 5e6}[of] for name, (_, of) in choices.items()})
+    figure = draw_front(cells, choices, "accuracy", Budget(1e6, 1e8))
+    assert len(figure.axes) == 4
+    assert [axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes] == [False, True, True, True]
+    (bound,) = [line for line in figure.axes[0].lines if line.get_label() == "LocalOnly"]
+    assert np.array_equal(bound.get_xydata(), [(0, 0.5), (1, 0.5)]), "across the width, in parts of it"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["LocalOnly", "FedAvg", "FedDyn"], "none is on a front"
+    assert draw_front(found({"FedAvg": 0.0}), {"FedAvg": ("FedAvg",)}, "accuracy", Budget(1e6, 1e8)).legends
+
+
+@pytest.mark.parametrize("is_sized", [False, True])
+def test_numbers_of_a_map_have_room_or_are_left_out(is_sized: bool) -> None:
+    choices = {f"{row}-{column}": (f"row-{row}", f"column-{column}") for row in range(2) for column in range(14)}
+    figure = draw_areas(found(dict.fromkeys(choices, 1e6)), choices, Budget(1e6, 1e8), Look(is_sized=is_sized))
+    assert figure is not None
+    assert (figure.get_size_inches()[0] > Look.size[0]) != is_sized
+    figure.draw_without_rendering()
+    numbers = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(numbers) == 28 * (not is_sized)
+    assert not any(one.overlaps(other) for one, other in combinations(numbers, 2))
+
+
+def test_searches_of_one_trial_are_points_and_those_of_none_have_no_name() -> None:
+    figure = draw_trials({"a": {1: 0.5}, "b": {}}, {"a": {1: 0.5}, "b": {}}, "accuracy")
+    assert figure is not None
+    assert figure.axes[0].get_xticks().tolist() == [1]
+    assert figure.axes[0].lines[0].get_marker() == "o"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a"]
 
 
 def test_a_folder_of_runs_is_no_study() -> None:
