@@ -21,6 +21,8 @@ from lightning_fl.study.budget import Budget, Found, on_front
 
 MARKERS = "osD^vP*X<>h"
 """Markers of combinations. Their number, 11, has no common divisor with the number of colours, 7."""
+CELL, BESIDE_MAP = 6, 16
+"""Characters of a cell of a map, and beside its cells and the names of its rows, for the bar of colours."""
 MOST_PANELS = 3
 """Largest number of panels side by side."""
 Choices = Mapping[str, Sequence[str]]
@@ -105,18 +107,21 @@ def draw_areas(cells: Found, choices: Choices, budget: Budget, look: Look = Look
     areas = np.full((len(rows), len(columns)), np.nan)
     for name, runs in cells.items():
         areas[rows.index(choices[name][0]), columns.index(choices[name][1])] = fmean(run.area for run in runs.values())
+    width = 0.6 * look.font_size / 72 * (CELL * len(columns) + max(map(len, rows)) + BESIDE_MAP)
+    has_room = width <= look.size[0] or not look.is_sized
     with matplotlib.rc_context(look.style):
-        figure = Figure(figsize=(look.size[0], 1.2 + 0.5 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(max(look.size[0], width * has_room), 1.2 + 0.5 * len(rows)), layout="constrained")
         axes = figure.subplots()
         shown = axes.imshow(areas, cmap="viridis", aspect="auto")
         middle = (np.nanmin(areas) + np.nanmax(areas)) / 2
         for (row, column), area in np.ndenumerate(areas):
-            if not np.isnan(area):
+            if has_room and not np.isnan(area):
                 colour = "black" if area > middle else "white"
                 axes.text(column, row, f"{area:.3f}", ha="center", va="center", color=colour)
-        axes.set_xticks(
-            range(len(columns)), [*map(in_picture, columns)], rotation=30 if sum(map(len, columns)) > 40 else 0
-        )
+        axes.set_xticks(range(len(columns)), [*map(in_picture, columns)])
+        if sum(map(len, columns)) > 40:
+            for label in axes.get_xticklabels():
+                label.set(rotation=30, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(len(rows)), [*map(in_picture, rows)])
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
