@@ -12,7 +12,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
 from lightning_fl.outputs.traffic import COSTS, in_words
@@ -148,11 +147,13 @@ def draw_trials(
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
-        for index, name in enumerate(best):
-            style = line_style(index)
-            axes.step([*best[name]], [*best[name].values()], where="post", label=in_picture(name), **style)
-            axes.plot([*values[name]], [*values[name].values()], ".", color=style["color"], alpha=0.4)
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        for index, (name, found) in enumerate(best.items()):
+            if found:  # the others keep their colours
+                style = line_style(index) | ({"marker": "o"} if len(found) == 1 else {})
+                axes.step([*found], [*found.values()], where="post", label=in_picture(name), **style)
+                axes.plot([*values[name]], [*values[name].values()], ".", color=style["color"], alpha=0.4)
+        numbers = np.array([float(number) for found in best.values() for number in found])
+        scale_axis(axes, "rounds", numbers, replace(look, xscale="linear"))
         axes.set_xlabel("trials")
         axes.set_ylabel(in_picture(f"best {short} on held-out samples"))
         add_legend(figure, look)
