@@ -265,7 +265,7 @@ def test_stacks_of_one_size_alone_are_compiled_if_the_cohort_varies(graphs: Trac
 def test_auto_compiles_small_stacks_of_one_size(graphs: Traced, make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(clients_per_round=24, compile=True, runner="auto")
     trainer.fit(Perceptron(), federation((4,) * 24, batch_size=4))
-    assert trainer.fit_loop.engine.runner == Stacked(8)
+    assert trainer.fit_loop.engine.runner == Stacked(8, may_end=True)
     assert len(graphs) == 1
 
 
