@@ -99,11 +99,22 @@ def prune_bound(flat_module: FlatModule, plans: Sequence[Plan]) -> None:
 
 
 def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
-    """Return the prunings that a module lacks for the shapes of a checkpoint; [] if it has them or these would not suffice."""
+    """Return the prunings that a module lacks for the shapes of a checkpoint; [] if it has them or these would not suffice.
+
+    Raises:
+        UserError: the module is pruned further than the checkpoint's.
+    """
     wanted, shapes = _shapes(checkpoint["state_dict"]), _shapes(module.state_dict())
     if shapes == wanted:
         return []
-    missing = _saved_plans(checkpoint)[len(plans_of(module)) :]
+    saved, present = _saved_plans(checkpoint), len(plans_of(module))
+    name = type(module).__name__
+    require(
+        present <= len(saved),
+        f"this {name} is pruned further than the model of the checkpoint, and what is pruned does not come back: give a new "
+        f"{name}.",
+    )
+    missing = saved[present:]
     first_names = _first_names(module)
     for plan in missing:
         shapes = {name: _cut_shape(first_names.get(name, name), shape, plan) for name, shape in shapes.items()}
