@@ -166,8 +166,8 @@ class SparseUpdates(Callback):
         self._updates.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; in a federation without the present round, which a resumed run repeats."""
-        sent_bits = self.sent_bits + (0 if self._in_federation else self._epoch_bits)
+        """Return the state for a checkpoint."""
+        sent_bits = self.sent_bits + self._epoch_bits
         return {"sent_bits": sent_bits, "updates": {i: dict(vars(x)) for i, x in self._updates.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

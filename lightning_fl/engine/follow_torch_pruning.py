@@ -68,13 +68,15 @@ def as_saved(module: LightningModule, callbacks: Iterable[Callback]) -> dict[str
     return {KEY: {"masks": masks, "first": first}} if masks or first else {}
 
 
-def without_masks(state_dict: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights of a checkpoint under the names of the module before it was pruned."""
+def without_masks(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights of a checkpoint under the names of the module before it was pruned.
+
+    A checkpoint within a round may have masks that its run lacks, which a callback has made after the round's training.
+    """
     state = dict(state_dict)
-    for name, mask in saved.get(KEY, {}).get("masks", {}).items():
-        if f"{name}_orig" in state:  # else `make_pruning_permanent` has done it
-            state[name] = state.pop(f"{name}_orig") * mask
-            del state[f"{name}_mask"]
+    for name in [name.removesuffix("_orig") for name in state if name.endswith("_orig")]:
+        if f"{name}_mask" in state:  # else `make_pruning_permanent` has done it
+            state[name] = state.pop(f"{name}_orig") * state.pop(f"{name}_mask")
     return state
 
 

@@ -57,8 +57,9 @@ class StatesToKeep:
 
 def checkpoint_bytes(trainer: TrainerInterface, engine: Engine, states: StatesToKeep) -> int:
     """Return the bytes of the last and the previous checkpoint with their files, and of the exported model."""
-    run_state = {**engine.run.state_dict(), **{kind: ClientStates() for kind in KINDS}}
-    whole = _saved_bytes(checkpointing.build_checkpoint(trainer, engine, run_state))
+    start = checkpointing.round_start(trainer, engine)
+    start.run.update({kind: ClientStates() for kind in KINDS})
+    whole = _saved_bytes(checkpointing.build_checkpoint(trainer, engine, start))
     exported = _saved_bytes(checkpointing.build_checkpoint(trainer))
     frozen = frozen_bytes(trainer.lightning_module)
     return 2 * (whole - frozen) + frozen + states.file_bytes + exported

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from copy import deepcopy
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from lightning_fl.engine import follow_pruning, follow_torch_pruning, follow_unf
 from lightning_fl.engine.engine import Engine
 from lightning_fl.errors import UserError
 from lightning_fl.flat_module.flat_module import FlatModule, copied_state
+from lightning_fl.flat_module.hooks import SERVER_CALLBACKS
 from lightning_fl.internals import call
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.frozen_weights import frozen_names
@@ -40,10 +42,60 @@ from lightning_fl.trainer.run_metric import kept_metric
 from lightning_fl.trainer.stops import Stop, remaining_stop
 
 
+@dataclass
+class RoundStart:
+    """A run as it was before the current round, which a checkpoint saved within the round contains: a resumed run repeats it.
+
+    Attributes:
+        run: state of the run.
+        callbacks: states of the callbacks, by key.
+        data: state of the data module.
+        federation: further entries of the checkpoint's `federation`.
+        is_trained: True once the clients have trained, and the module has the server's new model.
+    """
+
+    run: dict[str, Any]
+    callbacks: dict[str, Any]
+    data: dict[str, Any]
+    federation: dict[str, Any]
+    is_trained: bool = False
+
+
+def round_start(trainer: TrainerInterface, engine: Engine) -> RoundStart:
+    """Return the present state of a run, which the coming round does not change.
+
+    Args:
+        trainer: trainer during `fit`.
+        engine: engine of the run.
+    """
+    saves = trainer.is_global_zero
+    callbacks, data = (_states_of_callbacks(trainer), trainer.data.state_dict()) if saves else ({}, {})
+    federation = _further_state(trainer, engine) | {"stop": None}  # which comes again with the round
+    callbacks, data, federation["learning_rates"] = deepcopy((callbacks, data, federation["learning_rates"]))
+    return RoundStart(trainer.run.state_dict(), callbacks, data, federation)
+
+
+def _states_of_callbacks(trainer: TrainerInterface, *kinds: type) -> dict[str, Any]:
+    """Return the states of the callbacks of some kinds, or of all, by key."""
+    callbacks = [c for c in trainer.hooks.callbacks if not kinds or is_a(c, *kinds)]
+    return {callback.state_key: state for callback in callbacks if (state := callback.state_dict())}
+
+
+def _further_state(trainer: TrainerInterface, engine: Engine) -> dict[str, Any]:
+    """Return what a checkpoint's `federation` has beside the run, and a round changes."""
+    schedules = engine.flat_module.optimizer.schedules
+    return {
+        "stop": trainer.stop and asdict(trainer.stop),
+        "learning_rates": schedules.state_dict() | follow_unfreezing.as_saved(engine.flat_module),
+        "batches": int(trainer.fit_loop.epoch_loop._batches_that_stepped),
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    } | follow_torch_pruning.as_saved(trainer.lightning_module, trainer.callbacks)
+
+
 def build_checkpoint(
     trainer: TrainerInterface,
     engine: Engine | None = None,
-    before_round: dict[str, Any] | None = None,
+    before: RoundStart | None = None,
     saved_states: SavedStates | None = None,
     num_rows: int = 0,
     saved_frozen: SavedFrozen | None = None,
@@ -53,26 +105,23 @@ def build_checkpoint(
     Args:
         trainer: trainer during `fit`, or with a model at any time without an engine.
         engine: engine of the run; None to leave the run out.
-        before_round: state of the run to save in the middle of a round; None: the present state.
+        before: the run to save within a round; None: the present one.
         saved_states: files that get the clients' states; None: the checkpoint contains them.
         num_rows: number of rows of metrics.csv that the run has logged.
         saved_frozen: files that get the frozen weights; None: the checkpoint contains them.
     """
     module, datamodule = trainer.lightning_module, trainer.data
     no_run = {"round": 0, "num_steps": 0}
-    run_state = before_round or (trainer.run.state_dict() if "run" in vars(trainer) else no_run)
+    run_state = before.run if before else (trainer.run.state_dict() if "run" in vars(trainer) else no_run)
     frozen = frozen_names(module)  # which nobody changes until the checkpoint is written
-    has_clients_model = (
-        before_round is not None and trainer.flat_module is not None
-    )  # else `fit` has left the server's there
-    # As in Lightning: the model in training, whose round a resumed run repeats.
-    is_within_round = has_clients_model and trainer.trains_only_client
+    # While several clients train, the server's model is saved; of an only client, as in Lightning, the model in training.
+    hides_clients = before is not None and not before.is_trained and not trainer.trains_only_client
     checkpoint: dict[str, Any] = {
         "epoch": run_state["round"],
-        "global_step": trainer.global_step if is_within_round else run_state["num_steps"],
+        "global_step": run_state["num_steps"] if before is None or hides_clients else trainer.global_step,
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": trainer.active_module.state_dict(run_state, frozen)
-        if has_clients_model and not is_within_round
+        if hides_clients and trainer.flat_module is not None  # else `fit` has left the server's in the module
         else copied_state(module, frozen),
     }
     checkpoint |= follow_pruning.as_saved(module)
@@ -82,28 +131,24 @@ def build_checkpoint(
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
             checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoint_file.plain(dict(part.hparams))
     if engine is not None:
-        schedules = engine.flat_module.optimizer.schedules
-        if before_round is None and trainer.fitting:
-            schedules.adopt()  # what callbacks have set since the last training
-        checkpoint["callbacks"] = {c.state_key: state for c in trainer.hooks.callbacks if (state := c.state_dict())}
+        if before is None and trainer.fitting:
+            engine.flat_module.optimizer.schedules.adopt()  # what callbacks have set since the last training
+        # Callbacks that save or average the model know the present files and average; the others repeat the round.
+        present = _states_of_callbacks(trainer, *(SERVER_CALLBACKS if before else ()))
+        checkpoint["callbacks"] = before.callbacks | present if before else present
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
         checkpoint["federation"] = {
             "format": checkpoint_file.FORMAT,
             "algorithm": trainer.algorithm.name,
             "settings": trainer.settings.values,
-            # A stop in the middle of a round comes again with that round.
-            "stop": asdict(trainer.stop) if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
-            "learning_rates": schedules.state_dict() | follow_unfreezing.as_saved(engine.flat_module),
-            "batches": trainer.fit_loop.num_logged_batches,
-            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(engine),
             "logged_rows": num_rows,
             "run": as_saved(run_state) if saved_states is None else saved_states.write(run_state),
-        } | follow_torch_pruning.as_saved(module, trainer.callbacks)
+        } | (before.federation if before else _further_state(trainer, engine))
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
-        if datamodule_state := datamodule.state_dict():
+        if datamodule_state := before.data if before else datamodule.state_dict():
             checkpoint[type(_given(datamodule)).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)
     return checkpoint if saved_frozen is None else saved_frozen.moved_out(checkpoint, frozen)
@@ -211,7 +256,7 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     saved["run"] = read_states(saved["run"], Path(path))
     follow_unfreezing.rebuild(engine.flat_module, saved["learning_rates"], engine)
     follow_pruning.rebuild(engine, checkpoint)
-    weights = follow_torch_pruning.without_masks(checkpoint["state_dict"], saved)
+    weights = follow_torch_pruning.without_masks(checkpoint["state_dict"])
     load_model(trainer.lightning_module, checkpoint | {"state_dict": weights}, path)
     follow_torch_pruning.rebuild(trainer.lightning_module, trainer.callbacks, saved)
     trainer.active_module.load_server_model(trainer.run)  # the checkpoint's model may be a client's, or an average
@@ -221,6 +266,7 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
     patience = [(callback, callback.patience) for callback in trainer.early_stopping_callbacks]
     call._call_callbacks_load_state_dict(trainer, checkpoint)
+    is_within_round = checkpoint["global_step"] > saved["run"]["num_steps"]
     for callback, given in patience:  # which a state of EarlyStopping replaces, but a resumed run may change
         callback.patience = given
     trainer.fit_loop.set_round(trainer.run.round)
@@ -247,7 +293,7 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
         )
     else:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
-        if checkpoint["global_step"] > saved["run"]["num_steps"]:
+        if is_within_round:
             rank_zero_warn(f"You're resuming from a checkpoint that ended within round {done + 1}, which starts again.")
         if stopped is not None:
             why = "that has changed" if trainer.stop is None else "min_rounds or min_steps is more"

@@ -294,20 +294,20 @@ class FederatedTrainer(TrainerInterface):
             "save_checkpoint saves a model, but the trainer has none: call fit, validate, test or predict first.",
         )
         is_running = self.fitting and self.fit_loop.has_whole_run
-        if is_running and self.fit_loop.prunes_by_torch and self.fit_loop.before_round is None:
+        before = self.fit_loop.before_round if self.fit_loop.has_whole_run else None
+        if is_running and self.fit_loop.prunes_by_torch and (before is None or before.is_trained):
             self.fit_loop.adopt_module_changes()  # those of `on_validation_epoch_end`
         if self.is_global_zero:
             if is_running:
                 self.fit_loop.renew_folder()
                 self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
-            before_round = self.fit_loop.before_round if self.fit_loop.has_whole_run else None
             # A ModelCheckpoint may save there, too; a killed run is resumed from it.
             to_files = is_last and is_running
             engine = None if weights_only and not to_files else self.fit_loop.engine
             files = (self.fit_loop.saved_states, self.fit_loop.saved_frozen) if to_files else (None, None)
             num_rows = self.fit_loop.folder.num_rows if is_running else 0
-            checkpoint = checkpointing.build_checkpoint(self, engine, before_round, files[0], num_rows, files[1])
+            checkpoint = checkpointing.build_checkpoint(self, engine, before, files[0], num_rows, files[1])
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
             for written in files:
                 if written is not None:

@@ -66,9 +66,7 @@ class FitLoop(StockFitLoop):
     Attributes:
         engine: trains the rounds; `start` sets it, and all others that are only declared here.
         privacy: the guarantee of a private run, and the columns that it may show.
-        before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
-            a round contains this state.
-        batches_before_round: batches that Lightning's own loop had trained clients on before the current round.
+        before_round: the run before the current round, which a checkpoint saved within the round contains; None between rounds.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
         saved_frozen: files of frozen weights that it refers to.
@@ -93,8 +91,7 @@ class FitLoop(StockFitLoop):
         super().__init__(trainer, min_epochs=trainer.min_rounds or 0, max_epochs=trainer.max_rounds)
         self.epoch_loop = RoundEpochLoop(trainer)
         self.epoch_loop.batch_progress.is_last_batch = True  # `Hooks.after_round` comes after the last batch
-        self.before_round: dict[str, Any] | None = None
-        self.batches_before_round = 0
+        self.before_round: checkpointing.RoundStart | None = None
         self.rows: list[dict[str, float]] = []
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
@@ -113,11 +110,6 @@ class FitLoop(StockFitLoop):
         """True in and after a fit that has begun its rounds, if the trainer still has its module: the run can be saved."""
         has_run = self._has_begun and "run" in vars(self.trainer)  # a later fit may have failed before it had one
         return has_run and self.engine.flat_module.module is self.trainer.lightning_module
-
-    @property
-    def num_logged_batches(self) -> int:
-        """Position of loggers on the axis of single steps, after the last whole round."""
-        return self.batches_before_round if self.before_round else int(self.epoch_loop._batches_that_stepped)
 
     @property
     def loaders_of_clients(self) -> list[CombinedLoader]:
@@ -148,7 +140,7 @@ class FitLoop(StockFitLoop):
             False
         )
         self.before_round = self._delete_states = None
-        self.batches_before_round = self.epoch_loop._batches_that_stepped = 0
+        self.epoch_loop._batches_that_stepped = 0
         self.client_values, self._logged_of_clients = {}, {}
         self.folder = RunFolder(
             trainer.default_root_dir,
@@ -324,8 +316,8 @@ class FitLoop(StockFitLoop):
             flat_module.require_trained()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.engine.schedule = replace(self.engine.schedule, accumulate=trainer.accumulate_grad_batches)
-        self.before_round, frozen = run.state_dict(), flat_module.sample_frozen()
-        self.batches_before_round = self.epoch_loop._batches_that_stepped
+        self.before_round = checkpointing.round_start(trainer, self.engine)
+        frozen = flat_module.sample_frozen()
         with trainer.profiler.profile("train_round"):
             record = train_round(self.engine)
         compiling = seconds_of_compiling(trainer)
@@ -341,8 +333,8 @@ class FitLoop(StockFitLoop):
         flat_module.load_server_model(run)
         if self.prunes_by_torch:
             follow_torch_pruning.begin(self.engine)
+        self.before_round.is_trained = True
         flat_module.optimizer.schedules.end_round(run.round)
-        self.before_round = None
         if trainer.trains_only_client:  # the callbacks read the values of its last step, as of the others
             trainer.hooks.after_round(trainer.round_batches)
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
@@ -361,6 +353,7 @@ class FitLoop(StockFitLoop):
         self._check_names(record)
         if run.round == self.folder.first_round + 1:
             self._begin_to_write()
+        self.before_round = None  # what is saved from here on has the whole round
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.stops_after(run.round):  # which a callback may have set after others had read it
             self._evaluate(record, evaluated)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, resumed_like_whole
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -74,6 +74,69 @@ def test_a_model_checkpoint_of_any_round_resumes_to_the_same_result(
         trainer.fit(resumed, federation(), ckpt_path=path)
         assert trainer.run.ledger.total_bytes("up") == 3 * 3 * 26 * 4, path
         assert equal(whole, resumed), path
+
+
+class CountsRounds(Callback):
+    """Callback that counts rounds, keeps the model of each, and may fail at the end of one."""
+
+    def __init__(self, fails_after: int = 0) -> None:
+        self.fails_after, self.num_rounds, self.models = fails_after, 0, {}
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.models[trainer.current_epoch] = copy.deepcopy(pl_module.state_dict())
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.num_rounds += 1
+        pl_module.log("counted", float(self.num_rounds))
+        if self.num_rounds == self.fails_after:
+            raise ZeroDivisionError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_rounds": self.num_rounds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.num_rounds = state_dict["num_rounds"]
+
+
+def on_plateau(module: L.LightningModule) -> dict[str, Any]:
+    """Return an optimiser whose rate falls after every round."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    falls = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9, threshold_mode="abs")
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falls, "monitor": "val/loss"}}
+
+
+SAVING: dict[str, Callable[[Path], Callback]] = {
+    "after the training": lambda path: ModelCheckpoint(path, "{epoch}", save_top_k=-1, every_n_train_steps=1),
+    "after the validation": lambda path: ModelCheckpoint(path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=False),
+    "at an error": lambda path: OnExceptionCheckpoint(path, "epoch=1"),
+}
+
+
+@pytest.mark.parametrize("moment", SAVING)
+def test_a_round_that_is_saved_before_its_end_is_repeated(
+    moment: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """The file has the model that was measured; the rows, the scheduler and the callbacks go on as in an uninterrupted run."""
+    path = tmp_path / "begun" / "checkpoints"
+    start, ends = Perceptron(configure=on_plateau), {}
+    for folder, fails_after, ckpt_path in (
+        ("whole", 0, None),
+        ("begun", 2, None),
+        ("resumed", 0, path / "epoch=1.ckpt"),
+    ):
+        module, counts = copy.deepcopy(start), CountsRounds(fails_after)
+        callbacks = [counts, SAVING[moment](path)] if folder == "begun" else [counts]
+        trainer = make_trainer(
+            max_rounds=4, callbacks=callbacks, **keeps_files | {"default_root_dir": tmp_path / folder}
+        )
+        with pytest.raises(ZeroDivisionError) if fails_after else nullcontext():
+            trainer.fit(module, federation(), ckpt_path=ckpt_path)
+        ends[folder] = module
+        if folder == "begun":
+            saved = torch.load(path / "epoch=1.ckpt", weights_only=True)["state_dict"]
+            assert all(torch.equal(value, saved[name]) for name, value in counts.models[1].items())
+    assert equal(ends["whole"], ends["resumed"])
+    assert read_rows(tmp_path / "whole") == read_rows(tmp_path / "resumed")
 
 
 class BuiltWhenLoaded(Perceptron):
