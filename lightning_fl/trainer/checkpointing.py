@@ -267,6 +267,8 @@ def resume(trainer: TrainerInterface, engine: Engine, checkpoint: dict[str, Any]
     patience = [(callback, callback.patience) for callback in trainer.early_stopping_callbacks]
     call._call_callbacks_load_state_dict(trainer, checkpoint)
     is_within_round = checkpoint["global_step"] > saved["run"]["num_steps"]
+    if is_within_round:  # WeightAveraging loads the model in training, which the resumed run trains again
+        trainer.active_module.load_server_model(trainer.run)
     for callback, given in patience:  # which a state of EarlyStopping replaces, but a resumed run may change
         callback.patience = given
     trainer.fit_loop.set_round(trainer.run.round)

@@ -203,8 +203,9 @@ class KeepsSteps(DummyLogger):
 
 
 @pytest.mark.parametrize("step", [2, 4, 6])
+@pytest.mark.parametrize("averages", [False, True], ids=["", "averages"])
 def test_a_run_saved_within_a_round_resumes_at_its_beginning_to_the_same_bits(
-    step: int, make_trainer: MakeTrainer, tmp_path: Path
+    step: int, averages: bool, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     """Step 6 is the last of a round, which lacks its validation and hooks then."""
     start = Draws(configure=lambda m: torch.optim.Adam(m.parameters(), lr=0.1))
@@ -213,7 +214,8 @@ def test_a_run_saved_within_a_round_resumes_at_its_beginning_to_the_same_bits(
     def fitted(ckpt_path: Path | None = None, saves: Any = (), **more: Any) -> tuple[Any, list[int | None]]:
         L.seed_everything(0, verbose=False)
         module, logger = copy.deepcopy(start), KeepsSteps()
-        trainer = make_trainer(logger=logger, callbacks=saves, **flags, **more)
+        callbacks = [*saves, *([EMAWeightAveraging(decay=0.5)] if averages else [])]
+        trainer = make_trainer(logger=logger, callbacks=callbacks, **flags, **more)
         trainer.fit(module, Federated(Given(), num_clients=1), ckpt_path=ckpt_path)
         return vector(module), logger.steps
 
