@@ -57,7 +57,7 @@ class StatesToKeep:
 
 def checkpoint_bytes(trainer: TrainerInterface, engine: Engine, states: StatesToKeep) -> int:
     """Return the bytes of the last and the previous checkpoint with their files, and of the exported model."""
-    start = checkpointing.round_start(trainer, engine)
+    start = checkpointing.round_start(trainer, engine, trainer.stop)
     start.run.update({kind: ClientStates() for kind in KINDS})
     whole = _saved_bytes(checkpointing.build_checkpoint(trainer, engine, start))
     exported = _saved_bytes(checkpointing.build_checkpoint(trainer))

@@ -61,16 +61,17 @@ class RoundStart:
     is_trained: bool = False
 
 
-def round_start(trainer: TrainerInterface, engine: Engine) -> RoundStart:
+def round_start(trainer: TrainerInterface, engine: Engine, stop: Stop | None) -> RoundStart:
     """Return the present state of a run, which the coming round does not change.
 
     Args:
         trainer: trainer during `fit`.
         engine: engine of the run.
+        stop: what had stopped the run when the round began.
     """
     saves = trainer.is_global_zero
     callbacks, data = (_states_of_callbacks(trainer), trainer.data.state_dict()) if saves else ({}, {})
-    federation = _further_state(trainer, engine) | {"stop": None}  # which comes again with the round
+    federation = _further_state(trainer, engine) | {"stop": stop and asdict(stop)}
     callbacks, data, federation["learning_rates"] = deepcopy((callbacks, data, federation["learning_rates"]))
     return RoundStart(trainer.run.state_dict(), callbacks, data, federation)
 

@@ -300,7 +300,7 @@ class FitLoop(StockFitLoop):
     def _round(self) -> None:
         """Run one round with its hooks, validation, logging and checkpoint."""
         trainer, run, flat_module = self.trainer, self.trainer.run, self.trainer.active_module
-        started = time.perf_counter()
+        started, stop = time.perf_counter(), trainer.stop
         flat_module.generators.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
         self.engine.schedule = replace(self.engine.schedule, most_steps=trainer.steps_left)
@@ -316,7 +316,7 @@ class FitLoop(StockFitLoop):
             flat_module.require_trained()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.engine.schedule = replace(self.engine.schedule, accumulate=trainer.accumulate_grad_batches)
-        self.before_round = checkpointing.round_start(trainer, self.engine)
+        self.before_round = checkpointing.round_start(trainer, self.engine, stop)
         frozen = flat_module.sample_frozen()
         with trainer.profiler.profile("train_round"):
             record = train_round(self.engine)

@@ -122,6 +122,20 @@ def test_a_stopped_run_that_lacks_rounds_of_min_rounds_goes_on_and_says_so(
     assert "stopped the run after round 2 of 4; it goes on, because min_rounds or min_steps is more." in caplog.text
 
 
+def test_a_stop_that_waits_for_min_rounds_is_kept_within_a_round(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    class Saves(L.Callback):
+        def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "within.ckpt")
+
+    for callbacks, path in (([Saves()], None), ([], tmp_path / "within.ckpt")):
+        trainer = make_trainer(
+            callbacks=[Rising(), TargetReached(0.0, "val/rising"), *callbacks], max_rounds=PLANNED, min_rounds=3
+        )
+        trainer.fit(Perceptron(), federation(), ckpt_path=path)
+        assert rounds_in_table(trainer) == "3 of 4 (TargetReached: val/rising)"
+
+
 @pytest.mark.parametrize("name", ["CommunicationMeter", "own", "at the start", "after the validation", "function"])
 @pytest.mark.parametrize("every", [(1, 3), (3, 1), (3, 3)], ids=lambda every: f"every {every}")
 def test_the_last_round_is_evaluated_wherever_a_run_is_stopped(
