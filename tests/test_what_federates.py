@@ -222,6 +222,9 @@ ROWS = {  # the tests by the row's first words
         (LIGHTNING, "test_callbacks_that_save_or_average_see_the_steps_of_the_only_client"),
         (LIGHTNING, "test_a_run_saved_within_a_round_resumes_at_its_beginning_to_the_same_bits"),
     ],
+    "`ModelCheckpoint` that saves before": [
+        ("trainer/test_checkpointing.py", "test_a_round_that_is_saved_before_its_end_is_repeated")
+    ],
     "`WeightAveraging`": [
         (LIGHTNING, "test_callbacks_that_save_or_average_see_the_steps_of_the_only_client"),
         (STOCK, "test_weight_averaging_averages_the_servers_models"),

@@ -316,13 +316,13 @@ def test_states_are_restored_in_the_same_order(
 
 
 class Saves(Callback):
-    """Callback that saves a checkpoint at the end of the first epoch."""
+    """Callback that saves a checkpoint at the end of a training of one epoch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch == 0:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.max_epochs == 1:
             trainer.save_checkpoint(self.path)
 
 
