@@ -73,7 +73,8 @@ def attributes_of(parts: Iterable[nn.Module]) -> Iterator[tuple[str, Any]]:
 
 def content(owner: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those in slots."""
-    slots = {name: getattr(owner, name) for name in _slots(type(owner)) if hasattr(owner, name)}
+    kind: Any = type(owner)
+    slots = {name: getattr(owner, name) for name in _slots(kind) if hasattr(owner, name)}
     return slots | getattr(owner, "__dict__", {})
 
 
