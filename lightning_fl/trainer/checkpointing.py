@@ -49,14 +49,12 @@ class RoundStart:
     Attributes:
         run: state of the run.
         callbacks: states of the callbacks, by key.
-        data: state of the data module.
         federation: further entries of the checkpoint's `federation`.
         is_trained: True once the clients have trained, and the module has the server's new model.
     """
 
     run: dict[str, Any]
     callbacks: dict[str, Any]
-    data: dict[str, Any]
     federation: dict[str, Any]
     is_trained: bool = False
 
@@ -69,11 +67,10 @@ def round_start(trainer: TrainerInterface, engine: Engine, stop: Stop | None) ->
         engine: engine of the run.
         stop: what had stopped the run when the round began.
     """
-    saves = trainer.is_global_zero
-    callbacks, data = (_states_of_callbacks(trainer), trainer.data.state_dict()) if saves else ({}, {})
+    callbacks = _states_of_callbacks(trainer) if trainer.is_global_zero else {}
     federation = _further_state(trainer, engine) | {"stop": stop and asdict(stop)}
-    callbacks, data, federation["learning_rates"] = deepcopy((callbacks, data, federation["learning_rates"]))
-    return RoundStart(trainer.run.state_dict(), callbacks, data, federation)
+    callbacks, federation["learning_rates"] = deepcopy((callbacks, federation["learning_rates"]))
+    return RoundStart(trainer.run.state_dict(), callbacks, federation)
 
 
 def _states_of_callbacks(trainer: TrainerInterface, *kinds: type) -> dict[str, Any]:
@@ -149,7 +146,7 @@ def build_checkpoint(
             "run": as_saved(run_state) if saved_states is None else saved_states.write(run_state),
         } | (before.federation if before else _further_state(trainer, engine))
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
-        if datamodule_state := before.data if before else datamodule.state_dict():
+        if datamodule_state := datamodule.state_dict():
             checkpoint[type(_given(datamodule)).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)
     return checkpoint if saved_frozen is None else saved_frozen.moved_out(checkpoint, frozen)
