@@ -162,10 +162,9 @@ def _is_compiled(module: LightningModule) -> bool:
 
 def describe_runner(runner: Runner) -> dict[str, Any]:
     """Return the runner's name and its most clients in a stack, for a checkpoint."""
-    if isinstance(runner, Stacked) and not runner.has_ended:
-        return {"wanted": "stacked", "clients_at_once": runner.clients_at_once}
     if isinstance(runner, Stacked):
-        return {"wanted": "serial", "clients_at_once": None}
+        stacks = {"wanted": "stacked", "clients_at_once": runner.clients_at_once}
+        return describe_runner(serial) if runner.has_ended else stacks
     return {"wanted": getattr(runner, "__name__", "serial"), "clients_at_once": None}
 
 

@@ -95,9 +95,11 @@ class Stacked:
                 members += [begin(client) for client in waiting[len(members) : size]]
                 is_whole = len(members[:size]) == self.clients_at_once
                 try:
-                    results = self._train(flat_module, job, members[:size], compiled_sizes if is_whole else [])
+                    results, why = self._train(flat_module, job, members[:size], compiled_sizes if is_whole else []), ""
                 except _UnfitError as error:
-                    self._end(flat_module, str(error))
+                    results, why = None, str(error)
+                if why:  # outside the handler, where the error no longer holds the tensors of the stack
+                    self._end(flat_module, why)
                     yield from serial(flat_module, job, left, data)
                     return
                 if results is None:
