@@ -14,13 +14,14 @@ from lightning_fl.checks import Called
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
-from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, undeclared, unpack_values
+from lightning_fl.slots.codec import undeclared
+from lightning_fl.slots.sparse_codec import VALUES, SparseCodec
 
 SEEDS = "scalars/seed/"
 
 
 @dataclass(frozen=True)
-class RandomK(Codec):
+class RandomK(SparseCodec):
     """Send k = max(1, ⌊alpha · d⌋) numbers of a vector (d,), drawn at random; the others arrive as zero.
 
     A vector takes 32k bits plus the seed; 32d with alpha = 1. If each of K clients draws its own coordinates, the error of the
@@ -37,6 +38,7 @@ class RandomK(Codec):
             nearly so, or with `scale` none contract.
     """
 
+    mark = SEEDS
     alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.05
     scale: Literal["unbiased", "none"] = "unbiased"
     common: bool = False
@@ -44,7 +46,7 @@ class RandomK(Codec):
     values: Codec | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_values(self, self.values)
+        self.check_values()
         if self.values is not None:
             traits, scaled = self.values.traits, self.scale == "unbiased"
             fits = traits.keep_means if scaled else Traits.CONTRACTS in traits
@@ -71,11 +73,6 @@ class RandomK(Codec):
         few = Traits.SENDS_FEW.only_if(self.alpha < 0.5 and not self.common)
         return values & of_values | Traits.DELTAS_ONLY.only_if(self.alpha < 1) | few
 
-    @property
-    def largest(self) -> float | None:
-        """Largest magnitude that the codec of the values sends."""
-        return None if self.values is None else self.values.largest
-
     def relative_variance(self, numel: int) -> float | None:
         """Return (d/k)(1 + ω) − 1, ω of the codec of the values; None if the numbers are not scaled."""
         kept = num_kept(self.alpha, numel)
@@ -88,43 +85,18 @@ class RandomK(Codec):
         """True for the model and its moments, unless everything is sent as it is."""
         return compressible(name) and (self.alpha < 1 or (self.values is not None and self.values.is_lossy_for(name)))
 
-    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
-        """Return the positions of a vector's numbers, in ascending order."""
-        vector = _vector_of(name)
+    def chosen(self, vector: str, payload: Payload, context: RoundContext) -> Tensor | None:
+        """Return the drawn positions, on the device of the vector's numbers."""
         if f"{SEEDS}{vector}" not in payload:
             return None
-        chosen = self._chosen(vector, payload, context)
-        if self.values is None or VALUES not in name:
-            return chosen
-        among = self.values.positions(*inside_values(name, payload), _inside(context).at(chosen))
-        return chosen if among is None else chosen[among]
+        sent = payload[f"{SEEDS}{vector}"].content
+        seed = int(sent[0]) if len(sent) else context.draw.seed(vector, self.common)
+        values = next(packed for name, packed in payload.items() if name == vector or f"{VALUES}{vector}:" in name)
+        return self._drawn(seed, context.layout.numel, values.content.device)
 
-    def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
-        """Return the choice of the codec of the values."""
-        if self.values is None or VALUES not in name:
-            return None
-        chosen = self._chosen(_vector_of(name), payload, context)
-        return self.values.choice(*inside_values(name, payload), _inside(context).at(chosen))
-
-    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
-        """Return the bits of the codec of the values."""
-        if self.values is None or VALUES not in name:
-            return None
-        chosen = self._chosen(_vector_of(name), payload, context)
-        return self.values.bits_by_tensor(*inside_values(name, payload), _inside(context).at(chosen))
-
-    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
-        """Return the whole numbers that the codec of the values sends."""
-        if self.values is None or VALUES not in name:
-            return None
-        chosen = self._chosen(_vector_of(name), payload, context)
-        return self.values.symbols(*inside_values(name, payload), _inside(context).at(chosen))
-
-    def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
-        """Return what the codec of the values sends."""
-        if self.values is None:
-            return super().from_symbols(name, symbols, num_values)
-        return self.values.from_symbols(inside_values(name, {})[0], symbols, num_values)
+    def context_inside(self, context: RoundContext) -> RoundContext:
+        """Return the context for the codec of the values, whose draws must not be those of the positions."""
+        return replace(context, draw=context.draw.inside())
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and the seed under `scalars/seed/name`."""
@@ -138,30 +110,10 @@ class RandomK(Codec):
             values = vector[positions]
             if self.scale == "unbiased":
                 values = values * (len(vector) / max(1, len(values)))
-            payload |= pack_values(self.values, name, values, positions, _inside(context))
+            payload |= self.pack_values(name, values, positions, context)
             bits = self.seed_bits if self.alpha < 1 else 0
             payload[f"{SEEDS}{name}"] = Packed(torch.tensor([seed] if bits else [], dtype=torch.int64), bits)
         return payload, {}
-
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
-        """Decode; numbers that were not sent are zero."""
-        message = {}
-        for name, packed in payload.items():
-            vector = name.removeprefix(SEEDS)
-            if vector != name:
-                positions = self._chosen(vector, payload, context)
-                values = unpack_values(self.values, vector, payload, positions, _inside(context))
-                message[vector] = values.new_zeros(context.layout.numel).index_copy_(0, positions, values)
-            elif VALUES not in name and f"{SEEDS}{name}" not in payload:
-                message[name] = packed.content
-        return message
-
-    def _chosen(self, vector: str, payload: Payload, context: RoundContext) -> Tensor:
-        """Return the ascending positions (k,) of a vector's numbers, on their device."""
-        sent = payload[f"{SEEDS}{vector}"].content
-        seed = int(sent[0]) if len(sent) else context.draw.seed(vector, self.common)
-        values = next(packed for name, packed in payload.items() if name == vector or f"{VALUES}{vector}:" in name)
-        return self._drawn(seed, context.layout.numel, values.content.device)
 
     def _drawn(self, seed: int, count: int, device: torch.device) -> Tensor:
         return _positions(seed, num_kept(self.alpha, count), count, device)
@@ -172,13 +124,3 @@ def _positions(seed: int, num_kept: int, count: int, device: torch.device) -> Te
     """Return k of `count` positions, not to be changed; they are drawn on the CPU, so that all devices draw the same."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[:num_kept].sort().values.to(device, non_blocking=True)
-
-
-def _inside(context: RoundContext) -> RoundContext:
-    """Return the context for the codec of the values, whose draws must not be those of the positions."""
-    return replace(context, draw=context.draw.inside())
-
-
-def _vector_of(name: str) -> str:
-    """Return the vector to which an entry belongs."""
-    return name.partition(VALUES)[2].partition(":")[0] or name

@@ -14,7 +14,6 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-import torch
 from annotated_types import Interval
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from lightning_fl.coding.top_k import (
     unpack_positions,
 )
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, compressible
-from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
+from lightning_fl.slots.sparse_codec import VALUES, SparseCodec
 
 
 @dataclass(frozen=True)
@@ -54,25 +53,20 @@ class Sparse(Codec):
         """True for the model and its moments, unless everything is sent."""
         return self.alpha < 1 and compressible(name)
 
-    @abstractmethod
-    def mask_of(self, name: str) -> str:
-        """Return the name of the positions of a vector."""
-
-    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
-        """Return the positions of a vector's numbers."""
-        mask = payload.get(self.mask_of(name))
-        if mask is None:
-            return None
-        count = context.layout.numel
-        return unpack_positions(mask.content, num_kept(self.alpha, count), count)
-
     def pack_mask(self, positions: Tensor, count: int) -> Packed:
         """Encode ascending positions (k,) among `count`, as a mask or a list of indices, whichever is shorter."""
         return Packed(pack_positions(positions, count), positions_bits(len(positions), count, self.index_bits))
 
+    def unpack_mask(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
+        """Return the positions (k,) in an entry; None if the payload has no such entry."""
+        if name not in payload:
+            return None
+        count = context.layout.numel
+        return unpack_positions(payload[name].content, num_kept(self.alpha, count), count)
+
 
 @dataclass(frozen=True)
-class TopK(Sparse):
+class TopK(SparseCodec, Sparse):
     """Send the k largest numbers of each vector and their positions, as a mask or a list of indices, whichever is shorter.
 
     k = max(1, ⌊alpha · d⌋) over the whole vector (d,), of equal magnitudes the lower index first. A vector takes
@@ -82,10 +76,11 @@ class TopK(Sparse):
         values: codec of the k numbers, such as `Blockwise`, which sees a model of k parameters; its bits replace 32k.
     """
 
+    mark = "mask/"
     values: Codec | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_values(self, self.values)
+        self.check_values()
 
     @property
     def traits(self) -> Traits:
@@ -96,56 +91,20 @@ class TopK(Sparse):
         grows = Traits.ERROR_MAY_GROW.only_if(not values.fit_error_feedback)
         return super().traits | values & (Traits.DELTAS_ONLY | Traits.CONTRACTS) | grows
 
-    @property
-    def largest(self) -> float | None:
-        """Largest magnitude that the codec of the values sends."""
-        return None if self.values is None else self.values.largest
-
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments, unless everything is sent as it is."""
         return super().is_lossy_for(name) or (self.values is not None and self.values.is_lossy_for(name))
 
-    def mask_of(self, name: str) -> str:
-        """Return `mask/name`, also for an entry of the codec of the values."""
-        return f"mask/{name.partition(VALUES)[2].partition(':')[0] if VALUES in name else name}"
-
-    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
-        """Return the positions of a vector's numbers."""
-        chosen = super().positions(name, payload, context)
-        if self.values is None or VALUES not in name or chosen is None:
-            return chosen
-        among = self.values.positions(*inside_values(name, payload), context.at(chosen))
-        return chosen if among is None else chosen[among]
+    def chosen(self, vector: str, payload: Payload, context: RoundContext) -> Tensor | None:
+        """Return the positions in `mask/VECTOR`."""
+        return self.unpack_mask(f"mask/{vector}", payload, context)
 
     def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
         """Return d and k for the positions of a vector, and the choices of the codec of the values."""
-        if VALUES not in name:
-            is_mask = name.startswith("mask/") and name in payload
-            return (context.layout.numel, num_kept(self.alpha, context.layout.numel)) if is_mask else None
-        chosen = super().positions(name, payload, context)
-        if self.values is None or chosen is None:
-            return None
-        return self.values.choice(*inside_values(name, payload), context.at(chosen))
-
-    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
-        """Return the bits of the codec of the values."""
-        chosen = super().positions(name, payload, context) if VALUES in name else None
-        if self.values is None or chosen is None:
-            return None
-        return self.values.bits_by_tensor(*inside_values(name, payload), context.at(chosen))
-
-    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
-        """Return the whole numbers that the codec of the values sends."""
-        chosen = super().positions(name, payload, context) if VALUES in name else None
-        if self.values is None or chosen is None:
-            return None
-        return self.values.symbols(*inside_values(name, payload), context.at(chosen))
-
-    def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
-        """Return what the codec of the values sends."""
-        if self.values is None:
-            return super().from_symbols(name, symbols, num_values)
-        return self.values.from_symbols(inside_values(name, {})[0], symbols, num_values)
+        if VALUES in name:
+            return super().choice(name, payload, context)
+        is_mask = name.startswith("mask/") and name in payload
+        return (context.layout.numel, num_kept(self.alpha, context.layout.numel)) if is_mask else None
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
@@ -153,24 +112,11 @@ class TopK(Sparse):
         for name, vector in message.items():
             if compressible(name):
                 positions = top_k(vector, num_kept(self.alpha, len(vector)))
-                payload |= pack_values(self.values, name, vector[positions], positions, context)
+                payload |= self.pack_values(name, vector[positions], positions, context)
                 payload[f"mask/{name}"] = self.pack_mask(positions, len(vector))
             else:
                 payload[name] = Packed.whole(vector)
         return payload, {}
-
-    def decode(self, payload: Payload, context: RoundContext) -> Message:
-        """Decode; numbers that were not sent are zero."""
-        message, count = {}, context.layout.numel
-        for name, packed in payload.items():
-            if name.startswith("mask/") and VALUES not in name:
-                entry = name.removeprefix("mask/")
-                positions = unpack_positions(packed.content, num_kept(self.alpha, count), count)
-                values = unpack_values(self.values, entry, payload, positions, context)
-                message[entry] = _among_zeros(values, positions, count)
-            elif VALUES not in name and f"mask/{name}" not in payload:
-                message[name] = packed.content
-        return message
 
 
 @dataclass(frozen=True)
@@ -183,9 +129,9 @@ class OneMask(Sparse):
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the ascending positions (k,) to send of these vectors (d,)."""
 
-    def mask_of(self, name: str) -> str:
-        """Return `mask`, the same for all vectors."""
-        return "mask"
+    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
+        """Return the positions of the numbers of all vectors."""
+        return self.unpack_mask("mask", payload, context)
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (k,) under each vector's name, and their positions under `mask`."""
@@ -201,11 +147,13 @@ class OneMask(Sparse):
     def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Decode; numbers that were not sent are zero."""
         message = {name: packed.content for name, packed in payload.items() if name != "mask"}
-        sent = {name: values for name, values in message.items() if compressible(name)}
-        if sent:
-            k, count = len(next(iter(sent.values()))), context.layout.numel
-            positions = unpack_positions(payload["mask"].content, k, count)
-            message |= {name: _among_zeros(values, positions, count) for name, values in sent.items()}
+        positions = self.positions("mask", payload, context)
+        if positions is not None:
+            message |= {
+                name: values.new_zeros(context.layout.numel).index_copy_(0, positions, values)
+                for name, values in message.items()
+                if compressible(name)
+            }
         return message
 
 
@@ -252,10 +200,3 @@ class FairTopK(OneMask):
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the positions of the largest numbers of all vectors, by `union`."""
         return (top_k_in_turns if self.union == "interleaved" else top_k_of_max)([*vectors.values()], k)
-
-
-def _among_zeros(values: Tensor, positions: Tensor, count: int) -> Tensor:
-    """Return a vector (count,) with the values (k,) at their positions."""
-    vector = torch.zeros(count, dtype=values.dtype, device=values.device)
-    vector[positions] = values
-    return vector

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_fl.coding.bit_packing import bit_width, pack
 from lightning_fl.errors import require
 from lightning_fl.slots.message import Message, State, compressible
-from lightning_fl.slots.part import Part, check_inner, parts_in
+from lightning_fl.slots.part import Part, parts_in
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.vectors.kinds import KINDS, kind_of
 
@@ -262,60 +262,3 @@ def through(codec: Codec, message: Message, context: RoundContext) -> tuple[Mess
     for name, packed in payload.items():
         bits[kind_of(name)] += packed.bits
     return arrived if unpruned is None else unpruned.scatter(arrived, {}), torch.tensor([*bits.values()])
-
-
-VALUES = "/values/"
-
-
-def check_values(outer: Codec, values: Codec | None) -> None:
-    """Raise `UserError` if a codec cannot encode the chosen values of a vector: a row of numbers, whose positions change."""
-    if values is not None:
-        check_inner(outer, "values", Codec, "EDEN()")
-    name, inner = type(outer).__name__, type(values).__name__
-    traits = Traits.NONE if values is None else values.traits
-    require(
-        not traits & (Traits.ERROR_FEEDBACK | Traits.NEEDS_EVERY_CLIENT),
-        f"{name}'s values have other positions in every message, but {inner} builds on the previous message: use the codec "
-        f"inside {inner}, or ErrorFeedback({name}(values=…)) if that codec contracts.",
-    )
-    require(
-        values is None or Traits.NEEDS_SHAPES not in traits,
-        f"{name}'s values are a row of numbers, which {inner} would send unchanged: leave it out"
-        f"{undeclared(values) if values is not None else ''}.",
-    )
-    leaders = ", ".join(sorted(values.needs)) if values is not None else ""
-    require(
-        not leaders,
-        f"{name}'s values come from one vector, but {inner} chooses positions by {leaders}: use a codec that reads each vector "
-        "alone, such as TopK.",
-    )
-
-
-def pack_values(codec: Codec | None, name: str, values: Tensor, positions: Tensor, context: RoundContext) -> Payload:
-    """Encode the values (k,) at some positions (k,) of a vector like a model of k parameters.
-
-    The names of the entries are `kind/values/VECTOR:NAME`. Without a codec the values are sent unchanged, under the name of the
-    vector.
-    """
-    if codec is None or not len(values):
-        return {name: Packed.whole(values)}
-    payload, _ = codec.encode({name: values}, {}, context.at(positions))
-    return {f"{kind_of(key)}{VALUES}{name}:{key}": packed for key, packed in payload.items()}
-
-
-def unpack_values(codec: Codec | None, name: str, payload: Payload, positions: Tensor, context: RoundContext) -> Tensor:
-    """Return the values (k,) of a vector that `pack_values` encoded."""
-    if codec is None or not len(positions):
-        return payload[name].content
-    return codec.decode(_nested(name, payload), context.at(positions))[name]
-
-
-def inside_values(name: str, payload: Payload) -> tuple[str, Payload]:
-    """Return the name that the codec of the values gave to an entry, and the payload that this codec made."""
-    vector, _, key = name.partition(VALUES)[2].partition(":")
-    return key, _nested(vector, payload)
-
-
-def _nested(vector: str, payload: Payload) -> Payload:
-    prefix = f"{VALUES}{vector}:"
-    return {key.partition(prefix)[2]: packed for key, packed in payload.items() if prefix in key}
