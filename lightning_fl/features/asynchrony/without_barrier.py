@@ -25,7 +25,7 @@ from lightning_fl.engine.network import Network
 from lightning_fl.engine.population import Cohort
 from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.features.asynchrony.arrivals import Arrival, Started, Update, never, next_update
-from lightning_fl.link.link import DIRECTIONS, Link
+from lightning_fl.link.link import Link
 from lightning_fl.outputs.losses import TOO_STALE
 from lightning_fl.slots import Draw, Message, Pace, Result, RoundContext, Upload
 from lightning_fl.state.outcome import Costs, Outcome, added_by_client
@@ -96,8 +96,8 @@ class Clock(Protocol):
     def seconds_of(self, client: int, work: LocalWork, network: Network, bits: Bits) -> float:
         """Return the seconds of a client's training and messages."""
 
-    def radio_seconds(self, bits_by_client: Mapping[int, Bits], total: Bits) -> dict[str, float]:
-        """Return the seconds in which clients send (`up`) and receive (`down`), given the bits of each, and of all."""
+    def keep_radio_seconds(self, bits_by_client: Mapping[int, Bits], costs: Costs) -> None:
+        """Keep for how long the clients of a round have sent and received, given the bits of each, and all costs."""
 
 
 @dataclass(frozen=True)
@@ -324,12 +324,10 @@ class Updates(Observer):
 
     def costs(self, finished: Round) -> Costs:
         """Return what an update has cost, with the seconds until it."""
-        costs, run = self.roles.costs(finished), self.engine.run
+        costs, begin, seconds = self.roles.costs(finished), self.update.begin, self.update.seconds
         bits = added_by_client(finished.link.broadcast_bits_by_client, finished.outcome.bits_by_client)
-        up, down = (run.ledger.bits_of_next(way, costs.broadcast_bits, costs.bits) for way in DIRECTIONS)
-        run.features["clock"] = {"radio_seconds": self.settings.clock.radio_seconds(bits, (up, down))}
-        begin, seconds = self.update.begin, self.update.seconds
-        return replace(costs, seconds=(begin - run.simulated_seconds) + (seconds - begin))
+        self.settings.clock.keep_radio_seconds(bits, costs)
+        return replace(costs, seconds=(begin - self.engine.run.simulated_seconds) + (seconds - begin))
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Forget the versions on which nobody trains any more, and return the columns of the update."""

@@ -69,13 +69,34 @@ class SimulatedTime(Observer):
         return roles
 
     def _costs(self, engine: Engine, costs_of: Callable[[Round], Costs], finished: Round) -> Costs:
-        """Return what a round has cost, with its seconds."""
-        costs, computation = costs_of(finished), self.computation(finished.work, engine.network, finished.cohort)
+        """Return what a round has cost, with its seconds.
+
+        With a clock of clients the round lasts until it closes, and begins when enough clients are there.
+        """
+        costs, cohort, run = costs_of(finished), finished.cohort, self.run
+        computation = self.computation(finished.work, engine.network, cohort)
+        if self.devices is None:
+            return replace(costs, seconds=self._seconds(cohort, computation, *self._bits(costs)))
+        bits = added_by_client(finished.link.broadcast_bits_by_client, finished.outcome.bits_by_client)
+        times = self.times = self.of_round(cohort, engine.population.cohort_size, computation, bits)
+        early = run.features.get(CLOCK, {}).get(EARLY, 0.0)
+        self.keep_radio_seconds(times.bits, costs)
+        return replace(costs, seconds=(cohort.begin - run.simulated_seconds) + early + times.seconds)
+
+    def keep_radio_seconds(self, bits_by_client: Mapping[int, Bits], costs: Costs) -> None:
+        """Keep for how long the clients of a round have sent and received, with a clock of clients.
+
+        Args:
+            bits_by_client: bits that each of them has sent and received.
+            costs: what the round has cost, all clients together.
+        """
+        assert self.devices is not None
+        self.run.features[CLOCK] = {RADIO: self.devices.radio_seconds(bits_by_client, self._bits(costs))}
+
+    def _bits(self, costs: Costs) -> Bits:
+        """Return the bits of a round in each direction, with those that were booked for it in advance."""
         up, down = (self.run.ledger.bits_of_next(way, costs.broadcast_bits, costs.bits) for way in DIRECTIONS)
-        if self.devices is not None:
-            bits = added_by_client(finished.link.broadcast_bits_by_client, finished.outcome.bits_by_client)
-            self.times = self.of_round(finished.cohort, engine.population.cohort_size, computation, bits)
-        return replace(costs, seconds=self.seconds(finished.cohort, computation, up, down))
+        return up, down
 
     def end_round(self, finished: Round) -> dict[str, float]:
         """Return the columns about the clients' times; say once that nobody answers before the deadline."""
@@ -127,11 +148,6 @@ class SimulatedTime(Observer):
         """Return the seconds of a client in a round, with a clock of clients."""
         return self._seconds_of(client, self.computation(work, network), bits)
 
-    def radio_seconds(self, bits_by_client: Mapping[int, Bits], total: Bits) -> dict[str, float]:
-        """Return the seconds in which clients send (`up`) and receive (`down`), with a clock of clients."""
-        assert self.devices is not None
-        return self.devices.radio_seconds(bits_by_client, total)
-
     def _seconds_of(self, client: int, computation: Computation, bits: Bits) -> float:
         assert self.devices is not None
         return self.devices.seconds(client, computation, bits)
@@ -152,17 +168,11 @@ class SimulatedTime(Observer):
         seconds |= {client: self.planned[client] for client in cohort.late}
         return RoundTimes(cohort, num_places, self.deadline, seconds, bits)
 
-    def seconds(self, cohort: Cohort, computation: Computation, uplink_bits: int, downlink_bits: int) -> float:
-        """Return the seconds by which a round lets the run's time grow: as long as the client that computes most needs.
+    def _seconds(self, cohort: Cohort, computation: Computation, uplink_bits: int, downlink_bits: int) -> float:
+        """Return the seconds of a round without a clock of clients: as long as the client that computes most needs.
 
-        That client has the most samples × share of the network. With a clock of clients the round lasts until it closes, and
-        begins when enough clients are there.
+        That client has the most samples × share of the network.
         """
-        run, times = self.run, self.times
-        if times is not None:
-            early = run.features.get(CLOCK, {}).get(EARLY, 0.0)
-            run.features[CLOCK] = {RADIO: self.radio_seconds(times.bits, (uplink_bits, downlink_bits))}
-            return (cohort.begin - run.simulated_seconds) + early + times.seconds
         if not cohort.answering:
             return self.clock.seconds(uplink_bits, downlink_bits, macs=0.0, work=0.0)
         work = computation.work
