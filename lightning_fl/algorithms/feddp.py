@@ -88,7 +88,6 @@ class FedDP(Wrapper):
         super().__init__(base, [gates] if variant == "gates" else [], **slots)
         if validation_clients is not None:
             self.validation_clients = validation_clients
-        self.variant = variant
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return the values of the base method with gates, and the paper's cost."""

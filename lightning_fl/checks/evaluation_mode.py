@@ -37,15 +37,14 @@ MUST_NOT_CHANGE = (
 
 
 @contextmanager
-def evaluating(module: nn.Module, sets_mode: bool = True, restores_mode: bool = True) -> Iterator[None]:
-    """Set evaluation mode inside the context, and restore every part's mode afterwards; either may be left to the module."""
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside the context, and restore every part's mode afterwards."""
     modes = {part: part.training for part in module.modules()}
-    if sets_mode:
-        module.eval()
+    module.eval()
     try:
         yield
     finally:
-        for part, mode in modes.items() if restores_mode else ():
+        for part, mode in modes.items():
             part.training = mode
 
 

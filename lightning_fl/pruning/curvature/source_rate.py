@@ -16,7 +16,6 @@ from lightning_fl.pruning.curvature.products import Product
 from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
 from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
 
-"""Ways to find the pruning rate of a source in the curvature of its loss."""
 EXACT = 2000
 """Largest number of parameters for which the gap is found in all eigenvalues."""
 
