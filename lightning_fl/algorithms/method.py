@@ -67,7 +67,7 @@ class Method(Algorithm):
         """Fill the slots; those that neither the method nor its user fills are FedAvg's.
 
         Args:
-            own: The method's own steps of the server.
+            method_steps: The method's own steps of the server.
             rule: Optimiser steps of a client, and its upload; the module's own optimiser if not given.
             uplink: Codec of the clients' uploads; Dense if not given.
             downlink: Codec of the server's broadcast; Dense if not given.
@@ -105,7 +105,7 @@ class Wrapper(Method):
 
         Args:
             base: The base method.
-            own: Values that the method lets every client keep, in addition to those of the base method.
+            method_personal: Values that the method lets every client keep, in addition to those of the base method.
             personal: Further values that every client keeps for itself: parts, or, in place of PersonalLayers(names),
                 the names of parameters, buffers or submodules.
 
