@@ -44,7 +44,7 @@ from lightning_fl.slots.personal import (
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.round_context import Draw, RoundContext
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
-from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSamples, ServerTraining
+from lightning_fl.slots.server import Learner, Server, ServerTraining
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 from lightning_fl.slots.validation import Validation
@@ -88,8 +88,6 @@ __all__ = [
     "RoundContext",
     "Rule",
     "Server",
-    "ServerModel",
-    "ServerSamples",
     "ServerTraining",
     "ServerTurn",
     "SetupTurn",

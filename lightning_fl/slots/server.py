@@ -32,12 +32,20 @@ class ServerTraining:
     num_steps: int
 
 
-class ServerSamples(Protocol):
-    """The server's own samples, and facts about the clients' samples.
+class Server(Protocol):
+    """The server as a step sees it: its own samples, and training and evaluation on them; see `lightning_fl.engine.server_side`.
 
     Attributes:
         num_samples: samples that the server holds, n_0; 0 if it has none.
+        counters: integer buffers of the module by name, which count up in its trainings.
+        num_steps: optimiser steps of its trainings in this turn.
     """
+
+    counters: dict[str, Tensor]
+    num_steps: int
+
+    def branch(self) -> Server:
+        """Return a copy that counts its own trainings, for a step that may be undone."""
 
     @property
     def num_samples(self) -> int: ...
@@ -69,18 +77,6 @@ class ServerSamples(Protocol):
 
     def label_histograms(self) -> Tensor:
         """Return the number of samples of each client and class, float32 (N, C)."""
-
-
-class ServerModel(Protocol):
-    """Training and evaluation of models on the server's own samples.
-
-    Attributes:
-        counters: integer buffers of the module by name, which count up in its trainings.
-        num_steps: optimiser steps of its trainings in this turn.
-    """
-
-    counters: dict[str, Tensor]
-    num_steps: int
 
     @property
     def seed(self) -> int:
@@ -132,13 +128,6 @@ class ServerModel(Protocol):
 
     def layer_macs(self) -> dict[str, int]:
         """Return the multiply-accumulates of each layer in the forward pass of one sample, by module name; {} if unknown."""
-
-
-class Server(ServerSamples, ServerModel, Protocol):
-    """The server as a step sees it; see `lightning_fl.engine.server_side`."""
-
-    def branch(self) -> Server:
-        """Return a copy that counts its own trainings, for a step that may be undone."""
 
 
 class Learner(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fl.checks import Called, whole_share
 from lightning_fl.errors import require
-from lightning_fl.slots import PROPOSAL, UPLOADS, Server, ServerSamples, ServerTurn, State, Step
+from lightning_fl.slots import PROPOSAL, UPLOADS, Server, ServerTurn, State, Step
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Distillation(Step):
                 "distillation a larger batch_size, or set freeze_batch_norm.",
             )
 
-    def _skips_single_samples(self, server: ServerSamples) -> bool:
+    def _skips_single_samples(self, server: Server) -> bool:
         return server.skips_single_samples and not self.freeze_batch_norm
 
-    def _num_held_out(self, server: ServerSamples) -> int:
+    def _num_held_out(self, server: Server) -> int:
         return whole_share(self.val_fraction, server.num_samples) if server.has_labels else 0
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
