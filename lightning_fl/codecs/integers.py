@@ -5,7 +5,6 @@ Jacob et al., Quantization and Training of Neural Networks for Efficient Integer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -77,7 +76,8 @@ class Integers(VectorCodec):
         wide = vector.to(scale_dtype(vector.dtype))
         codes = torch.empty_like(wide, dtype=torch.int32)
         scales, zeros = [wide.new_zeros(0)], [wide.new_zeros(0)]
-        for rows, target in zip(self._rows(wide, context), self._rows(codes, context), strict=True):
+        views = self._rows(wide, context).values(), self._rows(codes, context).values()
+        for rows, target in zip(*views, strict=True):
             scale, zero = self._scale(rows.flatten(1))
             shape = (-1, *[1] * (rows.dim() - 1))
             ratio = rows / scale.view(shape)  # NaN or infinite where the scale is 0
@@ -100,9 +100,9 @@ class Integers(VectorCodec):
         if not self.symmetric:
             zeros = unpack(payload[f"{ZEROS}{name}"].content, len(scales), self.bits).to(scales.dtype)
         vector = unpack(payload[name].content, context.layout.numel, self.bits).to(scales.dtype)
-        counts = list(self._groups(context).values())
-        groups = zip(scales.split(counts), zeros.split(counts), strict=True)
-        for rows, (scale, zero) in zip(self._rows(vector, context), groups, strict=True):
+        views = list(self._rows(vector, context).values())
+        counts = [len(rows) for rows in views]
+        for rows, scale, zero in zip(views, scales.split(counts), zeros.split(counts), strict=True):
             shape = (-1, *[1] * (rows.dim() - 1))
             rows.sub_(zero.view(shape))
             if self.symmetric:
@@ -128,23 +128,19 @@ class Integers(VectorCodec):
         scale = high / self._most - low / self._most  # the difference may overflow
         return scale, (-low / scale).round().nan_to_num_(0.0).clamp_(0, self._most)
 
-    def _rows(self, vector: Tensor, context: RoundContext) -> Iterator[Tensor]:
-        """Yield a view of each tensor that is not empty, whose first axis counts its groups."""
-        axes = {name: group for group in context.groups for name in group.parameters}
+    def _rows(self, vector: Tensor, context: RoundContext) -> dict[str, Tensor]:
+        """Return a view of each tensor that is not empty, whose first axis counts its groups."""
+        layers, rows = {name: group for group in context.groups for name in group.parameters}, {}
         for name, view in context.layout.views(vector).items():
             if not view.numel():
                 continue
             if self.per == "tensor" or view.dim() < 2:
-                yield view.reshape(1, -1) if view.dim() == 0 else view.unsqueeze(0)
+                rows[name] = view.reshape(1, -1) if view.dim() == 0 else view.unsqueeze(0)
             else:
-                yield view.movedim(axes[name].unit_axis(view.dim()), 0) if name in axes else view
+                rows[name] = view.movedim(layers[name].unit_axis(view.dim()), 0) if name in layers else view
+        return rows
 
     def _groups(self, context: RoundContext) -> dict[str, int]:
         """Return the number of groups of each tensor that is not empty."""
-        axes = {name: group for group in context.groups for name in group.parameters}
-        counts = {}
-        for name, shape, size in zip(context.layout.names, context.layout.shapes, context.layout.sizes, strict=True):
-            if size:
-                one = self.per == "tensor" or len(shape) < 2
-                counts[name] = 1 if one else shape[axes[name].unit_axis(len(shape)) if name in axes else 0]
-        return counts
+        whole = torch.empty(context.layout.numel, device="meta")  # of which only the shapes count
+        return {name: len(rows) for name, rows in self._rows(whole, context).items()}
