@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
 from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge
 
-from lightning_fl.checks import check_between, check_fields, check_whole
+from lightning_fl.checks import check_between, check_fields, check_whole, whole_share
 from lightning_fl.errors import require
 from lightning_fl.features.attacks.attack import Attack
 
@@ -82,4 +81,4 @@ class Adversary:
         """
         if isinstance(self.attackers, list | tuple):
             return len(self.attackers)
-        return floor(self.attackers * num_clients + 1e-9)  # 0.29 · 100 is below 29 in floats
+        return whole_share(self.attackers, num_clients)
