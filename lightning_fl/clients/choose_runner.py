@@ -185,7 +185,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         The obstacles to stacking, the bytes that each client needs, and whether the module draws random numbers.
     """
     obstacles = _known_obstacles(flat_module)
-    client = int(data.client_sizes.argmax())
+    client = data.largest_client
     work = job.schedule.work(data.client(client), job.run.torch_seeds(CLIENT, client), data.train.resident)
     if not work.batches_per_epoch:
         return obstacles, 1, False

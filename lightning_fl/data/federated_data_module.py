@@ -169,6 +169,11 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         return None if self.groups_of_clients is None else self.groups_of_clients.names
 
     @property
+    def largest_client(self) -> int:
+        """Client with the most training samples; of equal ones the first."""
+        return int(self.client_sizes.argmax())
+
+    @property
     def has_classes(self) -> bool:
         """True if the class of each training sample and the number of classes are known, after `setup`."""
         return "train" in vars(self) and self.train.labels is not None and self.num_classes is not None

@@ -35,7 +35,7 @@ class Network:
         model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
         macs = None  # of clients with loaders of their own, from which nothing is read beside the training
         if not data.reads_own_loaders:
-            macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)
+            macs = count_macs(flat_module, data.client(data.largest_client), data.train.resident)
         flat_module.load(*model)
         return cls(
             groups_of(flat_module), sum(parameter.numel() for parameter in flat_module.module.parameters()), macs

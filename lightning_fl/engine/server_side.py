@@ -106,7 +106,7 @@ class ServerSide:
         return float(np.mean([self.schedule.num_samples(int(size)) for size in sizes]))
 
     def layer_macs(self) -> dict[str, int]:
-        samples = self.data.server_data() or self.data.client(int(self.data.client_sizes.argmax()))
+        samples = self.data.server_data() or self.data.client(self.data.largest_client)
         macs = count_layer_macs(self.flat_module, samples, self.data.train.resident)
         return macs or {}
 

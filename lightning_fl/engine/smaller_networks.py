@@ -124,12 +124,12 @@ class NetworksOfClients:
         """Return the multiply-accumulates of a sample's forward pass; None if they cannot be counted."""
         key = width.share, self.flat_module.layout
         if key not in self._macs:
-            samples, resident = self.data.client(int(self.data.client_sizes.argmax())), self.data.train.resident
+            samples, resident = self.data.client(self.data.largest_client), self.data.train.resident
             with self.flat_module.cut_to(self.network(width)):
                 self._macs[key] = count_macs(self.flat_module, samples, resident)
         return self._macs[key]
 
     def _example(self) -> Any:
-        samples = self.data.client(int(self.data.client_sizes.argmax()))
+        samples = self.data.client(self.data.largest_client)
         batch = self.flat_module.transfer(next(iter(samples.batches(2))), self.data.train.resident)
         return batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -84,5 +84,5 @@ def check_schedules(trainer: TrainerInterface, data: FederatedDataModule) -> Non
     schedules, module = trainer.active_module.optimizer.schedules, type(trainer.lightning_module).__name__
     schedules.check_rounds(module, trainer.num_rounds)
     if trainer.algorithm.trains_in_rounds:
-        largest = int(data.client_sizes.argmax())
+        largest = data.largest_client
         schedules.check_steps(module, largest, trainer.most_local_steps, trainer.accumulate_grad_batches)
