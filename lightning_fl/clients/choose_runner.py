@@ -82,24 +82,7 @@ def choose_runner(
     most_at_once, most_bytes = (MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU) if on_cpu else (MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU)
     pays = work is not None and work <= most_work and num_clients >= least_clients
     method, module = type(job.rule).__name__, type(flat_module.module).__name__
-    losses, compares = f"{method} reads losses of whole models", Gradients.REPRESENTATIONS in job.rule.reads
-    table = [  # what stacks cannot do: whether it is asked for, in a refusal, and as a reason
-        (
-            model_keeper(job.personal) is not None,
-            "cannot keep a model for each client, as this method does",
-            "each keeps a model of its own",
-        ),
-        (job.rule.num_losses, f"measures no losses before the training, but {losses}", losses),
-        (
-            compares,
-            f"cannot read representations by other models, as {method} does",
-            "each compares its representations with other models'",
-        ),
-    ]
-    impossible = [(refusal, reason) for is_asked, refusal, reason in table if is_asked]
-    if flat_module.is_manual:
-        manual = f"cannot train {module}, which makes its steps itself (automatic_optimization is False)"
-        impossible.append((manual, ""))
+    compares, impossible = Gradients.REPRESENTATIONS in job.rule.reads, _impossible(job, flat_module)
     if impossible and wanted == "stacked":
         raise UserError(f"runner 'stacked' {impossible[0][0]}: use runner 'auto' or 'serial'.")
     if wanted == "auto" and not pays and not on_cpu and num_clients >= least_clients:
@@ -118,16 +101,14 @@ def choose_runner(
         rank_zero_info(f"Clients train one after the other, because {impossible[0][1]}.")
         return serial
     obstacles, client_bytes, draws = _try(flat_module, job, data)
-    if obstacles and wanted == "stacked":
-        raise UserError(
-            f"runner 'stacked' cannot train {module}: {'; '.join(obstacles)}. Fix this, or use runner 'auto' or 'serial'."
-        )
-    if wanted == "auto" and on_cpu and obstacles:
-        return serial
     if obstacles:
-        rank_zero_info(
-            f"Clients train one after the other, because {module} cannot be stacked: {'; '.join(obstacles)}."
-        )
+        listed = "; ".join(obstacles)
+        if wanted == "stacked":
+            raise UserError(
+                f"runner 'stacked' cannot train {module}: {listed}. Fix this, or use runner 'auto' or 'serial'."
+            )
+        if not on_cpu:
+            rank_zero_info(f"Clients train one after the other, because {module} cannot be stacked: {listed}.")
         return serial
     if wanted == "auto" and draws:  # the draws would depend on which clients make up a stack
         if not on_cpu:
@@ -153,6 +134,31 @@ def choose_runner(
             "uses it."
         )
     return Stacked(clients_at_once)
+
+
+def _impossible(job: ClientJob, flat_module: FlatModule) -> list[tuple[str, str]]:
+    """Return what stacks cannot do of what a job asks for, as a refusal, and as a reason to train one after the other."""
+    method, module = type(job.rule).__name__, type(flat_module.module).__name__
+    losses = f"{method} reads losses of whole models"
+    table = [
+        (
+            model_keeper(job.personal) is not None,
+            "cannot keep a model for each client, as this method does",
+            "each keeps a model of its own",
+        ),
+        (job.rule.num_losses, f"measures no losses before the training, but {losses}", losses),
+        (
+            Gradients.REPRESENTATIONS in job.rule.reads,
+            f"cannot read representations by other models, as {method} does",
+            "each compares its representations with other models'",
+        ),
+        (
+            flat_module.is_manual,
+            f"cannot train {module}, which makes its steps itself (automatic_optimization is False)",
+            "",
+        ),
+    ]
+    return [(refusal, reason) for is_asked, refusal, reason in table if is_asked]
 
 
 def _is_compiled(module: LightningModule) -> bool:
