@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Ge, Gt
 
 from lightning_fl.data.partitions.client_indices import ClientIndices
-from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough
+from lightning_fl.data.partitions.partition import Partition, even_sizes, require_enough
 from lightning_fl.data.partitions.sizes import IID, Sizes
 from lightning_fl.errors import require
 
@@ -99,7 +99,7 @@ class ClassPriors(Partition):
         taken = np.array([self._draw(rng.dirichlet(prior), left, size, rng) for size in sizes])
         members = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in present])
         owners = np.concatenate([np.repeat(np.arange(num_clients), column) for column in taken.T])
-        return cut(members[np.argsort(owners, kind="stable")], sizes)
+        return ClientIndices(members[np.argsort(owners, kind="stable")], sizes)
 
     @staticmethod
     def _draw(shares: np.ndarray, left: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from annotated_types import Ge, Gt
 
 from lightning_fl.data.partitions.client_indices import ClientIndices
-from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_minimum
+from lightning_fl.data.partitions.partition import Partition, even_sizes, require_minimum
 from lightning_fl.errors import UserError, require
 
 
@@ -68,10 +68,10 @@ class Dirichlet(Partition):
         clients = [min(self.block, num_clients - first) for first in range(0, num_clients, self.block)]
         sizes = np.diff([len(labels) * sum(clients[:end]) // num_clients for end in range(len(clients) + 1)])
         joined = []
-        for members, count in zip(cut(rng.permutation(len(labels)), sizes), clients, strict=True):
+        for members, count in zip(ClientIndices(rng.permutation(len(labels)), sizes), clients, strict=True):
             parts = self._split(labels[members], count, len(members) // (2 * count), rng)
             joined += [members[part] for part in parts]
-        return cut(np.concatenate(joined), even_sizes(len(labels), num_clients))
+        return ClientIndices(np.concatenate(joined), even_sizes(len(labels), num_clients))
 
     def _split(self, labels: np.ndarray, num_clients: int, minimum: int, rng: np.random.Generator) -> ClientIndices:
         """Split each class over the clients, each of which gets at least `minimum` samples."""
@@ -79,7 +79,7 @@ class Dirichlet(Partition):
         sizes = self._draw_sizes([len(members) for members in classes], num_clients, minimum, rng)
         shuffled = np.concatenate([rng.permutation(members) for members in classes])
         owners = np.concatenate([np.repeat(np.arange(num_clients), row) for row in sizes])
-        return cut(shuffled[np.argsort(owners, kind="stable")], np.sum(sizes, axis=0))
+        return ClientIndices(shuffled[np.argsort(owners, kind="stable")], np.sum(sizes, axis=0))
 
     def _draw_sizes(
         self, class_sizes: list[int], num_clients: int, minimum: int, rng: np.random.Generator

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_fl.checks import Checked, check_whole
-from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.users import Groups
 from lightning_fl.errors import require
 
@@ -89,15 +88,6 @@ def even_sizes(num_samples: int, num_parts: int) -> np.ndarray:
     [3, 3, 2]
     """
     return num_samples // num_parts + (np.arange(num_parts) < num_samples % num_parts)
-
-
-def cut(order: np.ndarray, sizes: np.ndarray) -> ClientIndices:
-    """Cut `order` into consecutive parts of these sizes, as views.
-
-    >>> [part.tolist() for part in cut(np.arange(5), np.array([2, 0, 3]))]
-    [[0, 1], [], [2, 3, 4]]
-    """
-    return ClientIndices(order, sizes)
 
 
 def require_enough(num_samples: int, num_clients: int) -> None:

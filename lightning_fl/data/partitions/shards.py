@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Ge
 
 from lightning_fl.data.partitions.client_indices import ClientIndices
-from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough
+from lightning_fl.data.partitions.partition import Partition, even_sizes, require_enough
 from lightning_fl.errors import require
 
 
@@ -45,7 +45,7 @@ class Shards(Partition):
         )
         by_label = np.argsort(labels, kind="stable")
         sizes = even_sizes(len(labels), num_shards)
-        shards = cut(by_label, sizes)
+        shards = ClientIndices(by_label, sizes)
         dealt = rng.permutation(num_shards)
         order = np.concatenate([shards[shard] for shard in dealt])
-        return cut(order, sizes[dealt].reshape(num_clients, -1).sum(1))
+        return ClientIndices(order, sizes[dealt].reshape(num_clients, -1).sum(1))

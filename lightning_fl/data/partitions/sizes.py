@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge, Gt
 
 from lightning_fl.data.partitions.client_indices import ClientIndices
-from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough, require_minimum
+from lightning_fl.data.partitions.partition import Partition, even_sizes, require_enough, require_minimum
 from lightning_fl.errors import UserError
 
 MOST_TRIES = 1000
@@ -37,7 +37,7 @@ class Sizes(Partition):
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""
         sizes = self.sizes(len(labels), num_clients, rng)
-        return cut(rng.permutation(len(labels)), sizes)
+        return ClientIndices(rng.permutation(len(labels)), sizes)
 
 
 @dataclass(frozen=True)
