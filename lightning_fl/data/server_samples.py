@@ -22,6 +22,7 @@ import numpy as np
 from lightning_fl.checks import check_between
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.partitions.sizes import rounded_sizes
 from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.errors import require
 
@@ -205,7 +206,7 @@ def counts_for_degree(count: int, degree: float, reference: np.ndarray, class_or
             low = middle
         else:
             high = middle
-    return _largest_remainder(((1 - high) * narrow + high * uniform) * count, count)
+    return rounded_sizes(((1 - high) * narrow + high * uniform) * count, count)
 
 
 def require_pool(available: int, count: int) -> None:
@@ -215,14 +216,6 @@ def require_pool(available: int, count: int) -> None:
         f"The server data ({count:,} samples) are larger than their pool ({available:,}): lower server_fraction, or "
         "lower client_fraction, because the pool contains the samples that the clients do not get.",
     )
-
-
-def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Round non-negative shares that sum to `total` to whole numbers with the same sum."""
-    counts = np.floor(shares).astype(np.int64)
-    by_remainder = np.argsort(counts - shares, kind="stable")
-    counts[by_remainder[: total - counts.sum()]] += 1
-    return counts
 
 
 def _draw_counts(pool: np.ndarray, labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -24,7 +24,7 @@ from lightning_fl.data import (
     Shards,
     Sizes,
 )
-from lightning_fl.data.partitions.sizes import whole_sizes
+from lightning_fl.data.partitions.sizes import rounded_sizes
 from lightning_fl.errors import UserError
 
 PARTITIONS = [
@@ -379,10 +379,11 @@ def test_sizes_that_are_never_large_enough_are_refused(sizes: Sizes) -> None:
     weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-3),
     total=st.integers(0, 999),
 )
-def test_whole_sizes_add_up_and_lie_next_to_the_exact_ones(weights: list[float], total: int) -> None:
-    sizes = whole_sizes(np.array(weights), total)
+def test_rounded_sizes_add_up_and_lie_next_to_the_exact_ones(weights: list[float], total: int) -> None:
+    exact = np.array(weights) / np.sum(weights) * total
+    sizes = rounded_sizes(exact, total)
     assert sizes.sum() == total
-    assert (np.abs(sizes - np.array(weights) / np.sum(weights) * total) < 1 + 1e-6).all()
+    assert (np.abs(sizes - exact) < 1 + 1e-6).all()
 
 
 # ---------------------------------------------------------------------------------------------------- index lists

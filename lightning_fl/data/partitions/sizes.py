@@ -118,7 +118,7 @@ def drawn_sizes(
         weights = draw()
         if not 0 < weights.sum() < np.inf:  # extreme parameters: numbers beyond the range of floats
             continue
-        sizes = whole_sizes(weights, num_samples)
+        sizes = rounded_sizes(weights / weights.sum() * num_samples, num_samples)
         if sizes.min() >= min_samples:
             return sizes
         best = max(best, int(sizes.min()))
@@ -128,13 +128,12 @@ def drawn_sizes(
     )
 
 
-def whole_sizes(weights: np.ndarray, total: int) -> np.ndarray:
-    """Return whole numbers in proportion to weights, which add up to `total`: those with the largest remainders are rounded up.
+def rounded_sizes(exact: np.ndarray, total: int) -> np.ndarray:
+    """Round sizes that add up to `total` to whole numbers that do: those with the largest remainders are rounded up.
 
-    >>> whole_sizes(np.array([0.5, 0.25, 0.25]), 10).tolist()
+    >>> rounded_sizes(np.array([5, 2.5, 2.5]), 10).tolist()
     [5, 3, 2]
     """
-    exact = weights / weights.sum() * total
     sizes = np.floor(exact).astype(np.int64)
     sizes[np.argsort(sizes - exact, kind="stable")[: total - sizes.sum()]] += 1
     return sizes
