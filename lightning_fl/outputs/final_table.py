@@ -219,9 +219,11 @@ def _attack(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> str:
     return f"success {float(trainer.callback_metrics[SUCCESS]):.2f} ({words})"
 
 
-def best_of(trainer: Finished, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float] | None:
-    """Return the first of the rows with the best value of the run's metric; None if no row has one."""
-    name = trainer.metric or ""
+def best_of(
+    trainer: Finished, rows: Iterable[Mapping[str, float]], name: str | None = None
+) -> Mapping[str, float] | None:
+    """Return the first of the rows with the best value of the run's metric, or of a name for it; None if no row has one."""
+    name = name or trainer.metric or ""
     points = [row for row in rows if not isnan(row.get(name, nan))]
     return (min if trainer.metric_falls else max)(points, key=lambda row: row[name]) if points else None
 
@@ -237,11 +239,8 @@ def tested_at_best_validation(
     if names is None:
         return None
     validated, tested = names
-    points = [row for row in rows if not isnan(row.get(validated, nan)) and not isnan(row.get(tested, nan))]
-    if not points:
-        return None
-    chosen = (min if trainer.metric_falls else max)(points, key=lambda row: row[validated])
-    return tested, chosen[tested], chosen["round"] + 1
+    chosen = best_of(trainer, [row for row in rows if not isnan(row.get(tested, nan))], validated)
+    return None if chosen is None else (tested, chosen[tested], chosen["round"] + 1)
 
 
 def curve_file(trainer: Finished) -> Path | None:
