@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from lightning.fabric.utilities.data import sized_len
@@ -14,35 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_fl.checks import parameters_of
 from lightning_fl.data.non_iid_degree import held_classes_and_degrees, non_iid_degree
-from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.samples.loaders import SampleLoader
-from lightning_fl.data.samples.tensor_samples import Samples
-from lightning_fl.data.split import GroupsOfClients
-
-
-class SplitData(Protocol):
-    """Attributes of a `FederatedDataModule` that its descriptions contain."""
-
-    num_clients: int
-    num_left_out: int
-    partition: Any
-    shift: Any
-    train: Samples
-    test: Samples | None
-    client_indices: ClientIndices
-    client_val_indices: ClientIndices
-    groups_of_clients: GroupsOfClients | None
-    server_indices: np.ndarray
-    server_histogram: np.ndarray | None
-
-    @property
-    def num_classes(self) -> int | None:
-        """Number of classes."""
-
-    @property
-    def in_channels(self) -> int | None:
-        """Number of channels of an image."""
-
+from lightning_fl.data.split_data import SplitData
 
 NUM_DRAWS = 1000
 """Number of random draws that estimate the degree of IID clients of these sizes."""

@@ -15,15 +15,13 @@ as λ grows).
 from __future__ import annotations
 
 import warnings
-from typing import Protocol
 
 import numpy as np
 
 from lightning_fl.checks import check_between
 from lightning_fl.data.non_iid_degree import non_iid_degree
-from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.sizes import rounded_sizes
-from lightning_fl.data.samples.tensor_samples import Samples
+from lightning_fl.data.split_data import SplitData
 from lightning_fl.errors import require
 
 DEGREE_TOLERANCE = 0.01
@@ -34,22 +32,8 @@ EQUAL_DEGREES = 0.005
 were 0.6099 against these clients, δ = 0.61 would otherwise mix in the distribution of a single class."""
 
 
-class ServerSettings(Protocol):
-    """Attributes of a `FederatedDataModule` that decide the server's samples."""
-
-    train: Samples
-    client_indices: ClientIndices
-    server_fraction: float
-    server_classes: int | None
-    server_degree: float | None
-
-    @property
-    def num_classes(self) -> int | None:
-        """Number of classes."""
-
-
 def draw_server(
-    data: ServerSettings, pool: np.ndarray, count: int, rng: np.random.Generator
+    data: SplitData, pool: np.ndarray, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Draw the server's samples as the settings say.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.data.shift import Shift
+from lightning_fl.data.split_data import SplitData
 from lightning_fl.errors import require
 
 NO_CLASSES = (
@@ -25,29 +23,7 @@ FEWEST_SAMPLES = 20
 """Samples from which on targets that differ from each other are quantities."""
 
 
-class SplitSettings(Protocol):
-    """Settings of a `FederatedDataModule`."""
-
-    num_clients: int
-    partition: Partition
-    client_fraction: float
-    server_fraction: float
-    server_classes: int | None
-    server_degree: float | None
-    groups: Any
-    server_groups: float | None
-    shift: Shift | None
-
-
-class ReadInBatches(Protocol):
-    """Sizes of the clients and their batches in a `FederatedDataModule`."""
-
-    drop_last: bool
-    batch_size: int
-    client_indices: ClientIndices
-
-
-def check_settings(data: SplitSettings) -> None:
+def check_settings(data: SplitData) -> None:
     """Raise `UserError` unless the settings fit together, and partition, shift and groups are what they should be."""
     require(
         isinstance(data.partition, Partition),
@@ -70,7 +46,7 @@ def check_settings(data: SplitSettings) -> None:
     )
 
 
-def _check_groups(data: SplitSettings) -> None:
+def _check_groups(data: SplitData) -> None:
     """Raise `UserError` if settings would cut groups, which a partition keeps whole, or give groups that nothing reads."""
     partition, share, server_groups = data.partition, data.client_fraction, data.server_groups or 0
     require(
@@ -99,7 +75,7 @@ def _check_groups(data: SplitSettings) -> None:
     )
 
 
-def needing_classes(data: SplitSettings) -> str:
+def needing_classes(data: SplitData) -> str:
     """Return the setting that needs the class of each sample, or an empty text."""
     if data.partition.needs_labels:
         return str(data.partition)
@@ -107,7 +83,7 @@ def needing_classes(data: SplitSettings) -> str:
     return next((f"{name}={getattr(data, name)}" for name in names if getattr(data, name) is not None), "")
 
 
-def check_labels(train: Samples, test: Samples | None, num_classes: int | None, data: SplitSettings) -> None:
+def check_labels(train: Samples, test: Samples | None, num_classes: int | None, data: SplitData) -> None:
     """Raise `UserError` if settings need classes that the training samples lack, or some labels are not 0..num_classes-1.
 
     Warns of test samples whose label no training sample has.
@@ -147,7 +123,7 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
             )
 
 
-def check_dropped(data: ReadInBatches) -> None:
+def check_dropped(data: SplitData) -> None:
     """Say how many samples, and clients, are left out in a pass if clients drop a last batch that is not full.
 
     Raises:
