@@ -67,6 +67,18 @@ def build_parser() -> ArgumentParser:
         metavar="TEXT",
         help="name of a line in tables and pictures; once for each line, in their order",
     )
+    _add_look(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document in place of tables and remarks; the same files are written",
+    )
+    parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
+    return parser
+
+
+def _add_look(parser: ArgumentParser) -> None:
+    """Add the flags of the pictures."""
     look = parser.add_argument_group("pictures")
     look.add_argument(
         "--format",
@@ -111,13 +123,6 @@ def build_parser() -> ArgumentParser:
     look.add_argument(
         "--yscale", choices=("log", "linear"), default=Look.yscale, help="vertical axis (default: %(default)s)"
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON document in place of tables and remarks; the same files are written",
-    )
-    parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
-    return parser
 
 
 def formats_of(flags: Namespace) -> tuple[str, ...]:
