@@ -51,8 +51,7 @@ def check_single_samples(flat_module: FlatModule, data: FederatedDataModule, sch
 def _fails_on_one(flat_module: FlatModule, data: FederatedDataModule) -> bool:
     """True if `forward` in training mode fails on one sample for want of a second value in a channel."""
     samples = data.client(data.largest_client)
-    batch = flat_module.transfer(next(iter(samples.batches(1))), data.train.resident)
-    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    inputs = flat_module.inputs(next(iter(samples.batches(1))), data.train.resident)
     with (
         torch.random.fork_rng(flat_module.generators.cuda_devices),
         torch.no_grad(),

@@ -109,7 +109,7 @@ class ModuleLearner:
         with evaluating(flat_module.module), torch.no_grad():
             for batch in samples.batches(self.data.eval_batch_size):
                 with flat_module.fabric.autocast():
-                    logits = flat_module.module(self._inputs(batch))
+                    logits = flat_module.module(flat_module.inputs(batch, self.data.train.resident))
                 parts.append(F.one_hot(logits.argmax(1), logits.shape[1]))
         return torch.cat(parts).cpu()
 
@@ -156,7 +156,7 @@ class ModuleLearner:
         parts = labels[order.to(labels.device)].split(batch_size)
         for classes, batch in zip(parts, samples.batches(batch_size, generator), strict=True):
             if not self._skips(len(classes)):
-                yield self._inputs(batch), classes
+                yield self.flat_module.inputs(batch, self.data.train.resident), classes
 
     def _num_batches(self, num_samples: int, batch_size: int) -> int:
         """Return the number of minibatches of one pass."""
@@ -166,7 +166,3 @@ class ModuleLearner:
     def _skips(self, num_samples: int) -> bool:
         """True if a minibatch is too small for batch normalisation."""
         return num_samples == 1 and self.flat_module.skips_single_samples
-
-    def _inputs(self, batch: Any) -> Any:
-        batch = self.flat_module.transfer(batch, self.data.train.resident)
-        return batch[0] if isinstance(batch, (tuple, list)) else batch

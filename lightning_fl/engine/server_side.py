@@ -186,8 +186,7 @@ class ServerSide:
         """Yield the first part of each batch, without augmentation; the last batch may be smaller."""
         data, flat_module = self.data, self.flat_module
         for batch in data.train.batches(batch_size, data.server_indices[rows.numpy()]):
-            batch = flat_module.transfer(batch, data.train.resident)
-            yield batch[0] if isinstance(batch, (tuple, list)) else batch
+            yield flat_module.inputs(batch, data.train.resident)
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
         flat_module = self.flat_module

@@ -131,5 +131,4 @@ class NetworksOfClients:
 
     def _example(self) -> Any:
         samples = self.data.client(self.data.largest_client)
-        batch = self.flat_module.transfer(next(iter(samples.batches(2))), self.data.train.resident)
-        return batch[0] if isinstance(batch, (tuple, list)) else batch
+        return self.flat_module.inputs(next(iter(samples.batches(2))), self.data.train.resident)

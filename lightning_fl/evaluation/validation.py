@@ -112,8 +112,7 @@ class ModelValidation:
         return None if counter is None else int(counter.get_total_flops()) // 2
 
     def _example(self) -> Any:
-        batch = self.flat_module.transfer(next(iter(self.loaders.flattened[0])), resident=False)
-        return batch[0] if isinstance(batch, (tuple, list)) else batch
+        return self.flat_module.inputs(next(iter(self.loaders.flattened[0])), resident=False)
 
     def _clients(self) -> list[int]:
         """Return the clients to measure, in ascending order; those without samples never train, and count in no mean."""

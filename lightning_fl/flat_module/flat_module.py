@@ -594,6 +594,11 @@ class FlatModule:
             batch = self.hooks.transfer_batch(batch, self.fabric.device)
         return self.fabric.strategy.precision.convert_input(batch)
 
+    def inputs(self, batch: Any, resident: bool) -> Any:
+        """Return what `forward` takes of a batch that `transfer` moves: its first part, or the whole batch if it has no parts."""
+        batch = self.transfer(batch, resident)
+        return batch[0] if isinstance(batch, (tuple, list)) else batch
+
 
 def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str, Any]:
     """Return copies of a module's state; entries that are one tensor, such as tied weights, share their copy.

@@ -33,8 +33,7 @@ def settle_statistics(flat_module: FlatModule, batches: Iterable[Any], resident:
                 part.momentum = None  # the mean over all batches
                 part.train()
             for batch in batches:
-                batch = flat_module.transfer(batch, resident)
-                module(batch[0] if isinstance(batch, (tuple, list)) else batch)
+                module(flat_module.inputs(batch, resident))
     finally:
         for part, momentum in zip(norms, momenta, strict=True):
             part.momentum = momentum
