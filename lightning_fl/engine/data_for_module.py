@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.checks import is_whole
 from lightning_fl.data import FederatedDataModule, SampleLoader, TensorSamples
 from lightning_fl.data.samples.dataset_samples import dataset_labels
-from lightning_fl.errors import require
+from lightning_fl.errors import UserError, require
 from lightning_fl.modules import ImageClassifier
 
 
@@ -78,8 +78,7 @@ def check_dtype(module: LightningModule, data: FederatedDataModule, fabric: Fabr
         return
     images, floats = (str(one).removeprefix("torch.") for one in (dtype, needed))
     precision = ", or set precision 64-true" if read == torch.float64 else ""
-    require(
-        False,
+    raise UserError(
         f"The images of {type(data).__name__} are {images}, but {type(module).__name__} computes in {floats}: convert them, as "
-        f"x.to(torch.{floats}) or x.astype('{floats}') do{precision}.",
+        f"x.to(torch.{floats}) or x.astype('{floats}') do{precision}."
     )

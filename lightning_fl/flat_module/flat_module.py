@@ -55,6 +55,7 @@ class FlatModule:
         layout: positions of the trainable parameters, without the personal ones.
         parameters: the module's trainable parameters in the order of the layout; views of `params` (d,).
         personal: the parameters and buffers that each client owns.
+        trainable: the trainable parameters of both.
         gradient: the gradients of all of them.
         buffer_layout, buffers: layout and vector (d_b,) of the shared float buffers.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
@@ -132,7 +133,7 @@ class FlatModule:
         personal_buffers = {name: buffer for name, buffer in buffers.items() if name in owned}
         self.personal = PersonalTensors(personal, personal_buffers, dtype, place, self.buffer)
         self.gradient = self._new_gradient()
-        self._leaves = [*self.parameters, *personal.values()]
+        self.trainable = [*self.parameters, *personal.values()]
         views = self.layout.views(self.params) | self.personal.layout.views(self.personal.vector)
         self._views = list(views.values())
         self._addresses = [view.data_ptr() for view in self._views]
@@ -189,9 +190,9 @@ class FlatModule:
 
         A callback may do so between rounds, and a module, or torch for it, in any call of `forward`.
         """
-        if [parameter.data_ptr() for parameter in self._leaves] == self._addresses:
+        if [parameter.data_ptr() for parameter in self.trainable] == self._addresses:
             return
-        for parameter, view in zip(self._leaves, self._views, strict=True):
+        for parameter, view in zip(self.trainable, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr() and parameter.shape == view.shape:
                 view.copy_(parameter.data)
                 parameter.data = view
@@ -200,11 +201,6 @@ class FlatModule:
         """Record these prunings for a module that has the resulting shapes, even if it was created with them."""
         vars(self.module)[PLANS] = list(plans)
         self._plans = plans
-
-    @property
-    def trainable(self) -> list[nn.Parameter]:
-        """The parameters of both layouts."""
-        return self._leaves
 
     def holders(self, name: str) -> list[tuple[dict[str, Any], str]]:
         """Return the dictionaries and keys that hold a parameter or buffer."""
@@ -394,7 +390,7 @@ class FlatModule:
     def release(self) -> None:
         """Give the module its own tensors again, with its current values."""
         self._become_whole()
-        for parameter in (*self.parameters, *self.personal.leaves.values()):
+        for parameter in self.trainable:
             parameter.grad = None
             parameter.data = parameter.data.clone()
         for part in self.module.modules():

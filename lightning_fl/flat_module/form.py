@@ -31,7 +31,7 @@ SHAPED = (
     "buffer_layout",
     "buffers",
     "_frozen",
-    "_leaves",
+    "trainable",
     "_views",
     "_addresses",
     "_attributes",

@@ -114,12 +114,10 @@ class Run:
         """Return the random stream of this round, or of another one, for a purpose (and a client)."""
         return np.random.default_rng(self._entropy(purpose, client, in_round))
 
-    def torch_seeds(
-        self, purpose: int, client: int = 0, count: int = 2, in_round: int | None = None, key: int = 0
-    ) -> list[int]:
-        """Return seeds for torch generators, which depend on the same numbers as `random`, and on a key unless that is 0."""
+    def torch_seeds(self, purpose: int, client: int = 0, in_round: int | None = None, key: int = 0) -> list[int]:
+        """Return two seeds for torch generators, which depend on the same numbers as `random`, and on a key unless that is 0."""
         sequence = np.random.SeedSequence(self._entropy(purpose, client, in_round) + ([key] if key else []))
-        return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
+        return [int(word) for word in sequence.generate_state(2, np.uint64) >> np.uint64(1)]
 
     def _entropy(self, purpose: int, client: int, in_round: int | None) -> list[int]:
         again = (AGAIN, self.again) if self.again else ()
