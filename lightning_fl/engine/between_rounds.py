@@ -12,10 +12,7 @@ from lightning_fl.engine.pretraining import ModuleLearner
 from lightning_fl.link.link import Link
 from lightning_fl.processes import of_rank_zero
 from lightning_fl.pruning import Plan
-from lightning_fl.slots import (
-    PruningTurn,
-    SetupTurn,
-)
+from lightning_fl.slots import PruningTurn, SetupTurn
 from lightning_fl.state.run_state import SETUP
 
 

@@ -31,12 +31,7 @@ from lightning_fl.link.link import Link
 from lightning_fl.link.messages import RoundObserver
 from lightning_fl.outputs.losses import say_lost
 from lightning_fl.processes import gather_by_client, gather_objects, mean
-from lightning_fl.slots import (
-    Draw,
-    Message,
-    Result,
-    RoundContext,
-)
+from lightning_fl.slots import Draw, Message, Result, RoundContext
 from lightning_fl.state.outcome import added_by_client
 from lightning_fl.state.run_state import CODEC, EXCHANGE, Run
 

@@ -19,12 +19,7 @@ from lightning_fl.engine.server_steps import take_steps
 from lightning_fl.engine.upload_collector import UploadCollector
 from lightning_fl.link.link import Link
 from lightning_fl.processes import of_rank_zero, share_states
-from lightning_fl.slots import (
-    Merging,
-    Message,
-    RoundContext,
-    ServerTurn,
-)
+from lightning_fl.slots import Merging, Message, RoundContext, ServerTurn
 from lightning_fl.state.outcome import Outcome, Proposal, maximum
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.vectors.pieces import converted, narrowed

@@ -17,14 +17,7 @@ from torch import Tensor, nn
 
 from lightning_fl.checks.evaluation_mode import MOST_COPIED, keeping_attributes
 from lightning_fl.checks.hidden_modules import HiddenModules
-from lightning_fl.checks.own_objects import (
-    attributes_of,
-    content,
-    generator_state,
-    is_module,
-    own_objects,
-    set_content,
-)
+from lightning_fl.checks.own_objects import attributes_of, content, generator_state, is_module, own_objects, set_content
 
 KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
 

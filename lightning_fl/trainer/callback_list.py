@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import (
-    Checkpoint,
-    ModelSummary,
-    ProgressBar,
-    RichModelSummary,
-    RichProgressBar,
-    Timer,
-)
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, RichModelSummary, RichProgressBar, Timer
 
 from lightning_fl.checks import is_a
 from lightning_fl.errors import require

@@ -20,13 +20,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_module
 
-from lightning_fl.checks import (
-    check_at_least,
-    check_choice,
-    is_a,
-    is_whole,
-    listed,
-)
+from lightning_fl.checks import check_at_least, check_choice, is_a, is_whole, listed
 from lightning_fl.checks.misconfiguration import misconfiguration
 from lightning_fl.checks.ranges import Called, check_ranges
 from lightning_fl.errors import nearest, require

@@ -16,13 +16,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.own_loaders import OwnLoaders
 from lightning_fl.errors import require
 from lightning_fl.evaluation.evaluation import as_loaders, is_sequential, num_batches
-from lightning_fl.internals import (
-    DataLoaderSource,
-    check_iterable,
-    processed_loader,
-    read_in_order,
-    requested_loader,
-)
+from lightning_fl.internals import DataLoaderSource, check_iterable, processed_loader, read_in_order, requested_loader
 
 
 def request_loaders(
