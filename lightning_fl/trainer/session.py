@@ -75,82 +75,103 @@ def session(
         trainer.state.status, trainer.state.stage = TrainerStatus.INTERRUPTED, None
         raise
     trainer.reservation = Reservation(trainer.default_root_dir)
-    switches, num_threads = _switches(), torch.get_num_threads()
+    with _modes_of_torch(trainer):
+        try:
+            _begin(trainer, fn, model, datamodule, ckpt_path, weights_only)
+            yield
+            call._call_lightning_datamodule_hook(trainer, "teardown", stage=fn)
+            call._call_callback_hooks(trainer, "teardown", stage=fn)
+            call._call_lightning_module_hook(trainer, "teardown", stage=fn)
+            trainer.profiler.describe()
+            trainer.state.status = TrainerStatus.FINISHED
+            status = "success"
+        except BaseException as error:
+            trainer.state.status = TrainerStatus.INTERRUPTED
+            if trainer.flat_module is not None and not trainer.trains_only_client:
+                trainer.flat_module.progress = None  # callbacks save the server's model under its own number of steps
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            for listener in trainer.hooks.listeners("on_exception"):
+                with suppress(UserError):  # such as that there is no run to save yet; of two errors the first is shown
+                    listener(error)
+            datamodule.on_exception(error)
+            trainer.fit_loop.delete_unused_states()
+            end_children(trainer.fabric)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise UserError(_memory_sentence(error)) from error
+            raise
+        finally:
+            trainer.checkpoint = None
+            tell(trainer, lambda logger: logger.finalize(status))
+            trainer.reservation.end()
+            _end_workers(trainer)
+            _release(trainer)
+            BLOCKS.release()
+            trainer.state.stage = None
+
+
+@contextmanager
+def _modes_of_torch(trainer: TrainerInterface) -> Iterator[None]:
+    """Set torch's global switches by the trainer's flags; restore them, and the number of threads, at the end."""
+    detects, deterministic = torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()
+    only_warns, benchmark = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
+    float32, num_threads = Float32Switches.now(), torch.get_num_threads()
     try:
-        _set_switches(
-            trainer.detect_anomaly or switches[0],
-            bool(trainer.deterministic) or switches[1],
-            trainer.deterministic == "warn" if trainer.deterministic else switches[2],
-            trainer.benchmark or switches[3],
-            switches[4],
-        )
+        torch.autograd.set_detect_anomaly(trainer.detect_anomaly or detects)
+        if trainer.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=trainer.deterministic == "warn")
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        torch.backends.cudnn.benchmark = trainer.benchmark or benchmark
         if trainer.float32_precision is not None:
             Float32.of(trainer.float32_precision).set()
-        if trainer.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
-        check_callbacks(
-            trainer.callbacks, trainer.by_lightning or not trainer.fitting
-        )  # also those of module and algorithm
-        brings_data = getattr(datamodule, "datamodule", None) is model
-        _prepare_data(trainer, datamodule, *[] if brings_data else [model])
-        trainer.fabric.barrier()
-        check_finetuning(trainer.callbacks, model)
-        if brings_data:  # which the data module sets up as its own
-            call._call_callback_hooks(trainer, "setup", stage=fn)
-        call._call_lightning_datamodule_hook(trainer, "setup", stage=fn)
-        if trainer.fitting and datamodule.reads_own_loaders:
-            _take_own_loaders(trainer)
-        elif trainer.fitting:
-            _check_divided(trainer, model)
-        if trainer.fitting:
-            check_module(model, trainer.by_lightning)
-            _check_manual(trainer, model)
-            _check_images(model, datamodule)
-        check_labels(model, datamodule)
-        if trainer.fitting:
-            num_eligible = int((datamodule.client_indices.sizes > 0).sum())
-            cohort_size(trainer.clients_per_round, num_eligible)
-            _reserve_folder(trainer)
-        trainer.weights_only = weights_only is not False
-        trainer._checkpoint_connector._ckpt_path = checkpointing.resolve(trainer, ckpt_path)
-        vars(trainer.profiler)["_lightning_module"] = proxy(model)  # whose parts PyTorchProfiler names
-        local_rank = trainer.local_rank if trainer.world_size > 1 else None  # of which Lightning names the file
-        trainer.profiler.setup(stage=fn.value, local_rank=local_rank, log_dir=trainer.log_dir)
-        _set_up(trainer, fn, model, brings_data)
-        trainer.checkpoint = checkpointing.read_checkpoint(trainer)
-        _place(trainer, model, datamodule)
-        check_dtype(model, datamodule, trainer.fabric)
         yield
-        call._call_lightning_datamodule_hook(trainer, "teardown", stage=fn)
-        call._call_callback_hooks(trainer, "teardown", stage=fn)
-        call._call_lightning_module_hook(trainer, "teardown", stage=fn)
-        trainer.profiler.describe()
-        trainer.state.status = TrainerStatus.FINISHED
-        status = "success"
-    except BaseException as error:
-        trainer.state.status = TrainerStatus.INTERRUPTED
-        if trainer.flat_module is not None and not trainer.trains_only_client:
-            trainer.flat_module.progress = None  # callbacks save the server's model under its own number of steps
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        for listener in trainer.hooks.listeners("on_exception"):
-            with suppress(UserError):  # such as that there is no run to save yet; of two errors the first is shown
-                listener(error)
-        datamodule.on_exception(error)
-        trainer.fit_loop.delete_unused_states()
-        end_children(trainer.fabric)
-        if isinstance(error, torch.OutOfMemoryError):
-            raise UserError(_memory_sentence(error)) from error
-        raise
     finally:
-        trainer.checkpoint = None
-        tell(trainer, lambda logger: logger.finalize(status))
-        trainer.reservation.end()
-        _set_switches(*switches)
+        torch.autograd.set_detect_anomaly(detects)
+        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
+        torch.backends.cudnn.benchmark = benchmark
+        float32.restore()
         torch.set_num_threads(num_threads)
-        _end_workers(trainer)
-        _release(trainer)
-        BLOCKS.release()
-        trainer.state.stage = None
+
+
+def _begin(
+    trainer: TrainerInterface,
+    fn: TrainerFn,
+    model: LightningModule,
+    datamodule: FederatedDataModule,
+    ckpt_path: str | os.PathLike[str] | None,
+    weights_only: bool | None,
+) -> None:
+    """Check what is attached to the trainer, set it up in Lightning's order, and move it to the accelerator."""
+    check_callbacks(
+        trainer.callbacks, trainer.by_lightning or not trainer.fitting
+    )  # also those of module and algorithm
+    brings_data = getattr(datamodule, "datamodule", None) is model
+    _prepare_data(trainer, datamodule, *[] if brings_data else [model])
+    trainer.fabric.barrier()
+    check_finetuning(trainer.callbacks, model)
+    if brings_data:  # which the data module sets up as its own
+        call._call_callback_hooks(trainer, "setup", stage=fn)
+    call._call_lightning_datamodule_hook(trainer, "setup", stage=fn)
+    if trainer.fitting:
+        if datamodule.reads_own_loaders:
+            _take_own_loaders(trainer)
+        else:
+            _check_divided(trainer, model)
+        check_module(model, trainer.by_lightning)
+        _check_manual(trainer, model)
+        _check_images(model, datamodule)
+    check_labels(model, datamodule)
+    if trainer.fitting:
+        cohort_size(trainer.clients_per_round, int((datamodule.client_indices.sizes > 0).sum()))
+        _reserve_folder(trainer)
+    trainer.weights_only = weights_only is not False
+    trainer._checkpoint_connector._ckpt_path = checkpointing.resolve(trainer, ckpt_path)
+    vars(trainer.profiler)["_lightning_module"] = proxy(model)  # whose parts PyTorchProfiler names
+    local_rank = trainer.local_rank if trainer.world_size > 1 else None  # of which Lightning names the file
+    trainer.profiler.setup(stage=fn.value, local_rank=local_rank, log_dir=trainer.log_dir)
+    _set_up(trainer, fn, model, brings_data)
+    trainer.checkpoint = checkpointing.read_checkpoint(trainer)
+    _place(trainer, model, datamodule)
+    check_dtype(model, datamodule, trainer.fabric)
 
 
 def _check_manual(trainer: TrainerInterface, model: LightningModule) -> None:
@@ -245,26 +266,6 @@ def _reserve_folder(trainer: TrainerInterface) -> None:
             refusal = str(error)
     refusal = trainer.fabric.broadcast(refusal)
     require(not refusal, refusal)
-
-
-def _switches() -> tuple[bool, bool, bool, bool, Float32Switches]:
-    """Return torch's global switches that the trainer's flags set."""
-    return (
-        torch.is_anomaly_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.backends.cudnn.benchmark,
-        Float32Switches.now(),
-    )
-
-
-def _set_switches(
-    detect_anomaly: bool, deterministic: bool, warn_only: bool, benchmark: bool, float32: Float32Switches
-) -> None:
-    torch.autograd.set_detect_anomaly(detect_anomaly)
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.backends.cudnn.benchmark = benchmark
-    float32.restore()
 
 
 def _attach(
