@@ -58,6 +58,7 @@ from lightning_fl.trainer.loaders import ClientLoaders, batches_of
 from lightning_fl.trainer.new_run import keep_client_states
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
 from lightning_fl.trainer.stops import stoppers_of
+from lightning_fl.vectors.layout import Tree
 
 
 class FitLoop(StockFitLoop):
@@ -300,41 +301,14 @@ class FitLoop(StockFitLoop):
     def _round(self) -> None:
         """Run one round with its hooks, validation, logging and checkpoint."""
         trainer, run, flat_module = self.trainer, self.trainer.run, self.trainer.active_module
-        started, stop = time.perf_counter(), trainer.stop
-        flat_module.generators.seed(run.torch_seeds(SERVER)[0])
-        trainer.state.stage = RunningStage.TRAINING
-        self.engine.schedule = replace(self.engine.schedule, most_steps=trainer.steps_left)
-        # The batches of loaders of clients are counted as they are read.
-        trainer.round_batches = 0 if self.engine.data.reads_own_loaders else self.engine.num_batches()
-        if not trainer.by_lightning:  # which counts single steps
-            self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
-        flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
-        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune and unfreeze
-            with flat_module.optimizer.showing_parameters():
-                trainer.hooks.call("on_train_epoch_start")
-            self.adopt_module_changes()
-            flat_module.require_trained()
-        # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
-        self.engine.schedule = replace(self.engine.schedule, accumulate=trainer.accumulate_grad_batches)
-        self.before_round = checkpointing.round_start(trainer, self.engine, stop)
+        started = time.perf_counter()
+        self._begin_round()
         frozen = flat_module.sample_frozen()
         with trainer.profiler.profile("train_round"):
             record = train_round(self.engine)
         compiling = seconds_of_compiling(trainer)
         record = self._shown(record, self.engine.of_clients)
-        self._check_private()
-        self.epoch_loop._results.clear()  # those of the last client
-        flat_module.require_unmoved(frozen)
-        if flat_module.new_plans:
-            raise UserError(
-                "a callback pruned the model in the middle of a round, while clients were training: "
-                "prune when an epoch starts (on_train_epoch_start)."
-            )
-        flat_module.load_server_model(run)
-        if self.prunes_by_torch:
-            follow_torch_pruning.begin(self.engine)
-        self.before_round.is_trained = True
-        flat_module.optimizer.schedules.end_round(run.round)
+        self._end_training(frozen)
         if trainer.trains_only_client:  # the callbacks read the values of its last step, as of the others
             trainer.hooks.after_round(trainer.round_batches)
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
@@ -369,6 +343,44 @@ class FitLoop(StockFitLoop):
         self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and trainer.is_due(trainer.checkpoint_every_n_rounds, run.round):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
+
+    def _begin_round(self) -> None:
+        """Open a round: call its first hook, adopt what callbacks change in it, and keep the run as it is then."""
+        trainer, run, flat_module, stop = self.trainer, self.trainer.run, self.trainer.active_module, self.trainer.stop
+        flat_module.generators.seed(run.torch_seeds(SERVER)[0])
+        trainer.state.stage = RunningStage.TRAINING
+        self.engine.schedule = replace(self.engine.schedule, most_steps=trainer.steps_left)
+        # The batches of loaders of clients are counted as they are read.
+        trainer.round_batches = 0 if self.engine.data.reads_own_loaders else self.engine.num_batches()
+        if not trainer.by_lightning:  # which counts single steps
+            self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
+        flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
+        with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune and unfreeze
+            with flat_module.optimizer.showing_parameters():
+                trainer.hooks.call("on_train_epoch_start")
+            self.adopt_module_changes()
+            flat_module.require_trained()
+        # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
+        self.engine.schedule = replace(self.engine.schedule, accumulate=trainer.accumulate_grad_batches)
+        self.before_round = checkpointing.round_start(trainer, self.engine, stop)
+
+    def _end_training(self, frozen: Tree) -> None:
+        """Check what the clients have trained, and load the server's new model; `frozen` are `sample_frozen` before them."""
+        trainer, flat_module = self.trainer, self.trainer.active_module
+        self._check_private()
+        self.epoch_loop._results.clear()  # those of the last client
+        flat_module.require_unmoved(frozen)
+        if flat_module.new_plans:
+            raise UserError(
+                "a callback pruned the model in the middle of a round, while clients were training: "
+                "prune when an epoch starts (on_train_epoch_start)."
+            )
+        flat_module.load_server_model(trainer.run)
+        if self.prunes_by_torch:
+            follow_torch_pruning.begin(self.engine)
+        assert self.before_round is not None
+        self.before_round.is_trained = True
+        flat_module.optimizer.schedules.end_round(trainer.run.round)
 
     def _shown(self, record: dict[str, float], of_clients: Collection[str] = ()) -> dict[str, float]:
         """Return the columns of a row that a private run may show; `of_clients` tell of clients, with those of callbacks."""
