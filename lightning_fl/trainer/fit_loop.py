@@ -92,13 +92,19 @@ class FitLoop(StockFitLoop):
         super().__init__(trainer, min_epochs=trainer.min_rounds or 0, max_epochs=trainer.max_rounds)
         self.epoch_loop = RoundEpochLoop(trainer)
         self.epoch_loop.batch_progress.is_last_batch = True  # `Hooks.after_round` comes after the last batch
-        self.before_round: checkpointing.RoundStart | None = None
         self.rows: list[dict[str, float]] = []
+        self._unwritten: tuple[int, Bits] | None = None
+        self._next_write = 0.0
+        self._forget_fit()
+
+    def _forget_fit(self) -> None:
+        """Forget an earlier fit, but not its rows."""
+        self.before_round: checkpointing.RoundStart | None = None
         self.client_values: dict[int, dict[str, float]] = {}
         self._logged_of_clients: dict[int, dict[str, float]] = {}
         self._has_begun = self._knows_metrics = self._says_repeated = self._says_it_goes_on = False
-        self._unwritten: tuple[int, Bits] | None = None
-        self._next_write = 0.0
+        self.val_loop._has_run = False
+        self.epoch_loop._batches_that_stepped = 0
         self._delete_states: Callable[[], Any] | None = None
 
     @property
@@ -137,12 +143,7 @@ class FitLoop(StockFitLoop):
     def start(self) -> None:
         """Build the engine, and find the validation loaders."""
         trainer = self.trainer
-        self._has_begun = self.val_loop._has_run = self._knows_metrics = self._says_repeated = self._says_it_goes_on = (
-            False
-        )
-        self.before_round = self._delete_states = None
-        self.epoch_loop._batches_that_stepped = 0
-        self.client_values, self._logged_of_clients = {}, {}
+        self._forget_fit()
         self.folder = RunFolder(
             trainer.default_root_dir,
             [] if trainer.fast_dev_run else trainer.loggers,
