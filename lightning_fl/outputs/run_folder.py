@@ -88,7 +88,7 @@ class RunFolder:
             from lightning_fl.outputs.clients.rows import keep_rows_before
 
             keep_rows_before(self.first_round, self._home / CLIENTS, Path(self._root, CLIENTS))
-            for logger in self._csv_loggers():
+            for logger in self.csv_loggers:
                 logger.rewrite()
 
     def begin(self, first_round: int, num_rows: int | None) -> None:
@@ -99,7 +99,7 @@ class RunFolder:
             num_rows: number of rows that the resumed run had logged; None for a run that begins.
         """
         self.first_round = first_round
-        for logger in self._csv_loggers():
+        for logger in self.csv_loggers:
             if self._home is None:
                 logger.begin()
                 continue
@@ -114,9 +114,11 @@ class RunFolder:
     @property
     def num_rows(self) -> int:
         """Number of rows of metrics.csv that the run has logged."""
-        return sum(logger.num_rows for logger in self._csv_loggers())
+        return sum(logger.num_rows for logger in self.csv_loggers)
 
-    def _csv_loggers(self) -> list[RoundCSVLogger]:
+    @property
+    def csv_loggers(self) -> list[RoundCSVLogger]:
+        """Loggers of metrics.csv: one, or none."""
         from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
         return [logger for logger in self._loggers if isinstance(logger, RoundCSVLogger)]

@@ -37,7 +37,6 @@ from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.last_checkpoint import LastCheckpoint, offer_model
 from lightning_fl.outputs.loggers import log_row, tell
-from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.processes import check_agreement, checksum, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
@@ -542,9 +541,8 @@ class FitLoop(StockFitLoop):
         if trainer.is_global_zero:
             self.renew_folder()
         log_row(trainer, row, int(record["round"]))
-        for logger in trainer.loggers:
-            if isinstance(logger, RoundCSVLogger):
-                self.rows[-1] |= logger.last_row  # with the step and what callbacks have sent to the loggers
+        for logger in self.folder.csv_loggers:
+            self.rows[-1] |= logger.last_row  # with the step and what callbacks have sent to the loggers
         self._note_bits()
         if time.monotonic() >= self._next_write:
             self._write_communication()
@@ -553,9 +551,7 @@ class FitLoop(StockFitLoop):
         """Write what callbacks have logged of clients in a round to clients.csv, beside metrics.csv."""
         trainer, values_by_client = self.trainer, self._logged_of_clients
         self._logged_of_clients = {}
-        if not values_by_client or not any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
-            return
-        if trainer.is_global_zero:
+        if values_by_client and self.folder.csv_loggers and trainer.is_global_zero:
             names = trainer.data.client_names
             rows = [
                 {"round": round_index, "client": client}
@@ -568,7 +564,7 @@ class FitLoop(StockFitLoop):
     def _note_bits(self) -> None:
         """Keep the bits of all rounds so far until they are written."""
         trainer = self.trainer
-        if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
+        if trainer.is_global_zero and self.folder.csv_loggers:
             self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)
 
     def _write_communication(self) -> None:
