@@ -46,11 +46,6 @@ class EvaluationLoop(StockEvaluationLoop):
         self.loaders: dict[str, int] = {}
         self._when_averaged: Callable[[dict[str, float]], None] | None = None
 
-    @property
-    def results(self) -> SharedResults:
-        """Values of the present evaluation."""
-        return self._results
-
     def evaluate(
         self,
         loaders: CombinedLoader,
@@ -193,7 +188,7 @@ def measure(
     module = flat_module.module
     trainer: Any = module.trainer
     loop = EvaluationLoop(trainer, stage, inference_mode=False)
-    loop.results.marks_undefined, loop.alone = marks_undefined, alone
+    loop._results.marks_undefined, loop.alone = marks_undefined, alone
     with measuring(module), unsynchronised(module) if alone else nullcontext(), without_callbacks(trainer, probes):
         return loop.evaluate(loaders, limits)
 

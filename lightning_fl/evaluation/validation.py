@@ -69,9 +69,14 @@ class ModelValidation:
         """True if clients own parts of the model, or models of their own."""
         return bool(self.flat_module.personal.read()) or has_client_models(self.personal)
 
+    @property
+    def limits(self) -> list[int | float]:
+        """Batches to run of each loader."""
+        return num_batches(self.loaders, self.limit)
+
     def averages(self) -> dict[str, float]:
         """Return the averages that the module logs with the server's model and the initial personal values."""
-        return measure(self.flat_module, self.stage, self.loaders, self._limits, probes=self._probes)
+        return measure(self.flat_module, self.stage, self.loaders, self.limits, probes=self._probes)
 
     def averages_at(self, width: Width) -> dict[str, float]:
         """Return the averages that the module logs as a smaller network, cut from the server's model."""
@@ -83,7 +88,7 @@ class ModelValidation:
             flat_module.load(model["model"], model.get("buffers", flat_module.buffers), counters)
             if network.sent is not network.submodel:
                 settle_statistics(flat_module, statistic_batches(self.data), self.data.train.resident)
-            return measure(flat_module, self.stage, self.loaders, self._limits)
+            return measure(flat_module, self.stage, self.loaders, self.limits)
 
     def client_means(self) -> dict[str, float]:
         """Return means over clients of the values that the module logs, and under `…_local` those on their own samples.
@@ -95,7 +100,7 @@ class ModelValidation:
         groups = list(dict.fromkeys(client if client in apart else NEWCOMER for client in clients))
         fabric = self.flat_module.fabric
         rank, num_ranks = fabric.global_rank, fabric.world_size
-        mine = {client: self._measure(client, self.loaders, self._limits) for client in groups[rank::num_ranks]}
+        mine = {client: self._measure(client, self.loaders, self.limits) for client in groups[rank::num_ranks]}
         my_values = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
         measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, my_values)
         return {
@@ -138,10 +143,6 @@ class ModelValidation:
     @property
     def _probes(self) -> Sequence[Callback]:
         return self.flat_module.hooks.probes if self.stage == "validation" else ()
-
-    @property
-    def _limits(self) -> list[int | float]:
-        return num_batches(self.loaders, self.limit)
 
 
 def _means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:

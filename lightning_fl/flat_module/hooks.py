@@ -167,11 +167,6 @@ class Hooks:
         for listener in self.listeners(name, monitoring):
             listener(*arguments)
 
-    def call_callbacks(self, name: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks only, with exactly these arguments after (trainer, module)."""
-        for callback in self._callbacks:
-            getattr(callback, name)(self._trainer, self._module, *arguments)
-
 
 def _overrides(callback: Callback, name: str) -> bool:
     base = hook_owner(type(callback)) or Callback

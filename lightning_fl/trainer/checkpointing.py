@@ -145,7 +145,8 @@ def build_checkpoint(
             "logged_rows": num_rows,
             "run": as_saved(run_state) if saved_states is None else saved_states.write(run_state),
         } | (before.federation if before else _further_state(trainer, engine))
-        trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
+        for callback in trainer.hooks.callbacks:
+            callback.on_save_checkpoint(trainer, module, checkpoint)
         if datamodule_state := datamodule.state_dict():
             checkpoint[type(_given(datamodule)).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)

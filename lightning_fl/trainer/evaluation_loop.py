@@ -168,8 +168,7 @@ def evaluate_with_method(
     loop = trainer.test_loop
     if validation.stage == "validation":
         loop = trainer.fit_loop.val_loop if trainer.fitting else trainer.validate_loop
-    limits = num_batches(validation.loaders, validation.limit)
-    averages = loop.evaluate(validation.loaders, limits, method_values, hidden, check)
+    averages = loop.evaluate(validation.loaders, validation.limits, method_values, hidden, check)
     trainer.active_module.logs.unlogged_names |= loop.unlogged_names - method_values.keys()
     return complete(averages)
 
