@@ -242,11 +242,10 @@ class Run:
         on_host = factors.cpu()
 
         def masked(state: State, factors: Tensor, unmasked: frozenset[str] = frozenset()) -> State:
-            model_entries = self._model_entries(state, self.layout) - unmasked
-            return {
-                name: entry * factors.to(entry.dtype) if name in model_entries else entry
-                for name, entry in state.items()
+            layouts = {
+                n: layout_of(n, x, self.layout, self.buffer_layout) for n, x in state.items() if n not in unmasked
             }
+            return {n: x * factors.to(x.dtype) if layouts.get(n) is self.layout else x for n, x in state.items()}
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
@@ -255,10 +254,6 @@ class Run:
         for states_by_client, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
             for client in list(states_by_client):
                 states_by_client[client] = masked(states_by_client[client], on_host, names)
-
-    def _model_entries(self, state: State, layout: Layout) -> set[str]:
-        """Return the names of the entries that are vectors (d,) of this layout."""
-        return {name for name, entry in state.items() if layout_of(name, entry, layout, self.buffer_layout) is layout}
 
     def _layout_of(self, name: str, entry: Tensor) -> Layout | None:
         """Return the layout of an entry of a state; None if it is no vector of the network."""
