@@ -11,6 +11,7 @@ from typing import Any
 from weakref import proxy
 
 import torch
+from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.compile import from_compiled
@@ -115,7 +116,10 @@ def _modes_of_torch(trainer: TrainerInterface) -> Iterator[None]:
     detects, deterministic = torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()
     only_warns, benchmark = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
     float32, num_threads = Float32Switches.now(), torch.get_num_threads()
+    caches = torch.is_autocast_cache_enabled()
     try:
+        if isinstance(trainer.fabric.strategy.precision, MixedPrecision):
+            torch.set_autocast_cache_enabled(False)  # a step may change weights and go on, as in Lightning's own plugin
         torch.autograd.set_detect_anomaly(trainer.detect_anomaly or detects)
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=trainer.deterministic == "warn")
@@ -129,6 +133,7 @@ def _modes_of_torch(trainer: TrainerInterface) -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
         torch.backends.cudnn.benchmark = benchmark
         float32.restore()
+        torch.set_autocast_cache_enabled(caches)
         torch.set_num_threads(num_threads)
 
 

@@ -21,10 +21,10 @@ from lightning.pytorch.profilers import SimpleProfiler
 from roster import problem
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Perceptron, federation, read_rows, samples, vector
+from toys import Perceptron, federation, read_rows, samples, stepped_by_hand, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, DeviceM, FedAvg, FedProx
+from lightning_fl.algorithms import MOON, SCAFFOLD, Algorithm, DeviceM, FedAvg, FedProx
 from lightning_fl.trainer.lightning_parts import PRECISIONS
 
 each_rule = pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=lambda algorithm: algorithm.name)
@@ -343,6 +343,39 @@ def test_precisions_give_nearly_the_same(
     difference = np.abs(vector(module) - vector(exact)).max()
     assert difference <= tolerance
     assert (difference > 0) == (tolerance > 0)
+
+
+class TwiceByHand(Perceptron):
+    """Makes two steps with each batch by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        return [super().optimizers(use_pl_optimizer)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        for _ in range(2):
+            loss = stepped_by_hand(self, self.loss(batch))
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("make", "algorithm"),
+    [(TwiceByHand, FedAvg()), (Perceptron, MOON(mu=10, tau=0.3))],
+    ids=["two steps by hand", "three models in a step"],
+)
+def test_mixed_precision_reads_the_weights_of_the_moment(
+    make: type[Perceptron], algorithm: Algorithm, make_trainer: MakeTrainer
+) -> None:
+    """Test that bfloat16 copies of weights do not outlive them within a step, to the precision of bfloat16."""
+    module = make()
+    start, exact = vector(module), copy.deepcopy(module)
+    make_trainer(max_rounds=3).fit(exact, federation(), algorithm)
+    make_trainer(max_rounds=3, precision="bf16-mixed").fit(module, federation(), algorithm)
+    difference = np.linalg.norm(vector(module) - vector(exact)) / np.linalg.norm(vector(exact) - start)
+    assert 0 < difference < 0.05
 
 
 @pytest.mark.parametrize("example", ["tensor", "tuple", "dictionary"])
