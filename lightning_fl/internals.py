@@ -7,6 +7,7 @@ Lightning does not promise these names, so that a new version may change them: t
 from typing import Any
 
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher as MultiProcessingLauncher
+from lightning.fabric.utilities.data import _set_sampler_epoch as set_sampler_epoch
 from lightning.pytorch.core.optimizer import _configure_optimizers as configured_optimizers
 from lightning.pytorch.core.optimizer import _configure_schedulers_automatic_opt as configured_schedulers
 from lightning.pytorch.core.optimizer import _configure_schedulers_manual_opt as configured_schedulers_manually
@@ -58,6 +59,7 @@ __all__ = [
     "processed_loader",
     "read_in_order",
     "requested_loader",
+    "set_sampler_epoch",
 ]
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

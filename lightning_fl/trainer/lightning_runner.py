@@ -32,7 +32,13 @@ from lightning_fl.errors import noting, require
 from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import SERVER_CALLBACKS
-from lightning_fl.internals import AutomaticOptimization, ManualOptimization, StockEpochLoop, data_fetcher_for
+from lightning_fl.internals import (
+    AutomaticOptimization,
+    ManualOptimization,
+    StockEpochLoop,
+    data_fetcher_for,
+    set_sampler_epoch,
+)
 from lightning_fl.slots import LocalTraining, Result, State
 from lightning_fl.trainer.rules_in_steps import acts_in_steps, rule_in_steps
 
@@ -167,15 +173,18 @@ class RoundEpochLoop(StockEpochLoop):
             loaders = CombinedLoader(loaders, "max_size_cycle")
         fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
         fetcher.setup(loaders)
-        steps_before = inf
+        passes, num_passes, steps_before = schedule.epochs or 1, 0, inf
         with nullcontext() if self.trainer.trains_only_client else _without_server_callbacks(self.trainer):
             while self.passes_left > 0 and not self._is_at_end:
                 if steps_before == self.steps_left < inf:
                     break  # the pass before made no step
                 steps_before = self.steps_left
+                for one in loaders.flattened:
+                    set_sampler_epoch(one, self.trainer.current_epoch * passes + num_passes)
                 iter(fetcher)
                 self.run(fetcher)
                 self.passes_left -= 1
+                num_passes += 1
         loaders._iterator = None  # ends workers that a loader does not keep until the next pass
         self.trainer._logger_connector._callback_metrics.update(self.trainer.callback_metrics)  # of the last step
         self.trainer._logger_connector.epoch_end_reached()

@@ -337,6 +337,16 @@ def test_a_collate_function_of_validation_alone_is_used() -> None:
         assert are_rows(trained)
 
 
+@pytest.mark.parametrize("train", [TensorDataset(X, Y), Rows(None)], ids=["tensors", "a class"])
+def test_a_collate_function_for_another_data_set_is_not_used(train: Dataset) -> None:
+    def fails(samples: list) -> Any:
+        raise AssertionError("read with the collate function of another data set")
+
+    trained, held_out = inputs_of(Loaders(train, val=loader(Turning(), fails)))
+    assert are_rows(held_out)
+    assert are_rows(trained)
+
+
 def test_a_shift_changes_held_out_samples_that_are_read_in_another_way() -> None:
     def noise(train: Callable[[Tensor], Tensor]) -> Tensor:
         _, held_out = inputs_of(Loaders(Rows(train), val=loader(Rows(clean))), shift=Noise(0.5))

@@ -13,7 +13,7 @@ from compared_runs import MakeTrainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, TensorDataset
 from toys import Perceptron, federation, samples, vector
 
 from lightning_fl import UserError
@@ -39,6 +39,21 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(loader(10))
+
+
+class ByEpoch(Sampler):
+    """Five samples of ten, drawn anew for each epoch, as samplers for several processes do."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(10, generator=torch.Generator().manual_seed(self.epoch))[:5].tolist())
 
 
 def loader(num_samples: int, seed: int = 0, **options: Any) -> DataLoader:
@@ -82,6 +97,7 @@ class Data(L.LightningDataModule):
 
 LOADERS: dict[str, Callable[[], Any]] = {
     "one": lambda: loader(10),
+    "by epoch": lambda: loader(10, sampler=ByEpoch()),
     "stream": stream,
     "batches": Batches,
     "dict": lambda: {"a": loader(10), "b": loader(6, seed=2)},
@@ -117,6 +133,18 @@ def test_a_single_client_reads_any_loader_as_lightnings_trainer_does(
         float(stock_trainer.callback_metrics["val/loss"])
     )
     torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
+
+
+def test_each_pass_over_a_clients_own_loader_is_an_epoch_of_its_sampler(make_trainer: MakeTrainer) -> None:
+    epochs: list[int] = []
+
+    class Keeps(ByEpoch):
+        def set_epoch(self, epoch: int) -> None:
+            epochs.append(epoch)
+
+    data = Federated(Data(lambda: loader(10, sampler=Keeps())), num_clients=1)
+    make_trainer(max_rounds=2, local_epochs=3, clients_per_round=1).fit(Perceptron(), data)
+    assert epochs == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("num_samples", [None, (30, 10, 20)])

@@ -52,7 +52,7 @@ class EvaluationPipeline:
             UserError: a transform is given, but the data set has none.
         """
         loaders = [one for one in self.loaders if (one.batch_sampler is None) == isinstance(dataset, ReadInBatches)]
-        found, shown_by = None, loaders[0] if loaders else None
+        found, shown_by = None, next((one for one in loaders if _class(one.dataset) is _class(dataset)), None)
         if self.transform is not None:
             found = with_transform(dataset, self.transform)
             require(
@@ -113,10 +113,12 @@ def with_transforms_of(dataset: Any, other: Any) -> Any:
         return dataset if same else _changed(dataset, {"datasets": parts})
     if isinstance(other, ConcatDataset):
         return next((found for one in other.datasets if (found := with_transforms_of(dataset, one)) is not None), None)
-    if dataset is other or type(dataset) is TensorDataset:
+    if dataset is other:
         return dataset
     if type(dataset) is not type(other):
         return None
+    if type(dataset) is TensorDataset:
+        return dataset
     if _is_hugging_face(dataset):
         return dataset if dataset.format == other.format else _formatted(dataset, other.format)
     own, others = (getattr(one, "__dict__", {}) for one in (dataset, other))  # a list has none
@@ -213,8 +215,12 @@ def _plain(collate_fn: Callable[[list], Any] | None) -> Callable[[list], Any] | 
     return None if collate_fn is default_collate else collate_fn
 
 
-def _name(dataset: Any) -> str:
+def _class(dataset: Any) -> type:
     """Return the class of the data set inside subsets and concatenations."""
     while isinstance(dataset, Subset | ConcatDataset):
         dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
-    return type(dataset).__name__
+    return type(dataset)
+
+
+def _name(dataset: Any) -> str:
+    return _class(dataset).__name__
