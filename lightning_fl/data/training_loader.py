@@ -11,10 +11,10 @@ from torch.utils.data import (
     Dataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
 )
 
+from lightning_fl.data.sampled import Sampled
 from lightning_fl.data.samples.dataset_samples import ReadInBatches, require_map_style, samples_of
 from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.errors import require
@@ -71,7 +71,7 @@ def read_loader(loader: Any, owner: str) -> tuple[Samples, int, bool]:
 def _sampled(dataset: Any, sampler: Any, owner: str) -> Dataset:
     """Return the samples of a dataset that a sampler names."""
     if type(sampler) is SubsetRandomSampler:
-        return Subset(dataset, [int(index) for index in sampler.indices])
+        return Sampled(dataset, [int(index) for index in sampler.indices])
     name, is_plain = type(sampler).__name__, type(sampler) in (SequentialSampler, RandomSampler)
     reads_each = is_plain and len(sampler) == len(dataset) and not getattr(sampler, "replacement", False)
     require(

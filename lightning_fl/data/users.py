@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from lightning_fl.data.sampled import Sampled, of_sampled
 from lightning_fl.errors import UserError, nearest, require
 
 ATTRIBUTES = ("groups", "users", "client_ids")
@@ -154,7 +155,7 @@ def given_groups(group_of: Any, dataset: Any, num_samples: int) -> Groups:
 
     Args:
         group_of: name of each sample's group (n,), a function from a sample's index to it, or the name of an attribute or column
-            of the dataset.
+            of the dataset. Of a sampler's samples the index is that in the whole data set, and an array may be for it.
         dataset: data set of the samples, or None.
         num_samples: n.
 
@@ -169,9 +170,10 @@ def given_groups(group_of: Any, dataset: Any, num_samples: int) -> Groups:
             raise UserError(f"groups={group_of!r} is no column of the data with a name per sample; {hint}.")
         return groups_of_column
     if isinstance(group_of, Callable):  # type: ignore[arg-type]
-        return Groups.of([_name_by(group_of, index) for index in range(num_samples)])
+        indices = dataset.indices if isinstance(dataset, Sampled) else range(num_samples)
+        return Groups.of([_name_by(group_of, index) for index in indices])
     try:
-        groups = Groups.of(group_of)
+        groups = Groups.of(of_sampled(group_of, dataset))
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(f"groups is no array (n,): {error}.") from error
     require(

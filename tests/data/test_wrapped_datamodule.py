@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import lightning as L  # noqa: N812
 import numpy as np
@@ -23,7 +24,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from lightning_fl.data import DatasetSamples, Federated, Shards, TensorSamples
+from lightning_fl.data import ByGroup, DatasetSamples, Federated, Shards, TensorSamples
 from lightning_fl.errors import UserError
 
 X = torch.arange(60.0).unsqueeze(1)
@@ -229,6 +230,22 @@ def test_only_the_samples_of_a_subset_sampler_are_divided(indices: list[int] | t
     assert own_samples(data) == [1, 2, 7, 8]
     assert data.label_histograms is not None
     assert data.label_histograms.sum(0).tolist() == [2, 2]
+
+
+WRITERS = [k % 3 for k in range(10)]
+
+
+@pytest.mark.parametrize(
+    "groups", [lambda k: WRITERS[k], WRITERS, np.array(WRITERS)], ids=["function", "list", "array"]
+)
+def test_samples_of_a_sampler_are_named_as_in_the_whole_data_set(groups: Any) -> None:
+    loader = DataLoader(Images(), 2, sampler=SubsetRandomSampler([7, 1, 2, 8, 9]))
+    classes = [int(k > 5) for k in range(10)]
+    data = Federated(Loader(loader), partition=ByGroup(), num_clients=None, groups=groups, class_of=classes)  # type: ignore[arg-type]
+    data.setup()
+    assert [[int(x.mean()) for x, _ in data.client(k).batches(1)] for k in range(3)] == [[9], [7, 1], [2, 8]]
+    assert data.label_histograms is not None
+    assert data.label_histograms.tolist() == [[0, 1], [1, 1], [1, 1]]
 
 
 def test_validation_samples_do_not_leak_into_training() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from lightning_fl.data.sampled import of_sampled
 from lightning_fl.data.samples.dataset_samples import seeded
 from lightning_fl.data.samples.labels import label_values, numbered
 from lightning_fl.errors import UserError, nearest, require
@@ -34,7 +35,7 @@ def given_classes(class_of: Any, dataset: Any) -> tuple[np.ndarray, list[str] | 
     elif isinstance(class_of, Callable):  # type: ignore[arg-type]
         values = _read(dataset, class_of)
     else:
-        values = class_of
+        values = of_sampled(class_of, dataset)
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
     try:
