@@ -9,9 +9,11 @@ from traceback import extract_tb
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
@@ -46,6 +48,7 @@ MOST_COMPILED_WORK_ON_CPU, MOST_COMPILED_AT_ONCE_ON_CPU = 10_000_000, 10
 # On a GPU a step of more work computes for longer than its kernels take to start. An H100 gains from stacks up to 5.6e9, but an
 # older GPU computes at a quarter of its pace, and grouped convolutions take up to 1.3 times the time of single ones.
 MOST_WORK_ON_GPU, LEAST_CLIENTS_ON_GPU, MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU = 2_000_000_000, 2, 256, 8 * 2**30
+UNCAST = "torch casts no mapped convolution to bfloat16; use precision 32-true or bf16-true"
 COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and temporary tensors
 
 
@@ -227,7 +230,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         elif flat_module.optimizer.is_elementwise or not is_the_optimizers:  # otherwise it is already in the list
             remedy = "keep numbers as tensors, and use torch.where instead of if"
             if "BFloat16" in str(error) and flat_module.fabric.strategy.precision.precision == "bf16-mixed":
-                remedy = "torch casts no mapped convolution to bfloat16; use precision 32-true or bf16-true"
+                remedy = UNCAST
             elif f"{type(flat_module.module).__name__!r} object has no attribute" in str(error):
                 remedy = "stacks are tried before on_train_start; make the attribute in __init__ or setup, too"
             elif "LSE is not correctly aligned" in str(error):  # on a GPU, by sequences of 12
@@ -288,6 +291,9 @@ def _known_obstacles(flat_module: FlatModule) -> list[str]:
     embeddings = (part for part in flat_module.module.modules() if isinstance(part, (nn.Embedding, nn.EmbeddingBag)))
     if any(part.padding_idx is not None and part.weight.requires_grad for part in embeddings):
         obstacles.append("torch trains the row of an embedding's padding_idx in stacks")
+    convolves = any(isinstance(part, _ConvNd) for part in flat_module.module.modules())
+    if convolves and isinstance(flat_module.fabric.strategy.precision, MixedPrecision):
+        obstacles.append(UNCAST)
     return obstacles
 
 

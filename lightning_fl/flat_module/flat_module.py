@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
@@ -588,7 +589,10 @@ class FlatModule:
         """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""
         if not resident or self.hooks.changes_batches:
             batch = self.hooks.transfer_batch(batch, self.fabric.device)
-        return self.fabric.strategy.precision.convert_input(batch)
+        precision = self.fabric.strategy.precision
+        if isinstance(precision, MixedPrecision):  # autocast converts what an operation needs, as in lightning.Trainer
+            return batch
+        return precision.convert_input(batch)
 
     def inputs(self, batch: Any, resident: bool) -> Any:
         """Return what `forward` takes of a batch that `transfer` moves: its first part, or the whole batch if it has no parts."""

@@ -345,6 +345,27 @@ def test_precisions_give_nearly_the_same(
     assert (difference > 0) == (tolerance > 0)
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("runner", ["serial", "stacked", "lightning"])
+def test_batches_have_the_numbers_of_lightnings_trainer(
+    runner: str, precision: Any, make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    """Test that mixed precision leaves batches alone: bfloat16 has no number between 256 and 258."""
+    seen: set[tuple[torch.dtype, ...]] = set()
+
+    class Sees(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            seen.add(tuple(part.dtype for part in batch))
+            return super().training_step(batch, batch_idx)
+
+    make_trainer(max_rounds=1, precision=precision, runner=runner).fit(Sees(), federation())
+    ours = seen.copy()
+    seen.clear()
+    loader = DataLoader(TensorDataset(*samples(8)), batch_size=4)
+    make_stock_trainer(precision=precision).fit(Sees(), loader)
+    assert ours == seen
+
+
 class TwiceByHand(Perceptron):
     """Makes two steps with each batch by hand."""
 
