@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lightning_fl.coding.bit_packing import pack, unpack
+from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, Traits, kind_of
 
 
@@ -33,4 +35,11 @@ class Dense(Codec):
 
 
 def _packed(name: str, vector: Tensor) -> Packed:
-    return Packed(pack(vector, 1), len(vector)) if kind_of(name) == "mask" else Packed.whole(vector)
+    if kind_of(name) != "mask":
+        return Packed.whole(vector)
+    require(
+        vector.dtype == torch.bool,
+        f"The entry {name!r} of a message is a mask, of bools, but has {str(vector.dtype).removeprefix('torch.')}: name other "
+        "numbers moments/… or scalars/….",
+    )
+    return Packed(pack(vector, 1), len(vector))

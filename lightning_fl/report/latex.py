@@ -1,6 +1,7 @@
 """LaTeX table of a report's results, for the package booktabs: mean and deviation over seeds, the best in bold.
 
 The best mean is in bold, and so is every mean whose deviation overlaps with the best one's: the runs do not distinguish them.
+If all overlap, none is.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
     counts = sorted({len(group.curves) for group in groups})
     runs = " to ".join(f"{count}" for count in dict.fromkeys((counts[0], counts[-1])))
     curves = [curve for group in groups for curve in group.curves]
-    best = "in bold, unless all are equal" + "; methods without uploads are not compared" * (not all(_compete(groups)))
+    best = (
+        f"in bold, unless {'all are equal' if counts == [1] else 'all overlap'}"
+        + "; methods without uploads are not compared" * (not all(_compete(groups)))
+    )
     values = f"{metric.short}: {averaged_values(curves)}"
     lines = [
         f"{values} of a run; mean and sample standard deviation over {runs} runs with different seeds. The best mean, and means "

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from lightning_fl import codecs
+from lightning_fl import UserError, codecs
 from lightning_fl.codecs import (
     Changes,
     Dense,
@@ -343,6 +343,12 @@ def test_nothing_of_nothing_and_zero_of_zero(codec: Codec) -> None:
         sent = through(codec, zeros)
         for name, x in sent.items():
             assert torch.equal(x, zeros[name])
+
+
+def test_a_mask_of_other_numbers_than_bools_is_refused() -> None:
+    signs = torch.tensor([-1.0, 0.0, 1.0])
+    with pytest.raises(UserError, match=r"'mask/signs' of a message is a mask, of bools, but has float32: name other"):
+        Dense().encode({"mask/signs": signs}, {}, setting_of(3))
 
 
 def test_a_vector_of_zeros_sends_its_first_coordinates() -> None:

@@ -88,7 +88,7 @@ def test_bounds_stand_apart_and_are_not_the_best(tmp_path: Path) -> None:
     bounds = seeded(tmp_path, "Centralised", [0.019, 0.019], sent=0)
     groups = groups_of(*runs, *bounds)
     table = results(groups, Metric(), [])
-    assert "unless all are equal; methods without uploads are not compared.\n" in table
+    assert "unless all overlap; methods without uploads are not compared.\n" in table
     body = table.partition("\\midrule\n")[2].partition("  \\bottomrule")[0].splitlines()
     assert [line.partition("&")[0].strip() for line in body] == ["FedAvg", "FedProx", r"\midrule", "Centralised"]
     assert ["textbf" in line for line in body] == [False, True, False, False]
