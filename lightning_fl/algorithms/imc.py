@@ -57,6 +57,8 @@ class IMC(Method):
             from_all or max_sources is None,
             f"max_sources={max_sources} is for rate_source='all', got rate_source='server'.",
         )
+        self.rate_mode, self.curvature = rate_mode, curvature
+        self.rate_source, self.max_sources = rate_source, max_sources
         adaptive = AdaptiveRate(rate_mode, max_sources, curvature, server_only=not from_all)
         self.pruning = MagnitudePruning(adaptive if rate is None else rate, prune_epoch=prune_round)
 
