@@ -246,7 +246,8 @@ def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, br
         call._call_lightning_module_hook(trainer, "setup", stage=fn)
     for name in ("configure_sharded_model", "configure_model"):  # the first is Lightning's old name
         if overrides(name, model):
-            getattr(model, name)()
+            with trainer.fabric.strategy.precision.module_init_context():
+                getattr(model, name)()
     if trainer.fitting:
         check_averaging(trainer.callbacks, model)
         if not trainer.trains_only_client:

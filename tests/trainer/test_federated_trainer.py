@@ -366,6 +366,21 @@ def test_batches_have_the_numbers_of_lightnings_trainer(
     assert ours == seen
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_configure_model_makes_numbers_of_the_precision(
+    precision: Any, make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    class Makes(Perceptron):
+        def configure_model(self) -> None:
+            self.tenth = torch.tensor(0.1)
+
+    modules = Makes(), Makes()
+    make_trainer(max_rounds=1, precision=precision).fit(modules[0], federation())
+    make_stock_trainer(precision=precision).fit(modules[1], DataLoader(TensorDataset(*samples(8)), batch_size=4))
+    assert modules[0].tenth.dtype == modules[1].tenth.dtype
+    assert float(modules[0].tenth) == float(modules[1].tenth)
+
+
 class TwiceByHand(Perceptron):
     """Makes two steps with each batch by hand."""
 
