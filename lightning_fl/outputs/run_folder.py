@@ -203,18 +203,25 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
         UserError: the folder cannot be written to.
     """
     folder = Path(root).absolute()
-    missing: list[Path] = []
-    try:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(
-            dir=folder, buffering=0
-        ) as file:  # permissions do not tell of a disk that is full or read-only
-            file.write(b" ")
-    except OSError as error:
-        remove_empty(missing)
-        raise UserError(f"the folder {root} cannot be written to ({error.strerror}): use another {flag}.") from error
-    return missing
+    tries = 3  # another program that asks the same may remove the empty folder in between
+    while True:
+        missing: list[Path] = []
+        try:
+            missing = [path for path in (folder, *folder.parents) if not path.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(
+                dir=folder, buffering=0
+            ) as file:  # permissions do not tell of a disk that is full or read-only
+                file.write(b" ")
+        except OSError as error:
+            remove_empty(missing)
+            tries -= 1
+            if tries and isinstance(error, FileNotFoundError):
+                continue
+            raise UserError(
+                f"the folder {root} cannot be written to ({error.strerror}): use another {flag}."
+            ) from error
+        return missing
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
