@@ -103,7 +103,7 @@ class TopK(SparseCodec, Sparse):
         """Return d and k for the positions of a vector, and the choices of the codec of the values."""
         if VALUES in name:
             return super().choice(name, payload, context)
-        is_mask = name.startswith("mask/") and name in payload
+        is_mask = name in payload and self.vector_told_of(name)
         return (context.layout.numel, num_kept(self.alpha, context.layout.numel)) if is_mask else None
 
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:

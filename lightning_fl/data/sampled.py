@@ -15,7 +15,12 @@ class Sampled(Subset):
 
 
 def of_sampled(values: Any, dataset: Any) -> Any:
-    """Return a user's entries for a sampler's samples, if they are given for the whole data set; else `values` as they are."""
+    """Return a user's entries for a sampler's samples (n,), if the user gives those of the whole data set; else `values`.
+
+    Args:
+        values: what the user gives: an array, a tensor or a list, one entry for each sample.
+        dataset: data set of the n samples.
+    """
     if not isinstance(dataset, Sampled) or not isinstance(values, Sized) or len(values) != len(dataset.dataset):  # type: ignore[arg-type]
         return values
     if isinstance(values, np.ndarray | Tensor):

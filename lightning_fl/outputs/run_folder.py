@@ -203,8 +203,7 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
         UserError: the folder cannot be written to.
     """
     folder = Path(root).absolute()
-    tries = 3  # another program that asks the same may remove the empty folder in between
-    while True:
+    for tries_left in (2, 1, 0):  # another program that checks the folder, too, may remove it while it is empty
         missing: list[Path] = []
         try:
             missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -213,15 +212,14 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
                 dir=folder, buffering=0
             ) as file:  # permissions do not tell of a disk that is full or read-only
                 file.write(b" ")
+            break
         except OSError as error:
             remove_empty(missing)
-            tries -= 1
-            if tries and isinstance(error, FileNotFoundError):
-                continue
-            raise UserError(
-                f"the folder {root} cannot be written to ({error.strerror}): use another {flag}."
-            ) from error
-        return missing
+            if not tries_left or not isinstance(error, FileNotFoundError):
+                raise UserError(
+                    f"the folder {root} cannot be written to ({error.strerror}): use another {flag}."
+                ) from error
+    return missing
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

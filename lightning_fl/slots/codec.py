@@ -33,8 +33,9 @@ class Packed:
 
     @classmethod
     def whole(cls, content: Tensor) -> Packed:
-        """Pack a tensor unchanged; each number costs the width of its dtype, in bits."""
-        return cls(content, content.numel() * content.element_size() * 8)
+        """Pack a tensor unchanged; each number costs the width of its dtype, in bits, and a bool one bit."""
+        width = 1 if content.dtype == torch.bool else 8 * content.element_size()
+        return cls(content, content.numel() * width)
 
 
 Payload = dict[str, Packed]

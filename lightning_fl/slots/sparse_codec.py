@@ -8,10 +8,10 @@ from torch import Tensor
 
 from lightning_fl.errors import require
 from lightning_fl.slots.codec import Codec, Packed, Payload, Traits, undeclared
-from lightning_fl.slots.message import Message
+from lightning_fl.slots.message import Message, compressible
 from lightning_fl.slots.part import check_inner
 from lightning_fl.slots.round_context import RoundContext
-from lightning_fl.vectors.kinds import kind_of
+from lightning_fl.vectors.kinds import KINDS, kind_of
 
 VALUES = "/values/"
 
@@ -95,6 +95,12 @@ class SparseCodec(Codec):
             return super().from_symbols(name, symbols, num_values)
         return self.values.from_symbols(_parts(name)[1], symbols, num_values)
 
+    def vector_told_of(self, name: str) -> str:
+        """Return the vector whose positions an entry tells; '' for other entries, also for a method's own masks."""
+        vector = name.removeprefix(self.mark)
+        is_vector = vector != name and vector.partition("/")[0] in KINDS and compressible(vector)
+        return vector if is_vector else ""
+
     def pack_values(self, name: str, values: Tensor, positions: Tensor, context: RoundContext) -> Payload:
         """Return the entries of a vector's numbers (k,) at some positions (k,)."""
         if self.values is None or not len(values):
@@ -106,10 +112,10 @@ class SparseCodec(Codec):
         """Decode; numbers that were not sent are zero."""
         message = {}
         for name, packed in payload.items():
-            vector = name.removeprefix(self.mark)
+            vector = self.vector_told_of(name)
             if VALUES in name or f"{self.mark}{name}" in payload:
                 continue
-            if vector == name:
+            if not vector:
                 message[name] = packed.content
                 continue
             chosen = self.chosen(vector, payload, context)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,12 @@ class FitLoop(StockFitLoop):
         loaders = self._combined_loader = self._client_loaders.of(client)
         self.max_batches = batches_of(loaders)
         return loaders
+
+    @property
+    def steps_in_pass(self) -> int | float:
+        """Optimiser steps in one pass over a client's own loaders; infinity if they have no length."""
+        steps = self.max_batches / self.trainer.accumulate_grad_batches
+        return ceil(steps) if steps < inf else inf
 
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""

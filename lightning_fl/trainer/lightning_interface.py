@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 import torch
@@ -223,8 +223,7 @@ class TrainerInterface(TrainerFlags):
         )
         self._request_own_loaders()
         if self.fitting and self.data.reads_own_loaders:
-            steps_in_pass = ceil(x) if (x := self.fit_loop.max_batches / self.accumulate_grad_batches) < inf else inf
-            return self.local_steps or (self.local_epochs or 1) * steps_in_pass
+            return self.local_steps or (self.local_epochs or 1) * self.fit_loop.steps_in_pass
         progress = self._progress_for("estimated_stepping_batches")
         return (0 if progress is None else progress.planned_steps) or self.most_local_steps
 

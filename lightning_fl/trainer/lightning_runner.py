@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -168,19 +168,23 @@ class RoundEpochLoop(StockEpochLoop):
         if isinstance(loaders, CombinedLoader):
             self.loader = None
             self.steps_left, self.passes_left = (inf if x is None else x for x in (schedule.steps, schedule.epochs))
+            passes_in_round = schedule.epochs or ceil(
+                (schedule.steps or 1) / max(1, self.trainer.fit_loop.steps_in_pass)
+            )
         else:
             self.loader, self.steps_left, self.passes_left = loaders, inf, 1
+            passes_in_round = 1
             loaders = CombinedLoader(loaders, "max_size_cycle")
         fetcher = data_fetcher_for(self.trainer, RunningStage.TRAINING)
         fetcher.setup(loaders)
-        passes, num_passes, steps_before = schedule.epochs or 1, 0, inf
+        num_passes, steps_before = 0, inf
         with nullcontext() if self.trainer.trains_only_client else _without_server_callbacks(self.trainer):
             while self.passes_left > 0 and not self._is_at_end:
                 if steps_before == self.steps_left < inf:
                     break  # the pass before made no step
                 steps_before = self.steps_left
                 for one in loaders.flattened:
-                    set_sampler_epoch(one, self.trainer.current_epoch * passes + num_passes)
+                    set_sampler_epoch(one, self.trainer.current_epoch * passes_in_round + num_passes)
                 iter(fetcher)
                 self.run(fetcher)
                 self.passes_left -= 1

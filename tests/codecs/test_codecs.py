@@ -351,6 +351,14 @@ def test_a_mask_of_other_numbers_than_bools_is_refused() -> None:
         Dense().encode({"mask/signs": signs}, {}, setting_of(3))
 
 
+@each_codec
+def test_a_mask_of_bools_costs_one_bit_a_number(codec: Codec) -> None:
+    message = {**message_of(np.linspace(-1, 2, 10, dtype=np.float32)), "mask/signs": torch.arange(7) < 3}
+    payload, _ = codec.encode(message, {}, setting_of(10))
+    assert payload["mask/signs"].bits == 7
+    assert torch.equal(codec.decode(payload, setting_of(10))["mask/signs"], message["mask/signs"])
+
+
 def test_a_vector_of_zeros_sends_its_first_coordinates() -> None:
     payload, _ = TopK(0.3).encode({"model": torch.zeros(10)}, {}, setting_of(10))
     assert unpack_positions(payload["mask/model"].content, 3, 10).tolist() == [0, 1, 2]

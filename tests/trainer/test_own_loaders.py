@@ -135,7 +135,14 @@ def test_a_single_client_reads_any_loader_as_lightnings_trainer_does(
     torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
 
 
-def test_each_pass_over_a_clients_own_loader_is_an_epoch_of_its_sampler(make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize(
+    ("flags", "num_epochs"),
+    [({"local_epochs": 3}, 6), ({"local_steps": 5}, 6), ({"local_steps": 3, "accumulate_grad_batches": 2}, 6), ({}, 2)],
+    ids=str,
+)
+def test_each_pass_over_a_clients_own_loader_is_an_epoch_of_its_sampler(
+    flags: dict[str, int], num_epochs: int, make_trainer: MakeTrainer
+) -> None:
     epochs: list[int] = []
 
     class Keeps(ByEpoch):
@@ -143,8 +150,8 @@ def test_each_pass_over_a_clients_own_loader_is_an_epoch_of_its_sampler(make_tra
             epochs.append(epoch)
 
     data = Federated(Data(lambda: loader(10, sampler=Keeps())), num_clients=1)
-    make_trainer(max_rounds=2, local_epochs=3, clients_per_round=1).fit(Perceptron(), data)
-    assert epochs == [0, 1, 2, 3, 4, 5]
+    make_trainer(max_rounds=2, clients_per_round=1, runner="lightning", **flags).fit(Perceptron(), data)
+    assert epochs == [*range(num_epochs)]
 
 
 @pytest.mark.parametrize("num_samples", [None, (30, 10, 20)])
