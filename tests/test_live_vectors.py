@@ -76,6 +76,7 @@ def check(name: str, live_vectors: ModuleType) -> None:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.matrix
 def test_a_round_keeps_few_vectors(name: str, live_vectors: ModuleType) -> None:
     check(name, live_vectors)
 

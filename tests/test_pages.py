@@ -192,7 +192,7 @@ def test_the_page_of_the_round_names_every_role() -> None:
     assert {field.name for field in fields(Roles)} - {"counts_each"} <= named
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_the_page_of_errors_quotes_sentences_of_the_code() -> None:
     pytest.importorskip("sphinx", reason="pip install 'lightning-fl[docs]'")
     import sentences

@@ -153,7 +153,7 @@ def test_the_seed_decides_cohort_and_order(make_trainer: MakeTrainer, monkeypatc
 
 
 @each_algorithm
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_resumed_equals_uninterrupted_bit_for_bit(name: str, make_trainer: MakeTrainer, tmp_path: Path) -> None:
     resumed_like_whole(make_trainer, tmp_path, Perceptron, ROSTER[name].federation, ROSTER[name].algorithm)
 

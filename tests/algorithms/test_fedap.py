@@ -79,6 +79,7 @@ def test_it_prunes_in_every_precision(precision: str, make_trainer: MakeTrainer)
 
 @pytest.mark.parametrize("name", ["FedAP-gap", "FedDUMAP"])
 @pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.matrix
 def test_resumed_equals_uninterrupted_bit_for_bit(
     name: str, stop: int, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:

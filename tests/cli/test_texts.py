@@ -20,6 +20,7 @@ HELP = Path(cli.__file__).with_name("help.txt")
 RUN = "run: python docs/kept_texts.py"
 
 
+@pytest.mark.matrix
 def test_the_list_is_that_of_the_code() -> None:
     assert catalogue.FILE.read_text(encoding="utf-8") == kept_texts.catalogue_text(), RUN
 

@@ -281,7 +281,7 @@ def test_ties_between_levels_go_to_the_larger() -> None:
 @each_codec
 @given(st.lists(vectors, min_size=2, max_size=5))
 @settings(max_examples=8)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_error_feedback_telescopes(codec: Codec, rounds: list[np.ndarray]) -> None:
     d = min(map(len, rounds))
     context, memory = setting_of(d), {}

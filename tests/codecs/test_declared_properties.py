@@ -124,7 +124,7 @@ def is_random(codec: Codec) -> bool:
 
 @pytest.mark.long
 @each_codec
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 def test_what_a_codec_declares_of_single_messages(codec: Codec) -> None:
     """Check bits, numbers, the second time, and the error, of which random codecs declare only the mean."""
     contracts, failures = (

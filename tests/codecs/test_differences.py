@@ -60,7 +60,7 @@ def sent(codec: Codec, x: Tensor, seed: int) -> Tensor:
     ],
     ids=str,
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_variance_is_within_its_bound(codec: Codec, bound: float, is_exact: bool) -> None:
     """Compare the mean of ‖C(x) − x‖²/‖x‖² over 400 draws with the bound; four standard errors are allowed."""
     assert codec.relative_variance(D) == pytest.approx(bound)

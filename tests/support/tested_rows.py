@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -28,9 +29,15 @@ def check_rows(cells: Iterable[str], rows: Rows) -> None:
 def check_tests(rows: Rows) -> None:
     """Check that the tests exist, run in a plain `pytest`, and are not skipped."""
     for file, name in {test for tests in rows.values() for test in tests}:
-        functions = [node for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.FunctionDef)]
-        found = [function for function in functions if function.name == name]
+        found = [function for function in functions_of(file) if function.name == name]
         assert len(found) == 1, f"{file} has no {name}"
         marks = " ".join(map(ast.unparse, found[0].decorator_list))
         assert "mark.skip" not in marks
         assert "mark.slow" not in marks
+
+
+@cache
+def functions_of(file: str) -> list[ast.FunctionDef]:
+    """Return the functions of a file of tests."""
+    body = ast.parse((TESTS / file).read_text(encoding="utf-8")).body
+    return [node for node in body if isinstance(node, ast.FunctionDef)]

@@ -124,6 +124,7 @@ def test_every_method_trains_as_without_the_compiler(name: str, graphs: Traced, 
     compare_method(name, make_trainer)
 
 
+@pytest.mark.matrix
 def test_weights_in_another_order_train_as_without_the_compiler(graphs: Traced, make_trainer: MakeTrainer) -> None:
     module = Perceptron()
     for name, other in reordered(dict(module.named_parameters())).items():
@@ -153,6 +154,7 @@ def compare_stacks(name: str, graphs: Traced, make_trainer: MakeTrainer) -> None
 
 
 @pytest.mark.parametrize("name", ["SCAFFOLD"])
+@pytest.mark.matrix
 def test_some_methods_train_stacks_as_without_the_compiler(
     name: str, graphs: Traced, make_trainer: MakeTrainer
 ) -> None:
@@ -256,12 +258,14 @@ def test_steps_of_a_whole_stack_are_compiled_once_for_each_size(
     assert ("in which all have a full minibatch" in caplog.text) == (len(set(sizes)) > 1)
 
 
+@pytest.mark.matrix
 def test_stacks_of_one_size_alone_are_compiled_if_the_cohort_varies(graphs: Traced, make_trainer: MakeTrainer) -> None:
     flags = {"clients_per_round": 6, "clients_at_once": 2, "dropout_rate": 0.4, "max_rounds": 6, "runner": "stacked"}
     assert_equal(pair(make_trainer, Perceptron(), partial(federation, (4,) * 6, batch_size=4), **flags))
     assert len(graphs) == 1
 
 
+@pytest.mark.matrix
 def test_auto_compiles_small_stacks_of_one_size(graphs: Traced, make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(clients_per_round=24, compile=True, runner="auto")
     trainer.fit(Perceptron(), federation((4,) * 24, batch_size=4))
@@ -410,6 +414,7 @@ def test_models_of_clients_and_tests_are_compiled_too(
     assert len(graphs.evaluations) == 2, "one for batches of validation_step, one for those of test_step"
 
 
+@pytest.mark.matrix
 def test_stacks_and_moon_are_evaluated_by_graphs(graphs: Traced, make_trainer: MakeTrainer) -> None:
     for flags, algorithm in (({"runner": "stacked"}, FedAvg()), ({}, MOON())):
         graphs.clear()
@@ -760,6 +765,7 @@ def test_compiling_is_not_part_of_the_rounds_seconds(
         assert all(float(row["time/round_seconds"]) < 0 for row in csv.DictReader(file))
 
 
+@pytest.mark.matrix
 def test_the_seconds_of_compiling_are_said(
     graphs: Traced, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
