@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -30,6 +31,7 @@ from lightning_fl.report.records import readable
 from lightning_fl.study.budget import LEGEND, NUM_RESAMPLES, Budget, Found, efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, floors, legend
 from lightning_fl.study.costs import PlanFit, costs, plans_of
+from lightning_fl.study.own_files import changes_since
 from lightning_fl.study.runner import Outcome, command, is_done, train, train_all
 from lightning_fl.study.search_report import search_parts
 from lightning_fl.study.searches import Searches, open_searches, within_budget
@@ -127,6 +129,7 @@ def study(
     if parsed.dry_run:
         commands = [shlex.join(["lightning-fl", *command(run, threads)]) for run in runs]
         return "\n".join([*commands, *([] if planned_fit is None else costs(runs, jobs, planned_fit))]), True
+    _say_changed_code(runs, out)
     outcome = train(runs, jobs, threads, parsed.retry, _num_accelerators())
     done = outcome.done if runs == every_run else [run for run in every_run if is_done(run)]
     said = [] if runs else ["This part has no runs."]
@@ -246,7 +249,14 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
         f"{out} has no finished run of {path} as the file is now: `lightning-fl study {name}` trains them; if you gave it --out, "
         "name that folder after the file.",
     )
+    _say_changed_code(done, out)
     return _reported(file, name, out, done, parsed, searches)
+
+
+def _say_changed_code(runs: Sequence[PlannedRun], out: Path) -> None:
+    """Print a sentence if files of the user's own classes have changed since some of the runs began."""
+    if said := changes_since(runs, out):
+        print(said, file=sys.stderr)
 
 
 def _reported(

@@ -25,6 +25,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs.files import reason_of, replacing
 from lightning_fl.outputs.run_folder import LAST, METRICS, PREVIOUS
 from lightning_fl.report.records import read_run
+from lightning_fl.study.own_files import keep_digests
 from lightning_fl.study.study_file import PlannedRun
 
 DONE, FAILED, LOCK, OUTPUT = "done.json", "failed.json", ".study.lock", "output.txt"
@@ -354,6 +355,8 @@ def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit
 def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) -> subprocess.Popen[bytes]:
     """Start the fit of a run, which holds its lock too."""
     words = command(run, threads)
+    if not words[-1].startswith("--ckpt_path="):  # a run that goes on keeps the digests with which it began
+        keep_digests(run)
     for name in (DONE, FAILED):
         (run.folder / name).unlink(missing_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

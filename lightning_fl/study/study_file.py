@@ -50,6 +50,7 @@ from lightning_fl.report.records import flatten, require_same_data
 from lightning_fl.study.budget import Budget, read_budgets
 from lightning_fl.study.claims import Claim
 from lightning_fl.study.claims_file import read_claims
+from lightning_fl.study.own_files import own_files
 from lightning_fl.study.search_file import SearchFile, read_search
 
 KEYS = (
@@ -96,6 +97,7 @@ class PlannedRun:
         num_rounds: number of its rounds.
         max_seconds: seconds after which it ends before its last round; None for no limit.
         trial: number of the trial of a search; None for a run that the study compares.
+        own_files: files that define the user's own classes.
     """
 
     cell: str
@@ -105,6 +107,7 @@ class PlannedRun:
     num_rounds: int
     max_seconds: float | None = None
     trial: int | None = None
+    own_files: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -206,6 +209,7 @@ class StudyFile:
         require(not incompatible, "; ".join(f"{', '.join(names)}: {why}" for why, names in incompatible.items()) + ".")
         require_same_data({name: flatten(config) for name, config in resolved.items()}, "study")
         digests = {name: digest_of(config) for name, config in resolved.items()}
+        files = {name: own_files(config) for name, config in resolved.items()}
         return [
             PlannedRun(
                 cell.name,
@@ -214,6 +218,7 @@ class StudyFile:
                 (*cell.arguments, *seeded(seed)),
                 int(resolved[cell.name]["trainer"]["max_rounds"]),
                 seconds_of(resolved[cell.name]["trainer"].get("max_time")),
+                own_files=files[cell.name],
             )
             for seed, cell in product(self.seeds, self.cells)
         ]

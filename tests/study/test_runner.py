@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from lightning_fl.study import runner
+from lightning_fl.study.own_files import changes_since
 from lightning_fl.study.runner import command, train
 from lightning_fl.study.study_file import PlannedRun
 
@@ -103,6 +105,29 @@ def test_a_run_that_failed_is_tried_again_when_told(tmp_path: Path) -> None:
     assert calls(run)[1].split()[-2] == "--ckpt_path=last", "it goes on after its last round"
     assert not (run.folder / "failed.json").exists()
     assert json.loads((run.folder / "done.json").read_text())["arguments"] == ["--algorithm=FedAvg"]
+
+
+def test_runs_whose_own_files_have_changed_are_kept_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "my_method.py"
+    own.write_text("first")
+    finished, failed, other = (replace(run, own_files=(own,)) for run in planned(tmp_path, "a", "b", "c"))
+    failed.folder.mkdir()
+    (failed.folder / "fails").touch()
+    train([finished, failed], jobs=1, threads=1, retry=False)
+    assert changes_since([finished, failed, other], tmp_path) is None
+    own.write_text("second")
+    told = changes_since([finished, failed, other], Path("runs"))
+    assert told is not None
+    assert told.startswith("my_method.py has changed since 2 runs of a, b began, ")
+    assert told.endswith("remove their folders in runs.")
+    (failed.folder / "fails").unlink()
+    train([finished, failed], jobs=1, threads=1, retry=True)
+    assert [len(calls(run)) for run in (finished, failed)] == [1, 2]
+    assert changes_since([finished, failed], Path("runs")) == told, "the first rounds of a resumed run had the old code"
+    shutil.rmtree(finished.folder)
+    train([finished], jobs=1, threads=1, retry=False)
+    assert changes_since([finished], Path("runs")) is None
 
 
 ROWS = {"gone": None, "empty": b"", "only columns": b"round\r\n", "cut": b"round\r\n0", "no text": b"\xff\0\xfe"}

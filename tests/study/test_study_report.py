@@ -19,6 +19,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import Look
 from lightning_fl.study import report_on_study
 from lightning_fl.study.budget import Budget, Efficiency
+from lightning_fl.study.own_files import keep_digests
 from lightning_fl.study.pictures import draw_areas, draw_front, draw_trials
 from lightning_fl.study.study_file import read_study
 
@@ -71,6 +72,41 @@ def test_a_report_of_a_study_has_its_present_runs_alone() -> None:
     assert r"\multicolumn{3}{c}{to accuracy 0.3}" in Path("report/results.tex").read_text(encoding="utf-8")
     assert Path("report/accuracy_panels.svg").is_file()
     assert not Path("runs/studies/study/report").exists()
+
+
+def test_a_report_tells_that_own_code_has_changed_since_the_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("bases_of_report.py").write_text("class Base: ...")
+    Path("own_of_report.py").write_text("from bases_of_report import Base\nclass Pull(Base): ...")
+    stages = [
+        {"class_path": "own_of_report.Pull"},
+        {"class_path": "lightning_fl.steps.Apply"},
+        {"class_path": "torch.nn.ReLU"},
+    ]
+
+    def with_own(arguments: Sequence[str]) -> Mapping[str, Any]:
+        return {
+            **resolve(arguments),
+            "stages": stages if "--algorithm=FedProx" in arguments else [{"class_path": "gone.X"}],
+        }
+
+    path = write_study()
+    for run in read_study(path).runs(Path("elsewhere"), with_own):
+        assert [file.name for file in run.own_files] == ["bases_of_report.py", "own_of_report.py"] * (
+            run.cell == "FedProx"
+        )
+        write_run(run.folder, rising(9, 0.05), run.cell, run.seed)
+        (run.folder / "done.json").write_text("{}")
+        keep_digests(run)
+    for content, said in {
+        "": "",
+        "class Base: x = 1": "bases_of_report.py has changed since 2 runs of FedProx began",
+    }.items():
+        Path("bases_of_report.py").write_text(content or "class Base: ...")
+        report_on_study([str(path), "elsewhere"], with_own)
+        assert capsys.readouterr().err.partition(", whose")[0] == said
 
 
 @pytest.mark.parametrize("number", ["final", "best", "at_uplink", "rise"])

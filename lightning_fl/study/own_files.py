@@ -1,0 +1,81 @@
+"""Source files of the user's own classes: a run keeps their digests, because its configuration only names the classes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from pydoc import locate
+from typing import TYPE_CHECKING, Any
+
+from lightning_fl.outputs.files import replacing
+from lightning_fl.outputs.run_folder import METRICS
+from lightning_fl.report.labels import counted
+
+if TYPE_CHECKING:
+    from lightning_fl.study.study_file import PlannedRun
+
+SOURCES = "sources.json"
+INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib")).name}
+"""Names of folders whose files are not compared: those of installed packages and of Python itself."""
+
+
+def own_files(config: Any) -> tuple[Path, ...]:
+    """Return the files that define the classes of a configuration and their bases, except those of installed packages."""
+    files = set[Path]()
+    for path in _class_paths(config):
+        with suppress(Exception):  # a report may read runs on a machine that lacks the module
+            named = locate(path)
+            for kind in getattr(named, "__mro__", (named,)):
+                file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+                is_ours = kind.__module__.partition(".")[0] == "lightning_fl"
+                if file is not None and not is_ours and not INSTALLED & {*Path(file).parts}:
+                    files.add(Path(file))
+    return tuple(sorted(files))
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    if isinstance(config, Mapping) and isinstance(config.get("class_path"), str):
+        yield config["class_path"]
+    inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
+    for one in inner:
+        yield from _class_paths(one)
+
+
+def keep_digests(run: PlannedRun) -> None:
+    """Write the digests of the files with which a run begins into its folder."""
+    with replacing(run.folder / SOURCES, "w") as file:
+        file.write(json.dumps(_digests(run.own_files), indent=1) + "\n")
+
+
+def changes_since(runs: Sequence[PlannedRun], out: Path) -> str | None:
+    """Return the sentence about runs of a study that began before one of their files changed; None without such runs."""
+    begun = [run for run in runs if (run.folder / METRICS).is_file()]
+    changed = [(run.cell, names) for run in begun if (names := _changed(run))]
+    if not changed:
+        return None
+    files, cells = sorted({name for _, names in changed for name in names}), dict.fromkeys(cell for cell, _ in changed)
+    return (
+        f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed since {counted(len(changed), 'run')} of "
+        f"{', '.join(cells)} began, whose results the study keeps: to train with the changed code, remove their folders in {out}."
+    )
+
+
+def _changed(run: PlannedRun) -> list[str]:
+    """Return the files that have changed since a run began; none for a run without digests."""
+    kept: Any = None
+    with suppress(OSError, ValueError, RecursionError):
+        kept = json.loads((run.folder / SOURCES).read_text(encoding="utf-8"))
+    kept = kept if isinstance(kept, dict) else {}
+    return [name for name, digest in _digests(run.own_files).items() if kept.get(name, digest) != digest]
+
+
+def _digests(files: Sequence[Path]) -> dict[str, str]:
+    """Return the digests of files by their paths, relative to the current folder for files in it."""
+    here = Path.cwd()
+    names = {file: file.relative_to(here) if file.is_relative_to(here) else file for file in files if file.is_file()}
+    return {str(name): hashlib.sha256(file.read_bytes()).hexdigest() for file, name in names.items()}
