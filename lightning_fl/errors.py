@@ -39,7 +39,7 @@ class MissingFileError(UserError, FileNotFoundError):
     """File that the user names, but that does not exist: a `UserError`, and also Python's own exception."""
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
+def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the end of an error sentence about an unknown name.
 
     >>> nearest("FedAgv", ["FedAvg", "FedProx"])
@@ -48,10 +48,15 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     'allowed: FedAvg, FedProx'
     >>> nearest("mu", [])
     'allowed: none'
+
+    Args:
+        word: the unknown name.
+        allowed: all known names.
+        cutoff: likeness, from 0 to 1, that the nearest name must have.
     """
     names = sorted(allowed)
     lower = {name.lower(): name for name in reversed(names)}
-    match = get_close_matches(word.lower(), lower, n=1)
+    match = get_close_matches(word.lower(), lower, n=1, cutoff=cutoff)
     listed = ", ".join(names) or "none"
     return f"did you mean '{lower[match[0]]}'? Allowed: {listed}" if match else f"allowed: {listed}"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_fl import aggregators, codecs, exchanges, personal, rules, steps
 from lightning_fl.checks import parameters_of
+from lightning_fl.checks.other_names import unknown_class
 from lightning_fl.errors import nearest, require
 from lightning_fl.personal import PersonalLayers
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
@@ -50,7 +51,7 @@ def made(slot: str, part: Any) -> Any:
         part, arguments = _class_and_arguments(slot, part)
     if isinstance(part, str):
         found = getattr(package, part) if part in names else locate(part) if "." in part else None
-        require(_is_part(found, kind), f"{slot} {part!r} is unknown; {nearest(part.rpartition('.')[2], names)}.")
+        require(_is_part(found, kind), f"{slot} {part!r} is unknown; {unknown_class(part, names)}.")
         part = found
     shown = part.__name__ if isinstance(part, type) else repr(part)
     require(

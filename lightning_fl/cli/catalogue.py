@@ -18,6 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.checks.other_names import name_here
 from lightning_fl.cli import shipped_configs
 from lightning_fl.cli.problems import PROBLEMS
 from lightning_fl.cli.type_descriptions import shown
@@ -286,6 +287,8 @@ def _wrapped(start: str, text: str) -> list[str]:
 
 
 def _nearest(word: str, names: Sequence[str] | dict[str, Any]) -> str:
+    if here := name_here(word):
+        return f"{here}; "
     lower = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), lower, n=1)
     return f"did you mean {lower[close[0]]!r}? " if close else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from lightning.pytorch import loggers as lightning_loggers
 
 from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, personal, rules, steps
 from lightning_fl.checks import is_lightnings
+from lightning_fl.checks.other_names import unknown_class
+from lightning_fl.cli import catalogue
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
 from lightning_fl.features import attacks, privacy, selection
@@ -45,12 +47,6 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "lr_scheduler": ([torch.optim.lr_scheduler], torch.optim.lr_scheduler.LRScheduler),
 }
 """Packages with the classes for a key, and their base class, by the last part of the key."""
-OTHER_NAMES = {
-    "FedAvgM": "ServerM with dampening false",
-    "FedAdagrad": "ServerAdagrad",
-    "FedYogi": "ServerYogi",
-}
-"""Names by which the field knows some methods, and their names here."""
 KEYS = ("class_path", "init_args", "dict_kwargs")
 """Keys of a mapping that stands for a class."""
 BESIDE = "the parameters of a class belong under its key init_args, not beside class_path"
@@ -104,35 +100,17 @@ def class_misfit(value: Any, key: str, shown_key: str) -> str | None:
         return f"{shown_key} must be the name of {kind}, or a mapping with class_path and init_args, got {shown(name)}."
     module, _, last = name.rpartition(".")
     if not module or not name.replace(".", "").isidentifier():
-        is_network = leaf == "model" and name in modules.NETWORKS
-        hint = f"it is a network: use --{key}.network {name}; " if is_network else ""
-        if leaf == "algorithm" and name in OTHER_NAMES:
-            return f"{shown_key} {name!r} is unknown; here it is {OTHER_NAMES[name]}."
+        if name in known_classes:
+            return None
         begins = name.partition("(")[0]
-        return (
-            None
-            if name in known_classes
-            else f"{shown_key} {name!r} is unknown; {hint}{nearest(begins, known_classes)}."
-        )
-    try:
-        named_object = getattr(import_module(module), last, None)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            if hidden := _hidden(module):
-                return f"{shown_key} {name!r} is unknown: {hidden}."
-            return (
-                f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {_remedy(last, known_classes)}."
-            )
-        return f"{shown_key} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
-    if named_object is None and (hidden := _hidden(module)):
-        return f"{shown_key} {name!r} is unknown: {hidden}."
-    if named_object is None:
-        class_names = [
-            n for n, x in vars(sys.modules[module]).items() if isinstance(x, type) and x.__module__ == module
-        ]
-        is_ours = module.partition(".")[0] == "lightning_fl"
-        others = _remedy(last, known_classes) if is_ours or last in known_classes else nearest(last, class_names)
-        return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}; {others}."
+        flag = next((one.flag for one in catalogue.entries() if one.name == begins), None)
+        if flag is None or begins in known_classes:
+            return f"{shown_key} {name!r} is unknown; {unknown_class(begins, known_classes)}."
+        whole = f"--model ImageClassifier {flag}" if flag == "--model.network" else flag
+        return f"{shown_key} {name!r} is unknown; it belongs to {flag}: use {whole} {begins}."
+    if misfit := path_misfit(name, shown_key, known_classes):
+        return misfit
+    named_object = getattr(import_module(module), last)
     if not (isinstance(named_object, type) and issubclass(named_object, base)):
         if isinstance(named_object, type) and any(
             is_lightnings(named_object, kind) and not issubclass(named_object, kind)
@@ -151,9 +129,29 @@ def class_misfit(value: Any, key: str, shown_key: str) -> str | None:
     return None
 
 
-def _remedy(name: str, classes: Mapping[str, type]) -> str:
-    """Return the remedy in the error about a class that was looked for in a wrong module."""
-    return f"its name alone is enough: {name}" if name in classes else nearest(name, classes)
+def path_misfit(name: str, shown_key: str, known_classes: Collection[str] = ()) -> str | None:
+    """Return the error of a dotted path that names nothing; None if it can be imported.
+
+    Args:
+        name: the path, such as `my_project.Net`.
+        shown_key: name of the key in the sentence.
+        known_classes: names of this package's classes for the key.
+    """
+    module, _, last = name.rpartition(".")
+    is_ours = last in known_classes or module.partition(".")[0] == "lightning_fl"
+    try:
+        if hasattr(import_module(module), last):
+            return None
+    except Exception as error:
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            return f"{shown_key} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
+        found = f"there is no module {error.name!r}"
+        remedy = f"; {unknown_class(name, known_classes)}" if is_ours else " in the current folder or installed"
+    else:
+        own = [n for n, x in vars(sys.modules[module]).items() if isinstance(x, type) and x.__module__ == module]
+        found = f"the module {module!r} has no {last!r}"
+        remedy = f"; {unknown_class(name, known_classes) if is_ours else nearest(last, own)}"
+    return f"{shown_key} {name!r} is unknown: {_hidden(module) or found + remedy}."
 
 
 def _hidden(module: str) -> str | None:

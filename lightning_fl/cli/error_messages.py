@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser
 from ast import literal_eval
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from lightning_fl.checks import check_value, parameters_of
-from lightning_fl.cli.class_names import BESIDE, CLASS_PACKAGES, class_misfit, classes_under
-from lightning_fl.cli.type_descriptions import choices_of, in_words, shown
+from lightning_fl.checks import check_value, other_names, parameters_of
+from lightning_fl.cli.class_names import BESIDE, CLASS_PACKAGES, class_misfit, classes_under, path_misfit
+from lightning_fl.cli.type_descriptions import choices_of, in_words, members_of, shown
 from lightning_fl.errors import collecting, nearest
 from lightning_fl.trainer import FederatedTrainer
 from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
@@ -105,6 +105,11 @@ def _no_parameter(parser: ArgumentParser, name: str) -> str:
         first, ("class_path", "init_args"), cutoff=0.8
     ):
         return f"a class takes only the keys class_path and, for its parameters, init_args; got {name!r}."
+    flags = [word.partition("=")[0] for word in getattr(parser, "all_words", ())]
+    for place, flag in enumerate(flags):
+        section = flag.removesuffix(f".{name}")
+        if section != flag and section in flags[place:] and section not in flags[:place]:
+            return f"{flag} comes before the class of {section[2:]}: give {section} first, or name its class in a file."
     methods = classes_under("algorithm")
     if owner in methods and first in parameters_of(methods["Algorithm"]):
         return (
@@ -144,14 +149,19 @@ def _nearest_key(word: str, parser: ArgumentParser) -> str:
     keys = sorted({action.dest for action in parser._actions} - {"help", "print_completion", "subcommand"})
     group, _, name = word.rpartition(".")
     owner = _class_of(parser) if hasattr(parser, "_inner_parser") else None
+    if owner is None and group in ("", "trainer") and name in other_names.FLAGS:
+        return f"here it is {other_names.FLAGS[name]}"
+    if owner is not None and (here := other_names.OF_OPTIMISERS.get(word)) in keys:
+        return f"here it is {here}"
     if elsewhere := _key_elsewhere(name, group, owner, keys):
         return f"did you mean {elsewhere!r}? lightning-fl fit --help lists all"
     siblings = [key for key in keys if group and key.rpartition(".")[0] == group]
     few = siblings or [key for key in keys if "." not in key]
     if len(few) <= 15:
         return nearest(word, few)
-    match = get_close_matches(word, few, n=1)
-    return (f"did you mean {match[0]!r}? " if match else "") + "lightning-fl fit --help lists all"
+    last_parts = {key.rpartition(".")[2]: key for key in few}  # the section alone is no likeness
+    match = get_close_matches(name, last_parts, n=1)
+    return (f"did you mean {last_parts[match[0]]!r}? " if match else "") + "lightning-fl fit --help lists all"
 
 
 def _key_elsewhere(name: str, group: str, owner: str | None, keys: list[str]) -> str | None:
@@ -215,6 +225,15 @@ def _value_misfit(parser: ArgumentParser, key: str, value: Any) -> str | None:
         return (
             f"{shown_key} must be a list, got {value}: give [{value}]." if is_one_of_a_list and not misfit else misfit
         )
+    path = value.get("class_path") if isinstance(value, Mapping) else value
+    takes_class = any(isinstance(one, type) and one.__module__ != "builtins" for one in members_of(hint))
+    if (
+        takes_class
+        and isinstance(path, str)
+        and re.fullmatch(r"(\w+\.)+\w+", path)
+        and (misfit := path_misfit(path, shown_key))
+    ):
+        return misfit
     if isinstance(value, str) and (choices := choices_of(hint)):
         return f"{shown_key} {value!r} is unknown; {nearest(value, choices)}."
     if value is None and "null" in in_words(hint).split():  # then it is the text None that does not fit

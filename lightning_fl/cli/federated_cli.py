@@ -13,7 +13,7 @@ from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from pydoc import locate
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import yaml
@@ -71,6 +71,8 @@ class FederatedArgumentParser(LightningArgumentParser):
     """Parameters whose value is a class that the user names, so that nothing of the default part is left."""
     words: Sequence[str] = ()
     """Words of the command line, for errors: for a flag of a class, argparse names only the key of the class."""
+    all_words: ClassVar[Sequence[str]] = ()
+    """Words of the last whole command line, for errors of a parser that reads the parameters of one class."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"description": DESCRIPTION, "formatter_class": PlainHelpFormatter, **options})
@@ -105,6 +107,8 @@ class FederatedArgumentParser(LightningArgumentParser):
         self.words = words
         if hasattr(self, "_inner_parser"):  # of a class, whose parameters come one by one
             options["namespace"] = with_default_parts(self, words, options.get("namespace"))
+        else:
+            FederatedArgumentParser.all_words = words
         return super().parse_args(words, *arguments, **options)
 
     def parse_object(self, obj: Any, *arguments: Any, **options: Any) -> Any:

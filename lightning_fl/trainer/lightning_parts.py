@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_fl.algorithms.compatibility import prunes
-from lightning_fl.checks import check_whole, is_a, is_whole, listed, overrides, parameters_of
+from lightning_fl.checks import check_whole, is_a, is_whole, listed, other_names, overrides, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.internals import MultiProcessingLauncher
@@ -131,6 +131,8 @@ def refuse_flag(name: str, flags: Iterable[str]) -> NoReturn:
             f"{name} is a flag of lightning.Trainer that FederatedTrainer does not have: {STOCK_FLAGS[name]}."
         )
     unknown = f"FederatedTrainer has no flag {name!r}"
+    if name in other_names.FLAGS:
+        raise UserError(f"{unknown}; here it is {other_names.FLAGS[name].replace('trainer.', '')}.")
     if name in parameters_of(FederatedDataModule):
         raise UserError(f"{unknown}: give it to the data module, as in Federated(datamodule, {name}=…).")
     if name in OF_FIT:

@@ -24,6 +24,7 @@ from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.checks import is_a, listed, overrides, parameters_of
 from lightning_fl.checks.float32 import Float32, Float32Switches
+from lightning_fl.checks.other_names import unknown_class
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.engine.data_for_module import check_dtype, check_labels
 from lightning_fl.errors import UserError, nearest, require
@@ -371,7 +372,7 @@ def algorithm_of(method: Given | None) -> Algorithm:
     method_class: Any = methods.get(name) or (locate(name) if "." in name else None)
     require(
         isinstance(method_class, type) and issubclass(method_class, Algorithm),
-        f"algorithm {name!r} is unknown; {nearest(name.rpartition('.')[2], methods)}.",
+        f"algorithm {name!r} is unknown; {unknown_class(name, methods)}.",
     )
     require(
         isinstance(arguments, Mapping),

@@ -528,7 +528,10 @@ MISTAKES = {
         ["--data.partition", "lightning_fl.data.partitions.Dirichlet"],
         ["'lightning_fl.data.partitions' has no 'Dirichlet'", "its name alone is enough: Dirichlet."],
     ),
-    "missing module": (["--algorithm", "oddd.Odd"], ["'oddd.Odd'", "no module 'oddd'", "FedAvg"]),
+    "missing module": (
+        ["--algorithm", "oddd.Odd"],
+        ["'oddd.Odd'", "no module 'oddd' in the current folder or installed."],
+    ),
     "base that is the same again": (
         ["--algorithm", "FedDP", "--algorithm.base", "FedDP"],
         ["FedDP itself", "FedAvg", "SCAFFOLD"],
@@ -573,7 +576,23 @@ MISTAKES = {
     "network option": (["--model.network_options", "{dropuot: 0.1}"], ["'dropuot'"]),
     "data": (["--data", "Digit"], ["'Digit'", "'Digits'", "CIFAR10"]),
     "part of a class that is named later": (["fit", "--data.partition", "IID", "--data", "Digits"], ["--data first"]),
+    "parameter of a method that is named later": (
+        ["--algorithm.mu=1", "--algorithm=FedProx"],
+        ["--algorithm.mu comes before the class of algorithm: give --algorithm first, or name its class in a file."],
+    ),
     "name of the field": (["--algorithm", "FedYogi"], ["'FedYogi' is unknown; here it is ServerYogi."]),
+    "part in place of a method": (["--algorithm", "Krum"], ["unknown; it belongs to --algorithm.aggregator: use"]),
+    "word for a partition": (["--data.partition", "non-iid"], ["unknown; here it is Dirichlet, Shards or Classes."]),
+    "flag of the field": (["--trainer.seed", "3"], ["no flag --trainer.seed; here it is seed_everything ("]),
+    "flag like its section alone": (["--trainer.nothing", "3"], ["--trainer.nothing; lightning-fl fit --help"]),
+    "rate of an optimiser": (
+        ["--optimizer", "Adam", "--optimizer.learning_rate", "0.1"],
+        ["Adam has no parameter 'learning_rate'; here it is lr."],
+    ),
+    "data module that its module lacks": (
+        ["--data", "Federated", "--data.datamodule", "json.Pixels"],
+        ["datamodule of Federated 'json.Pixels' is unknown: the module 'json' has no 'Pixels'"],
+    ),
     "algorithm by path": (["--algorithm", "lightning_fl.algorithms.FedAgv"], ["FedAgv", "FedAvg"]),
     "parameter where there is none": (
         ["--algorithm", "FedAvg", "--algorithm.mu", "1"],
@@ -822,7 +841,7 @@ FILES = {
     "flag of Lightning's": ("trainer: {max_epochs: 10}\n", ["trainer.max_epochs", "max_rounds"]),
     "a class as a key": ("algorithm: {FedProx: {mu: 1}}\n", ["class_path", "init_args", "FedProx.mu"]),
     "a call": ("algorithm: FedProx(mu=0.1)\n", ["'FedProx(mu=0.1)'", "did you mean 'FedProx'"]),
-    "a network for the model": ("model: cnn\n", ["'cnn'", "--model.network cnn", "ImageClassifier"]),
+    "a network for the model": ("model: cnn\n", ["'cnn'", "use --model ImageClassifier --model.network cnn."]),
     "a key twice": ("trainer: {max_rounds: 1}\nmodel: {}\ntrainer: {}\n", ["file.yaml", "trainer twice", "line 3"]),
     "a key twice further in": ("trainer:\n  max_rounds: 1\n  max_rounds: 2\n", ["max_rounds twice", "line 3"]),
     "a key twice in a list": (

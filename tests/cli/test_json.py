@@ -92,6 +92,7 @@ def test_a_list_of_code_is_no_json(lightning_fl: Command) -> None:
     said = lightning_fl("list", "FedAvg", "--source", "--json").sentence
     assert "with --source, or JSON with --json, not both" in said
     assert "there is no such name" in lightning_fl("list", "Topk", "--json").sentence
+    assert "there is no such name; here it is ServerYogi; " in lightning_fl("list", "FedYogi", "--json").sentence
 
 
 def test_a_report_has_every_number_of_its_runs(lightning_fl: Command) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fl import cli
+from lightning_fl.checks import other_names
 from lightning_fl.cli import catalogue, kept_help
 from lightning_fl.cli.commands import COMMANDS, FLAGS
 from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
@@ -85,3 +86,13 @@ def test_the_help_says_what_the_parser_says(
     for command in ("fit", "validate", "test", "predict"):
         assert re.search(rf"^ +{command} +{re.escape(described[command])}$", of_parser, re.MULTILINE)
     assert DESCRIPTION in written
+
+
+def test_the_names_that_replace_those_of_the_field_exist() -> None:
+    known = {one.name for one in catalogue.entries()}
+    for here in other_names.CLASSES.values():
+        assert {word.strip(",") for word in here.split() if word[0].isupper()} <= known, here
+    trainer = next(one for one in catalogue.entries() if one.section == "trainer")
+    for here in other_names.FLAGS.values():
+        for flag in re.findall(r"trainer\.(\w+)", here):
+            assert flag in trainer.parameters, here

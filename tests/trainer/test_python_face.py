@@ -63,6 +63,12 @@ def test_an_algorithm_may_be_given_by_name(make_trainer: MakeTrainer, given: Any
     ("given", "said"),
     [
         ("FedPorx", r"algorithm 'FedPorx' is unknown; did you mean 'FedProx'\? Allowed: .*SCAFFOLD"),
+        ("FedMedian", "algorithm 'FedMedian' is unknown; here it is FedAvg with aggregator CoordinateMedian"),
+        ("own.FedAgree", "algorithm 'own.FedAgree' is unknown; it cannot be imported"),
+        (
+            {"class_path": "FedAvg", "init_args": {"uplink": "own.TpK"}},
+            "uplink 'own.TpK' is unknown; it cannot be imported",
+        ),
         ({"class_path": "FedProx", "init_args": {"mi": 1}}, r"FedProx has no parameter 'mi'; allowed: .*mu, personal"),
         (
             {"class_path": "FedProx", "init_args": 3},
@@ -107,6 +113,8 @@ def test_what_is_no_algorithm_is_refused(make_trainer: MakeTrainer, given: Any, 
         ),
         ("sync_batchnorm", "clients are trained apart"),
         ("val_check_interval", "val_every_n_rounds"),
+        ("rounds", "FederatedTrainer has no flag 'rounds'; here it is max_rounds"),
+        ("seed", "FederatedTrainer has no flag 'seed'; here it is seed_everything"),
         ("max_round", "FederatedTrainer has no flag 'max_round'; did you mean 'max_rounds'"),
         ("quick", "FederatedTrainer has no flag 'quick'; allowed: accelerator, "),
         ("num_clients", r"'num_clients': give it to the data module, as in Federated\(datamodule, num_clients=…\)\."),
