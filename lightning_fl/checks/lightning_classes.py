@@ -21,7 +21,8 @@ def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
 
 def listed(objects: T | Iterable[T], kind: type[T]) -> list[T]:
     """Return objects of a class of Lightning, of either name, as a list, whether one is given or several."""
-    return [objects] if is_a(objects, kind) or not isinstance(objects, Iterable) else list(objects)
+    is_one = is_a(objects, kind) or isinstance(objects, str) or not isinstance(objects, Iterable)
+    return [objects] if is_one else list(objects)  # type: ignore[list-item, arg-type]
 
 
 def is_lightnings(checked: type, kind: type) -> bool:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from lightning_fl.checks.ranges import check_arguments
+from lightning_fl.errors import UserError, nearest
 
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 """Kinds of parameters that may be given by name."""
@@ -51,14 +52,21 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def remember(self: Any, *arguments: Any, **options: Any) -> None:
-        if "given_arguments" not in vars(self):
+        is_outermost = "given_arguments" not in vars(self)
+        if is_outermost:
             parameters = parameters_of(type(self))
             defaults = {name: p.default for name, p in parameters.items() if p.default is not Parameter.empty}
             named_arguments = dict(zip(parameters, arguments, strict=False)) | options
             self._refuse(named_arguments)
             vars(self)["given_arguments"] = defaults | named_arguments
         check_arguments(init, (self, *arguments), options)
-        init(self, *arguments, **options)
+        try:
+            init(self, *arguments, **options)
+        except TypeError as error:  # which names the constructor of a base class
+            name = next((name for name in options if f"unexpected keyword argument {name!r}" in str(error)), None)
+            if not is_outermost or name is None or name in parameters:
+                raise
+            raise UserError(f"{type(self).__name__} has no parameter {name!r}; {nearest(name, parameters)}.") from error
 
     return remember
 

@@ -34,7 +34,7 @@ from lightning_fl.data.server_samples import draw_server
 from lightning_fl.data.shift import Shift, shift_clients
 from lightning_fl.data.sources import Source
 from lightning_fl.data.split import GroupsOfClients, hold_out, needed_groups, server_pool
-from lightning_fl.data.split_checks import check_labels, check_settings
+from lightning_fl.data.split_checks import NO_CLASSES, check_labels, check_settings
 from lightning_fl.data.users import Groups, as_names, groups_of_test
 from lightning_fl.errors import require
 
@@ -85,6 +85,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     """True if clients leave out the last batch of a pass when it is not full."""
     test_remedy = "give it some"
     """Remedy for missing test data, for the error message."""
+    class_remedy = NO_CLASSES
+    """Place of the classes and remedy without any, for the error message."""
 
     def __init__(
         self,
@@ -336,7 +338,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         owner, tested = type(self).__name__, self.client_test_indices
         why = f"the test samples of {owner} belong to no client's users"
         if not len(tested):
-            why = f"{owner} has {'no test data' if self.test is None else 'one test set for all'}"
+            why = f"{owner} {'divides no test set' if self.test is None else 'has one test set for all'}"
         require(
             any(map(len, tested)),
             f"{reader} finds no test samples of the clients' own, because {why}: use part 'validation' with data.val_fraction.",

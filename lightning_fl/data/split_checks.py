@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -27,12 +29,13 @@ def check_settings(data: SplitData) -> None:
     """Raise `UserError` unless the settings fit together, and partition, shift and groups are what they should be."""
     require(
         isinstance(data.partition, Partition),
-        f"partition={data.partition!r} is not a Partition: use an instance such as IID(), Shards() or Dirichlet().",
+        f"partition={reprlib.repr(data.partition)} is not a Partition: use an instance such as IID(), Shards() or Dirichlet(); "
+        "GivenIndices(lists) takes a list of sample indices for each client.",
     )
     _check_groups(data)
     require(
         data.shift is None or isinstance(data.shift, Shift),
-        f"shift={data.shift!r} is not a Shift: use an instance such as Rotation(), Noise() or Corruption().",
+        f"shift={reprlib.repr(data.shift)} is not a Shift: use an instance such as Rotation(), Noise() or Corruption().",
     )
     share, server_fraction = data.client_fraction, data.server_fraction
     require(
@@ -91,13 +94,13 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
     labels = train.labels
     require(
         labels is not None or not data.partition.needs_labels,
-        f"{data.partition} needs the class of each sample, but the data have none {NO_CLASSES}, or use IID().",
+        f"{data.partition} needs the class of each sample, but the data have none {data.class_remedy}, or use IID().",
     )
     require(
         (labels is not None and num_classes is not None)
         or (data.server_classes is None and data.server_degree is None),
         "server_classes and server_degree need the class of each sample and the number of classes, but the data have "
-        f"none {NO_CLASSES}.",
+        f"none {data.class_remedy}.",
     )
     for part, part_labels in (("", labels), (" of the test set", None if test is None else test.labels)):
         if part_labels is None or num_classes is None or not len(part_labels):

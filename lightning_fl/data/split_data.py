@@ -35,6 +35,7 @@ class SplitData(Protocol):
     groups_of_clients: GroupsOfClients | None
     server_indices: np.ndarray
     server_histogram: np.ndarray | None
+    class_remedy: str
 
     @property
     def num_classes(self) -> int | None:

@@ -28,7 +28,7 @@ from lightning_fl.data.samples.own_loaders import (
 )
 from lightning_fl.data.samples.tensor_samples import Samples, Selection, TensorSamples
 from lightning_fl.data.sources import Source
-from lightning_fl.data.split_checks import are_quantities, needing_classes, warn_of_gaps
+from lightning_fl.data.split_checks import MOST_CLASSES, are_quantities, needing_classes, warn_of_gaps
 from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import UserError, require
 
@@ -336,6 +336,12 @@ class Federated(FederatedDataModule):
         needed_by = needing_classes(self)
         if self.class_of is not None:
             train.labels, train.class_names = given_classes(self.class_of, train.source)
+            largest = int(train.labels.max(initial=0))
+            require(
+                self._num_classes_given or largest < max(len(train.labels), MOST_CLASSES),
+                f"class_of gives numbers up to {largest:,}, but classes are numbered from 0: give them as text, or give "
+                "num_classes.",
+            )
             return
         if train.labels is None:
             found = named_labels(train.source) if needed_by else (dataset_labels(train.source), None)

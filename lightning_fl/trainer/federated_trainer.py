@@ -337,13 +337,17 @@ class FederatedTrainer(TrainerInterface):
             finetune_lr: Learning rate of these passes; the next round's if not given.
 
         Raises:
-            UserError: no session is in progress, an argument is out of range, or no client has test samples of its own.
+            UserError: no session is in progress, an argument is out of range, or no client has samples of this part.
         """
         require(
             self.flat_module is not None, "evaluate_clients works inside fit, validate and test: call it in a callback."
         )
         if part == "test":
             self.data.require_own_test_samples("evaluate_clients")
+        require(
+            part == "test" or len(self.data.client_val_indices.joined) > 0,
+            "evaluate_clients finds no samples that clients hold out: set data.val_fraction, such as 0.2.",
+        )
         if self.fitting:
             run = self.fit_loop.engine
             evaluator = ClientEvaluator(

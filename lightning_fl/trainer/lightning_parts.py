@@ -112,6 +112,11 @@ def refuse_argument(method: str, name: str, arguments: Iterable[str]) -> NoRetur
     Raises:
         UserError: always; the sentence names the argument to use instead, or the nearest one.
     """
+    if "dataloader" in name and method not in ("fit", "plan"):
+        raise UserError(
+            f"{method} of FederatedTrainer has no argument {name!r}: lightning.Trainer().{method}(model, {name}) takes the "
+            "trained model and any loader."
+        )
     if "dataloader" in name:
         raise UserError(
             f"{method} has no argument {name!r}: a federation divides the samples of a datamodule, so use "
@@ -151,6 +156,9 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
     """
     by_key: dict[str, Callback] = {}
     callbacks = list(callbacks)
+    for one in callbacks:
+        name = one.__name__ if isinstance(one, type) else str(one)
+        require(is_a(one, Callback), f"callbacks must be objects of the class Callback, got {name}: give {name}(…).")
     renaming = next((type(callback).__name__ for callback in callbacks if is_a(callback, ModelPruning)), None)
     for callback in callbacks:
         require(
@@ -338,6 +346,8 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
     if logger is False:
         return []
     listed_loggers = [] if logger is None or logger is True else listed(logger, Logger)  # type: ignore[type-abstract]
+    for one in listed_loggers:
+        require(is_a(one, Logger), f"logger must be true, false or objects of Lightning's loggers, got {one!r}.")  # type: ignore[type-abstract]
     return [*listed_loggers, RoundCSVLogger(root)]
 
 

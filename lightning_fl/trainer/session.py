@@ -297,7 +297,8 @@ def _attach(
         raise UserError(
             f"datamodule must be a FederatedDataModule, got {type(datamodule).__name__}: "
             "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other"
-            f"{', also of a LightningDataModule with this loader' if isinstance(datamodule, DataLoader) else ''}."
+            f"{', also of a LightningDataModule with this loader' if isinstance(datamodule, DataLoader) else ''}"
+            f"{'' if fn == TrainerFn.FITTING else f'; lightning.Trainer().{fn.value} takes the trained model and any data'}."
         )
     method = algorithm_of(algorithm)
     stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)

@@ -841,6 +841,8 @@ def test_clients_that_cannot_be_evaluated_are_refused_in_a_sentence(make_trainer
                     trainer.evaluate_clients(**arguments)
 
     make_trainer(max_rounds=0, callbacks=Asks()).fit(Perceptron(), federation())
+    refused[:] = [({}, r"^evaluate_clients finds no samples that clients hold out: set data\.val_fraction")]
+    make_trainer(max_rounds=0, callbacks=Asks()).fit(Perceptron(), federation(val_fraction=0.0))
 
 
 class Ranked(Perceptron):

@@ -309,6 +309,9 @@ def test_data_without_classes() -> None:
     )
     with pytest.raises(UserError, match=r"Shards\(shards_per_client=2\) needs the class of each sample"):
         Unlabelled(num_clients=4, partition=Shards()).setup()
+    targets = (torch.randn(8, 3), torch.randn(8))
+    with pytest.raises(UserError, match=r"data have none \(y of whole numbers, \(n,\)\): give train and test such a y"):
+        Arrays(train=targets, test=targets, num_clients=2, partition=Shards()).setup()
     with pytest.raises(UserError, match="server_classes and server_degree need"):
         Unlabelled(num_clients=4, client_fraction=0.5, server_fraction=0.1, server_classes=2).setup()
 
@@ -331,6 +334,11 @@ def test_data_without_classes() -> None:
         ({"server_classes": 2, "server_degree": 0.1}, "exclude each other"),
         ({"seed": -1}, r"seed must .*, got -1"),
         ({"partition": "Shards"}, "is not a Partition"),
+        (
+            {"partition": [[*range(900)], [*range(900, 1437)]]},
+            r"^partition=\[\[0, .{,60}\]\] is .*; GivenIndices\(lists\) takes",
+        ),
+        ({"alpha": 0.1}, "^Digits has no parameter 'alpha'; allowed: augment, batch_size"),
         ({"num_clients": 2000}, "num_clients=2,000 is more than the 1,437 training samples"),
         ({"num_clients": 1437, "val_fraction": 0.1}, r"val_fraction=0\.1 holds out no sample of any client"),
         ({"client_fraction": 0.5, "server_fraction": 1e-4}, "less than one sample"),

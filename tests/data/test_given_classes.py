@@ -123,6 +123,11 @@ def test_given_classes_go_before_those_of_the_data_set() -> None:
         (Source(Graphs()), [0, 1], r"must give one class per sample, \(8,\), but gives an array of shape \(2,\)"),
         (Source(Graphs()), 3, "must give one class per sample"),
         (Source(Graphs()), lambda graph: -1, "The labels go from -1 to -1"),
+        (
+            Source(Graphs()),
+            [10**11] * 8,
+            "numbers up to 100,000,000,000, but classes are numbered from 0: give them as text",
+        ),
     ],
 )
 def test_what_names_no_class_is_said(source: Any, class_of: Any, sentence: str) -> None:

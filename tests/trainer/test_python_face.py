@@ -19,6 +19,7 @@ from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
+from lightning_fl.callbacks import CommunicationMeter
 from lightning_fl.codecs import Cast, ErrorFeedback, TopK
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
@@ -130,6 +131,12 @@ def test_flags_that_are_not_there_are_refused_in_a_sentence(flag: str, said: str
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (
+            {"callbacks": [CommunicationMeter]},
+            r"callbacks must be .*, got CommunicationMeter: give CommunicationMeter\(…\)",
+        ),
+        ({"callbacks": "CommunicationMeter"}, "callbacks must be .*, got CommunicationMeter: give"),
+        ({"logger": "csv"}, "logger must be true, false or objects of Lightning's loggers, got 'csv'"),
         ({"clock": {"devices": "phones"}}, r"clock must be SimulatedClock\(…\) or ClientClock\(…\) .* got {'devices'"),
         ({"clock": None}, "clock must be .* got None"),
         ({"loss_guard": {"clients": 3}}, r"loss_guard must be LossGuard\(…\) .* got {'clients': 3}"),
@@ -338,7 +345,7 @@ def test_a_network_that_fits_is_not_refused(make_trainer: MakeTrainer) -> None:
     ("call", "given", "said"),
     [
         ("fit", "train_dataloaders", "fit has no argument 'train_dataloaders': .*lightning_fl.data.Federated"),
-        ("validate", "dataloaders", "validate has no argument 'dataloaders': .*lightning_fl.data.Federated"),
+        ("test", "dataloaders", r"'dataloaders': lightning.Trainer\(\).test\(model, dataloaders\) takes the trained"),
         (
             "fit",
             "algoritm",
@@ -355,6 +362,8 @@ def test_arguments_that_are_not_there_are_refused_in_a_sentence(
 
 def test_a_loader_instead_of_data_is_refused_with_the_way_out(make_trainer: MakeTrainer) -> None:
     loader = torch.utils.data.DataLoader(torch.zeros(4, 3))
+    with pytest.raises(UserError, match=r"got DataLoader: .*; lightning.Trainer\(\).predict takes the trained model"):
+        make_trainer().predict(Perceptron(), loader)
     for given in ([loader], [loader, loader]):  # as in `lightning.Trainer`
         with pytest.raises(UserError, match=r"got DataLoader: .*Federated.* of a LightningDataModule with this loader"):
             make_trainer().fit(Perceptron(), *given)

@@ -42,6 +42,7 @@ class Arrays(ImageDataModule):
     """
 
     changeable = ImageDataModule.changeable | {"path"}
+    class_remedy = "(y of whole numbers, (n,)): give train and test such a y"
 
     def __init__(
         self,
