@@ -45,8 +45,8 @@ class TrainingLoss:
         name = type(module).__name__
         require(
             module.automatic_optimization,
-            f"{name} steps its optimisers itself (automatic_optimization = False), so its training_step cannot run on "
-            "a copy.",
+            f"{name} steps its optimisers itself (automatic_optimization = False), so AdaptivePruning finds no loss to measure "
+            "in its training_step: use FilterPruning, whose rate is given.",
         )
         self._name = name
         self._twin = _twin(module)

@@ -99,7 +99,9 @@ def test_what_cannot_be_asked_is_refused():
         def training_step(self, batch, batch_idx):
             return self(batch[0]).square().mean()
 
-    with pytest.raises(UserError, match="Manual steps its optimisers itself"):
+    with pytest.raises(
+        UserError, match=r"Manual steps its optimisers itself .*, so AdaptivePruning .*: use FilterPruning"
+    ):
         TrainingLoss(Manual())
     with pytest.raises(UserError, match="curvature 'hesian' is unknown; did you mean 'hessian'"):
         TrainingLoss(Classifier(), "hesian")
