@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import lightning_fl.data.datasets.huggingface as huggingface
 from lightning_fl.data import ByGroup, DatasetSamples, Federated, HuggingFace, Leaf, Shards, TensorSamples
+from lightning_fl.data.samples.evaluation_pipeline import with_transforms_of
 from lightning_fl.errors import UserError
 
 
@@ -275,6 +276,15 @@ def test_a_hugging_face_dataset_of_a_datamodule_has_its_columns_as_groups() -> N
     data.setup("fit")
     assert data.client_names.tolist() == ["f0", "f1", "f2"]
     assert [sorted(part.tolist()) for part in data.client_indices] == [[1, 3, 5], [2], [0, 4]]
+
+
+@needs_datasets
+def test_a_validation_split_with_further_columns_shows_the_format_of_those_that_training_has() -> None:
+    train = number_set().with_format("torch")
+    further = number_set().add_column("q", [0] * len(train)).with_format("numpy", columns=["y", "q"])
+    shown = with_transforms_of(train, further)
+    assert shown.format["type"] == "numpy"
+    assert shown.format["columns"] == ["y"]
 
 
 @pytest.mark.process

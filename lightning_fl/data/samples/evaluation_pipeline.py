@@ -175,8 +175,10 @@ def _is_hugging_face(dataset: Any) -> bool:
 
 
 def _formatted(dataset: Any, form: dict[str, Any]) -> Any:
-    """Return a Hugging Face data set in the format of another, which includes its transform."""
+    """Return a Hugging Face data set in the format of another, which includes its transform, for the columns that it has."""
     options = {name: value for name, value in form.items() if name != "format_kwargs"}
+    if options["columns"] is not None:
+        options["columns"] = [name for name in options["columns"] if name in dataset.column_names]
     return dataset.with_format(**options, **form["format_kwargs"])
 
 
