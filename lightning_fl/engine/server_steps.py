@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.engine.roles import Roles
-from lightning_fl.slots import ServerTurn, State
+from lightning_fl.slots import ServerTurn, State, is_finite
 from lightning_fl.state.outcome import Proposal
 
 
@@ -18,6 +21,8 @@ def take_steps(
     untrained: Sequence[slice] = (),
 ) -> Proposal:
     """Take the algorithm's steps one after the other; each starts from the proposal of the last.
+
+    The proposal is undone if a step's state becomes infinite or NaN, which would spoil all later rounds.
 
     Args:
         algorithm: algorithm that has the steps.
@@ -38,4 +43,11 @@ def take_steps(
             params[part] = turn.params[part]
     server = turn.server
     proposal = Proposal(params, turn.proposed_buffers, server.counters, new, turn.mask, server.num_steps, turn.metrics)
-    return roles.conclude(turn, proposal)
+    proposal = roles.conclude(turn, proposal)
+    spoilt = [key for key in new if not is_finite(new[key]) and is_finite(states[key])]
+    if spoilt:
+        names = " and ".join(key.partition(":")[2] for key in spoilt)
+        rank_zero_warn(
+            f"Round {turn.round + 1} is undone: the state of {names} would not be finite, most likely because an upload is huge."
+        )
+    return replace(proposal, is_undone=proposal.is_undone or bool(spoilt))

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import MakeTrainer, equal_states
+from toys import Perceptron, federation, vector
 
 from lightning_fl import UserError
+from lightning_fl.algorithms import ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fl.slots import State, Step
 from lightning_fl.steps import Adagrad, Adam, Apply, Momentum, MomentumInStages, Yogi
 
@@ -65,6 +67,24 @@ def test_the_square_of_epsilon_is_finite_in_float32(step: Any) -> None:
     assert step(epsilon=1e19).init(torch.zeros(2))["second"].isfinite().all()
     with pytest.raises(UserError, match=rf"{step.__name__}'s epsilon .* square.* at most 1.8e\+19, got 1e\+30"):
         step(epsilon=1e30)
+
+
+@pytest.mark.parametrize("method", [ServerAdam, ServerAdagrad, ServerYogi])
+def test_a_round_is_undone_if_a_huge_upload_makes_the_state_infinite(method: Any, make_trainer: MakeTrainer) -> None:
+    models = []
+
+    class Huge(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            factor = 1e21 if self.trainer.current_epoch == 1 else 0.0
+            return super().training_step(batch, batch_idx) + factor * self.hidden.weight.sum()
+
+        def on_train_epoch_end(self) -> None:
+            models.append(vector(self))
+
+    with pytest.warns(UserWarning, match=f"Round 2 is undone: the state of {method.__name__[6:]} would not be finite"):
+        make_trainer(max_rounds=3).fit(Huge(), federation(), method(learning_rate=0.02))
+    assert (models[1] == models[0]).all()
+    assert (models[2] != models[1]).all()
 
 
 class Keeping(Step):
