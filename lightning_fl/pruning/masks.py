@@ -78,7 +78,7 @@ def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tenso
     threshold = joined[place]
     smaller_masks = {name: mask & (magnitudes[name] > threshold) for name, mask in masks.items()}
     for name, mask in smaller_masks.items():
-        if mask.dim() > 1 and not mask.any():
+        if mask.dim() > 1 and mask.numel() and not mask.any():
             mask[torch.unravel_index(magnitudes[name].argmax(), mask.shape)] = True
     num_pruned = len(joined) - sum(int(mask.sum()) for mask in smaller_masks.values())
     if num_pruned > place + 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -148,7 +149,7 @@ def randomise(module: nn.Module) -> None:
     for name, tensor in module.named_parameters(recurse=False):
         if not tensor.is_floating_point():
             continue
-        scale = (6 / max(1, tensor[0].numel())) ** 0.5 if tensor.dim() > 1 else 0.1
+        scale = (6 / max(1, math.prod(tensor.shape[1:]))) ** 0.5 if tensor.dim() > 1 else 0.1
         shift = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0
         tensor.uniform_(shift - scale, shift + scale)
     if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:

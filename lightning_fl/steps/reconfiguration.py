@@ -187,7 +187,7 @@ def _layers(context: RoundContext) -> dict[str, slice]:
     """Return the slices of the parameters that can be masked, by name."""
     layout = context.layout
     positions = zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True)
-    return {name: slice(offset, offset + size) for name, shape, offset, size in positions if len(shape) > 1}
+    return {name: slice(offset, offset + size) for name, shape, offset, size in positions if len(shape) > 1 and size}
 
 
 def _prunable(context: RoundContext, like: Tensor) -> Tensor:

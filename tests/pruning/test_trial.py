@@ -1,8 +1,12 @@
 """Test the random networks on which a pruning is tried."""
 
+import pytest
 import torch
+from compared_runs import MakeTrainer
 from torch import Tensor, nn
+from toys import Perceptron, Served
 
+from lightning_fl.algorithms import IMC, Algorithm, HeteroFL, PruneFL
 from lightning_fl.pruning.trial import fit_norms, randomise
 
 
@@ -15,6 +19,27 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.norm(self.conv(x))
+
+
+class Empty(Perceptron):
+    """Perceptron with a branch of width 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(3, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.branch(x).sum(1, keepdim=True)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "algorithm",
+    [HeteroFL(), IMC(rate=0.4, prune_round=1), PruneFL(initial_passes=2)],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_layers_without_numbers_are_no_obstacle(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    make_trainer().fit(Empty(), Served(9), algorithm)
 
 
 @torch.no_grad()
