@@ -83,7 +83,8 @@ def check_between(name: str, value: Any, low: float, high: float, ends: Literal[
         and (value <= high if ends[1] == "]" else value < high)
         and (value >= SMALLEST or low != 0 or ends[0] == "[")
     )
-    require(inside, f"{name} must lie in {ends[0]}{low}, {high}{ends[1]}, got {value!r}.")
+    least = f", from {SMALLEST}" if low == 0 and ends[0] == "(" and is_real(value) and 0 < value < SMALLEST else ""
+    require(inside, f"{name} must lie in {ends[0]}{low}, {high}{ends[1]}{least}, got {value!r}.")
 
 
 def check_at_least(name: str, value: Any, minimum: float) -> None:
