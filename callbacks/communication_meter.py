@@ -70,7 +70,7 @@ class CommunicationMeter(Callback):
         """Bits sent by all workers of an ordinary trainer so far."""
         self.per_layer = per_layer
         self.entropy = entropy
-        self._epoch_bits = 0
+        self._epoch_bits = self._epoch = 0
         self._sizes: Counter[str] = Counter()
 
     @property
@@ -92,7 +92,7 @@ class CommunicationMeter(Callback):
             "use FederatedTrainer.",
         )
         if stage == "fit" and trainer.current_epoch == 0:
-            self.sent_bits = self._epoch_bits = 0
+            self.sent_bits = self._epoch_bits = self._epoch = 0
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the sums of a round."""
@@ -121,6 +121,11 @@ class CommunicationMeter(Callback):
     ) -> None:
         """Count the gradients that workers exchange in a step; in a federation, local steps exchange nothing."""
         if _ledger(trainer) is None:
+            if (
+                self._epoch != trainer.current_epoch
+            ):  # a run that is resumed from an epoch's last step does not end that epoch
+                self.sent_bits += self._epoch_bits
+                self._epoch, self._epoch_bits = trainer.current_epoch, 0
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             self._epoch_bits += sum(8 * x.numel() * x.element_size() for x in gradients) * trainer.world_size
 
@@ -171,12 +176,13 @@ class CommunicationMeter(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"sent_bits": self.sent_bits, "epoch_bits": self._epoch_bits}
+        return {"sent_bits": self.sent_bits, "epoch_bits": self._epoch_bits, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint."""
         self.sent_bits = state_dict["sent_bits"]
         self._epoch_bits = state_dict["epoch_bits"]
+        self._epoch = state_dict.get("epoch", -1)
 
 
 def _log_exactly(module: LightningModule, name: str, number: float) -> None:

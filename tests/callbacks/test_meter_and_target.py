@@ -96,7 +96,11 @@ def test_the_meter_counts_on_after_a_checkpoint(make_stock_trainer: Callable[...
 
 @pytest.mark.parametrize(
     ("every", "flags", "step"),
-    [({"every_n_train_steps": 6}, {}, 6), ({"every_n_epochs": 2}, {"check_val_every_n_epoch": 2}, 8)],
+    [
+        ({"every_n_train_steps": 6}, {}, 6),
+        ({"every_n_train_steps": 6}, {}, 12),
+        ({"every_n_epochs": 2}, {"check_val_every_n_epoch": 2}, 8),
+    ],
 )
 def test_the_meter_counts_an_epoch_that_had_not_ended_at_the_checkpoint(
     every: dict[str, int],
@@ -105,7 +109,7 @@ def test_the_meter_counts_an_epoch_that_had_not_ended_at_the_checkpoint(
     make_stock_trainer: Callable[..., L.Trainer],
     tmp_path: Path,
 ) -> None:
-    """Test checkpoints within an epoch, and after its validation, which comes before its end."""
+    """Test checkpoints within an epoch, of its last step, and after its validation, which comes before its end."""
     whole, saves = CommunicationMeter(), ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **every)
     made = make_stock_trainer(max_epochs=4, callbacks=[whole, saves], enable_checkpointing=True, **flags)
     made.fit(Counts(), loader(), loader())
@@ -113,6 +117,7 @@ def test_the_meter_counts_an_epoch_that_had_not_ended_at_the_checkpoint(
     trainer = make_stock_trainer(max_epochs=4, callbacks=resumed, **flags)
     trainer.fit(Counts(), loader(), loader(), ckpt_path=tmp_path / f"step={step}.ckpt")
     assert resumed.sent_bits == whole.sent_bits == 4 * 4 * 32 * D
+    assert trainer.callback_metrics["comm/uplink_bits"] == 4 * 32 * D
 
 
 @pytest.mark.parametrize(
