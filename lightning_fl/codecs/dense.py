@@ -42,4 +42,8 @@ def _packed(name: str, vector: Tensor) -> Packed:
         f"The entry {name!r} of a message is a mask, of bools, but has {str(vector.dtype).removeprefix('torch.')}: name other "
         "numbers moments/… or scalars/….",
     )
+    require(
+        vector.dim() == 1,
+        f"The entry {name!r} of a message is a mask, a vector of bools, but has shape {tuple(vector.shape)}: flatten it.",
+    )
     return Packed(pack(vector, 1), len(vector))

@@ -110,6 +110,10 @@ class Projection(Codec):
     rank: int
     lefts: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def is_lossy_for(self, name: str) -> bool:
+        """False for P, whose size is not the model's."""
+        return super().is_lossy_for(name) and not name.endswith(LEFT)
+
     def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of each tensor's P, or of its Q' or numbers."""
         if not compressible(name):

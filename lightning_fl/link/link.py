@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.codecs import Dense
+from lightning_fl.errors import require
 from lightning_fl.link.catch_up import CatchUp
 from lightning_fl.link.ledger import Direction, Ledger
 from lightning_fl.link.messages import DownlinkMessage, OnlySum, RoundObserver, UplinkMessage
@@ -319,6 +320,13 @@ class Link:
             )
         exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
         coded = {name: entry for name, entry in shorter.items() if name not in exact}
+        length = context.layout.numel
+        for name, entry in coded.items():
+            require(
+                entry.shape == (length,) or not codec.is_lossy_for(name),
+                f"The entry {name!r} of a message has shape {tuple(entry.shape)}, but {type(codec).__name__} encodes vectors of "
+                f"the model's size, ({length},): name other numbers scalars/….",
+            )
         decoded: Message = {}
         new, parts = receiver_memory, list[tuple[Codec, Payload]]()
         for part, through in ((exact, DENSE), (coded, codec)):

@@ -349,6 +349,10 @@ def test_a_mask_of_other_numbers_than_bools_is_refused() -> None:
     signs = torch.tensor([-1.0, 0.0, 1.0])
     with pytest.raises(UserError, match=r"'mask/signs' of a message is a mask, of bools, but has float32: name other"):
         Dense().encode({"mask/signs": signs}, {}, setting_of(3))
+    with pytest.raises(
+        UserError, match=r"'mask/signs' .* is a mask, a vector of bools, but has shape \(1, 3\): flatten it"
+    ):
+        Dense().encode({"mask/signs": signs[None] > 0}, {}, setting_of(3))
 
 
 @each_codec

@@ -10,8 +10,9 @@ from compared_runs import MakeTrainer, bits_of
 from lightning.pytorch import Callback
 from toys import Halves, Normalised, Perceptron, federation, read_rows
 
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, EfficientAdam, OneBitAdam
-from lightning_fl.codecs import Dense
+from lightning_fl.codecs import Dense, TopK
 from lightning_fl.engine.population import Population
 from lightning_fl.link.ledger import Ledger
 from lightning_fl.link.link import Link
@@ -20,7 +21,7 @@ from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import Layout
 
 D, K = 26, 3
-CONTEXT = RoundContext(Layout((), ()), Layout((), ()), num_clients=6)
+CONTEXT = RoundContext(Layout(("a",), ((4,),)), Layout((), ()), num_clients=6)
 
 
 def test_float_buffers_cross_as_well_and_counters_do_not(make_trainer: MakeTrainer) -> None:
@@ -35,6 +36,16 @@ def test_the_width_is_that_of_the_numbers(precision: str, width: int, make_train
     trainer.fit(Normalised(), federation())
     expected = {"model": width * (D + 6) * K, "buffers": width * 6 * K}
     assert bits_of(trainer, "up") == bits_of(trainer, "down") == expected
+
+
+def test_a_lossy_codec_refuses_moments_of_another_size_than_the_model() -> None:
+    link = Link(RoundContext(Layout(("a",), ((26,),)), Layout((), ()), num_clients=6), TopK(0.1), Dense())
+    message = {"model": torch.ones(26), "moments/few": torch.ones(5)}
+    with pytest.raises(
+        UserError, match=r"'moments/few' of a message has shape \(5,\), but TopK encodes .* size, \(26,\)"
+    ):
+        link.send_up(0, message)
+    assert link.send_up(0, message, codec=Dense())["moments/few"].shape == (5,)
 
 
 def test_clients_that_drop_out_receive_and_do_not_send(
@@ -137,8 +148,8 @@ def test_the_servers_codec_memory_moves_with_every_broadcast() -> None:
     memory: State = {}
     link = Link(CONTEXT, Dense(), Halves(), Ledger(), {}, memory)
     for expected in (0.5, 0.75, 0.875):
-        assert link.broadcast([1, 2, 3], {"model": torch.ones(2)})["model"].tolist() == [expected] * 2
-    assert link.ledger.bits("down") == 3 * 3 * 2
+        assert link.broadcast([1, 2, 3], {"model": torch.ones(4)})["model"].tolist() == [expected] * 4
+    assert link.ledger.bits("down") == 3 * 3 * 4
 
 
 def test_bits_beside_the_messages_are_charged_to_each_client() -> None:
