@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import reprlib
+from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch.utils.data import Subset
 
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
@@ -189,6 +191,17 @@ def most_differ(labels: np.ndarray) -> bool:
     """True if labels (n,) are mostly different from each other or at least n, so that few samples could have one class."""
     count = len(labels)
     return 2 * max(len(np.unique(labels)), int((labels >= count).sum())) > count
+
+
+def say_other_labels(dataset: Any) -> None:
+    """Say that the classes are those of the second tensor of a data set, if a later one could be the classes, too."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    tensors = getattr(dataset, "tensors", ())
+    if sum(one.dim() == 1 and not one.is_floating_point() for one in tensors[1:]) > 1:
+        rank_zero_info(
+            f"The classes of the samples are the second of {len(tensors)} tensors; class_of of Federated names others."
+        )
 
 
 def warn_of_gaps(labels: np.ndarray, num_classes: int, remedy: str) -> None:

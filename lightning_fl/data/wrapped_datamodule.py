@@ -28,7 +28,13 @@ from lightning_fl.data.samples.own_loaders import (
 )
 from lightning_fl.data.samples.tensor_samples import Samples, Selection, TensorSamples
 from lightning_fl.data.sources import Source
-from lightning_fl.data.split_checks import MOST_CLASSES, are_quantities, needing_classes, warn_of_gaps
+from lightning_fl.data.split_checks import (
+    MOST_CLASSES,
+    are_quantities,
+    needing_classes,
+    say_other_labels,
+    warn_of_gaps,
+)
 from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import UserError, require
 
@@ -54,7 +60,8 @@ class Federated(FederatedDataModule):
         partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew, LogNormalSizes,
             ByGroup, which makes the users of the samples the clients, or GivenIndices, a split from index lists.
         batch_size: samples per training batch, at least 1; None: as in the datamodule's training loader.
-        num_classes: number of classes, at least 1; None: the largest label plus one.
+        num_classes: number of classes, at least 1; None: the largest label plus one, or the datamodule's own `num_classes` if
+            that is more.
         drop_last: True if clients leave out the last batch of a pass when it is not full, False if they read all samples; None:
             as the datamodule's training loader. The server reads all of its samples.
         class_of: class of each training sample: an array (n,) of whole numbers or text, a function from a sample to its class, or
@@ -148,17 +155,22 @@ class Federated(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """Given number of classes, or after `setup` the largest label plus one, else the datamodule's own; None without any."""
-        if self._num_classes is not None:
+        """Given number of classes, else the datamodule's own, unless it is below the largest label plus one, found by `setup`."""
+        own = self._own("num_classes")
+        if self._num_classes_given or own is None:
             return self._num_classes
-        own = getattr(vars(self).get("datamodule"), "num_classes", None)
+        return max(own, self._num_classes or 0)
+
+    def _own(self, name: str) -> int | None:
+        """Return a whole number that is an attribute of the datamodule; None if it is none."""
+        own = getattr(vars(self).get("datamodule"), name, None)
         return own if is_whole(own) else None
 
     @property
     def in_channels(self) -> int | None:
-        """Channels of an image after `setup`; None before it, or if the samples are not tensors C×H×W."""
+        """Channels of an image after `setup`; before it, or if the samples are not tensors C×H×W, the datamodule's own."""
         if "train" not in vars(self) or self.reads_own_loaders:
-            return None
+            return self._own("in_channels")
         if isinstance(self.train, TensorSamples):
             shape = self.train.sample_shape
         else:
@@ -167,7 +179,12 @@ class Federated(FederatedDataModule):
                 sample = self.train.dataset[0]
             first = sample[0] if isinstance(sample, (tuple, list)) else sample
             shape = first.shape if isinstance(first, torch.Tensor) else torch.Size()
-        return shape[0] if len(shape) == 3 else None
+        return shape[0] if len(shape) == 3 else self._own("in_channels")
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images as the datamodule has them as an attribute; None if it has none."""
+        return self._own("image_size")
 
     def prepare_data(self) -> None:
         """Call the datamodule's own `prepare_data`, which may download files."""
@@ -321,7 +338,8 @@ class Federated(FederatedDataModule):
         self._find_classes(train)
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
-            warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
+            if self._own("num_classes") is None:
+                warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
         if self.val_fraction > 0 or self.server_fraction > 0 or self.server_groups or self._clients_are_asked():
             train.in_evaluation = self._in_evaluation(train, loader)
         return train, None
@@ -349,6 +367,8 @@ class Federated(FederatedDataModule):
         remedy = "give Federated class_of or num_classes"
         if not self._num_classes_given and are_quantities(train.labels, remedy, needed_by):
             train.labels = None
+        if train.labels is not None:
+            say_other_labels(train.source)
 
     def _in_evaluation(self, train: Samples, loader: DataLoader) -> Samples | None:
         """Return the training samples as the datamodule's validation reads its own, None if as in training.

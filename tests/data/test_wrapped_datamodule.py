@@ -342,13 +342,36 @@ def test_attributes_of_the_data_module_are_found() -> None:
     assert copy.deepcopy(data).vocab is not own.vocab
 
 
-def test_the_data_modules_own_number_of_classes_counts_if_no_other_is_known() -> None:
+@pytest.mark.parametrize("own_classes", [7, 2])
+def test_the_data_modules_own_numbers_count_unless_samples_know_better(own_classes: int) -> None:
     own = Vocabulary()
-    own.num_classes = 7
+    own.num_classes, own.in_channels, own.image_size = own_classes, 1, 5
     data = Federated(own, num_clients=6)
-    assert (data.num_classes, Federated(own, num_clients=6, num_classes=9).num_classes) == (7, 9)
-    data.setup()
-    assert data.num_classes == int(Y.max()) + 1, "samples know better"
+    for _ in range(2):
+        assert (data.in_channels, data.image_size) == (1, 5)
+        assert Federated(own, num_clients=6, num_classes=9).num_classes == 9
+        data.setup()
+    assert data.num_classes == max(own_classes, int(Y.max()) + 1)
+
+
+@pytest.mark.parametrize(
+    ("others", "is_said"),
+    [([], False), ([X[:, 0]], False), ([Y], True), ([X, Y], True)],
+    ids=["two", "float", "whole", "both"],
+)
+def test_it_is_said_which_of_several_tensors_are_the_classes(
+    others: list[torch.Tensor], is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = TensorDataset(X, Y + 1, *others)
+    sentence = (
+        f"The classes of the samples are the second of {2 + len(others)} tensors; class_of of Federated names others."
+    )
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        Federated(Loader(DataLoader(tensors, batch_size=4)), num_clients=2).setup()  # type: ignore[arg-type]
+        assert (sentence in caplog.messages) == is_said
+        caplog.clear()
+        Federated(Loader(DataLoader(tensors, batch_size=4)), num_clients=2, class_of=Y.numpy()).setup()  # type: ignore[arg-type]
+        assert sentence not in caplog.messages
 
 
 def test_a_description_draws_nothing_from_the_global_generator() -> None:
