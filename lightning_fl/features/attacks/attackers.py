@@ -25,9 +25,9 @@ from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.errors import require
 from lightning_fl.exchanges import OneShot
 from lightning_fl.exchanges.layer_choice import LayerChoice
-from lightning_fl.features.attacks import Adversary, AttackContext, Honest
+from lightning_fl.features.attacks import Adversary, AttackContext, Honest, LabelFlip
 from lightning_fl.features.attacks.attack import is_forged
-from lightning_fl.features.attacks.batches import PoisonedSelection
+from lightning_fl.features.attacks.batches import PoisonedSelection, labelled
 from lightning_fl.processes import gather_objects, share_states, summed
 from lightning_fl.slots import SENT, Draw, Exchange, Message, Result, State, is_finite
 from lightning_fl.state.run_state import ATTACK, Run
@@ -169,7 +169,18 @@ class Attackers(Observer):
         sizes, name = self.data.client_sizes, type(self.adversary.attack).__name__
         require(self.data.has_classes, f"{name} changes classes, which {type(self.data).__name__} does not have.")
         client = next((k for k in sorted(attackers) if sizes[k]), int(sizes.argmax()))
-        self._poison(next(iter(self.data.client(client).batches(1))))
+        batch = next(iter(self.data.client(client).batches(self.data.batch_size)))
+        if isinstance(self.adversary.attack, LabelFlip):
+            _, labels = labelled(batch, name)
+            assert self.data.train.labels is not None
+            classes = self.data.train.labels[self.data.client_indices[client][: len(labels)]]
+            for label, number in zip(labels.tolist(), classes.tolist(), strict=True):
+                require(
+                    label == number,
+                    f"{name} changes the second part of each batch, but the classes are other numbers, such as {number} where it "
+                    f"has {label}: leave class_of out, or let it name the second part.",
+                )
+        self._poison(batch)
 
     def attacked(self, results: Iterator[Result], job: ClientJob, attackers: frozenset[int]) -> Iterator[Result]:
         """Yield the results of this process, those of attackers as they send them; every process must exhaust this.

@@ -1,6 +1,7 @@
 """Test runs in which some clients attack: who, what the server sees, and the same answer however a run goes on."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, sqrt
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import NOTHING, MakeTrainer, agree, ran, roles_that_train
+from torch.utils.data import DataLoader, TensorDataset
 from toys import Normalised, Perceptron, Recorded, Served, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -42,7 +44,7 @@ from lightning_fl.algorithms import (
     LocalOnly,
 )
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.data import Digits
+from lightning_fl.data import Digits, Federated
 from lightning_fl.exchanges import DrawnClients, LayerDivergence, OneShot
 from lightning_fl.features.attacks import (
     ALIE,
@@ -541,6 +543,23 @@ def test_attacks_that_do_not_fit_are_refused(
     flags = {"clock": ClientClock(devices="phones"), "clients_per_round": 3} if algorithm.pace is not None else {}
     with pytest.raises(UserError, match=said):
         fitted(adversary, algorithm, module=Perceptron, **flags)
+
+
+@pytest.mark.parametrize(
+    ("classes", "fits"),
+    [(lambda y: y // 2, False), (lambda y: 9 - y, False), (lambda y: y, True)],
+    ids=["coarse", "other", "same"],
+)
+def test_labels_are_flipped_only_where_they_are_the_classes(
+    classes: Callable[[Any], Any], fits: bool, make_trainer: MakeTrainer
+) -> None:
+    y = torch.arange(8) % 4
+    samples = DataLoader(TensorDataset(torch.randn(8, 1, 8, 8), y), batch_size=8)
+    loader: Any = SimpleNamespace(train_dataloader=lambda: samples)
+    trainer = make_trainer(adversary=Adversary(LabelFlip(), [0, 1]), clients_per_round=2, max_rounds=1)
+    said = r"LabelFlip changes the second .* other numbers, such as \d where it has \d: leave class_of out"
+    with nullcontext() if fits else pytest.raises(UserError, match=said):
+        trainer.fit(linear(), Federated(loader, num_clients=2, class_of=classes(y).numpy(), num_classes=10))
 
 
 def test_a_backdoor_needs_images_and_a_method_rounds(fitted: Fitted) -> None:
