@@ -25,7 +25,7 @@ from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
 from lightning_fl.flat_module.local_progress import LocalProgress
-from lightning_fl.slots import Gradients, LocalTraining, Message, Phase, State, phased
+from lightning_fl.slots import Gradients, LocalTraining, Message, Phase, State, message_of, phased
 
 
 def train_locally(
@@ -250,7 +250,7 @@ def move_schedules(local: LocalTraining, flat_module: FlatModule, num_batches: i
 def finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining) -> Message:
     """Return the upload of a client, with the change of its float buffers if the module has any."""
     local.buffers = flat_module.read_buffers()
-    message = job.rule.finish(local)
+    message = message_of(job.rule, local)
     if flat_module.buffer_layout.names:
         message["buffers"] = change_of(local.buffers, job.received["buffers"])
     return message

@@ -32,7 +32,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
 from lightning_fl.flat_module.plain_attributes import RestorableAttributes
-from lightning_fl.slots import Gradients, LocalTraining, Result, TrainedModel, phased
+from lightning_fl.slots import Gradients, LocalTraining, Result, TrainedModel, message_of, phased
 from lightning_fl.state.run_state import CLIENT
 
 log = logging.getLogger("lightning.pytorch")
@@ -421,7 +421,7 @@ def _finish(
     # A copy, because a rule may compute its message in place.
     params = part.params.clone() if flat_module.hooks.reads_module(UPLOAD) else None
     part.buffers = stack.buffers[start:]
-    message = job.rule.finish(part)
+    message = message_of(job.rule, part)
     if flat_module.buffer_layout.names:
         message["buffers"] = change_of(stack.buffers[start:], local.received["buffers"])
 

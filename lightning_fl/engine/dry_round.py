@@ -13,7 +13,7 @@ import torch
 
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.flat_module.flat_module import FlatModule
-from lightning_fl.slots import Aggregator, LocalTraining, Message, Result, Upload, compressible
+from lightning_fl.slots import Aggregator, LocalTraining, Message, Result, Upload, compressible, message_of
 
 
 def results_without_training(flat_module: FlatModule, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
@@ -49,7 +49,7 @@ def _message(flat_module: FlatModule, job: ClientJob) -> Message:
         num_samples=1.0,
     )
     job.rule.start(local)
-    message = job.rule.finish(local)
+    message = message_of(job.rule, local)
     if flat_module.buffer_layout.names:
         message["buffers"] = torch.zeros_like(job.received["buffers"])
     generator = torch.Generator().manual_seed(0)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.engine.roles import Roles
-from lightning_fl.slots import ServerTurn, State, is_finite
+from lightning_fl.errors import require
+from lightning_fl.slots import ServerTurn, State, Step, check_tensors, is_finite
 from lightning_fl.state.outcome import Proposal
 
 
@@ -34,10 +36,11 @@ def take_steps(
     new = {}
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
         turn, new[key] = roles.take_step(position, step, turn, states[key])
+        _check(step, turn, new[key])
     params = turn.proposal
     if turn.context.unpruned is not None:
         params = params.clone().mul_(turn.context.unpruned.factors)  # steps may have changed pruned parameters
-    if untrained:
+    if untrained and params is not turn.params:
         params = params.clone()  # codecs' errors and the server's momentum would move them
         for part in untrained:
             params[part] = turn.params[part]
@@ -51,3 +54,18 @@ def take_steps(
             f"Round {turn.round + 1} is undone: the state of {names} would not be finite, most likely because an upload is huge."
         )
     return replace(proposal, is_undone=proposal.is_undone or bool(spoilt))
+
+
+def _check(step: Step, turn: ServerTurn, state: State) -> None:
+    """Raise `UserError` unless a step has returned a state, and proposes a model of the size of the present one."""
+    name = type(step).__name__
+    check_tensors(state, f"The state that {name} returns")
+    for place, proposal, present in (
+        ("proposal", turn.proposal, turn.params),
+        ("proposed_buffers", turn.proposed_buffers, turn.buffers),
+    ):
+        shape = tuple(getattr(proposal, "shape", ()))
+        require(
+            isinstance(proposal, Tensor) and shape == present.shape,
+            f"{name} must set turn.{place} to a tensor of shape {tuple(present.shape)}, got {type(proposal).__name__} {shape}.",
+        )

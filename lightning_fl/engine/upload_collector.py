@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.population import Cohort
+from lightning_fl.errors import require
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.flat_module.module_logs import LoggedNames, merged, on_host
 from lightning_fl.link.link import Link
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
-from lightning_fl.slots import Merging, Message, RoundContext, Upload, is_finite
+from lightning_fl.slots import Merging, Message, RoundContext, Upload, check_tensors, is_finite
 from lightning_fl.state.outcome import IN_MEMORY, Keep, Outcome
 
 
@@ -34,6 +35,8 @@ class UploadCollector:
         self.known: list[LoggedNames] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
         self.has_drifted = False
+        self._sent: set[str] = set()
+        """Names of the entries of the accepted uploads of this process."""
         self._engine, self._aggregator = engine, engine.roles.aggregator(context)
         self._keep: Keep = (run.clients.ahead, run.client_memory.ahead) if self._fabric.world_size == 1 else IN_MEMORY
         self._merge = UploadMerge(self._fabric, self._aggregator)  # until `finish`
@@ -54,6 +57,7 @@ class UploadCollector:
             return
         check_counters(self._engine.flat_module.module, self._engine.run.counters, result.counters)
         self._merge.add(upload)
+        self._sent |= upload.message.keys()
         if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
             result.logs = merged([self.outcome.logs[result.client], result.logs])
         self.outcome.accept(result, memory, self._engine.run.staging, self._keep)
@@ -82,7 +86,26 @@ class UploadCollector:
         if not self.outcome.logs and not self._aggregator.merges_none:
             self.merging.is_skipped = True
             return {}, self.outcome
-        return self._aggregator.combine(accumulator, self.merging), self.outcome
+        merged = self._aggregator.combine(accumulator, self.merging)
+        if not self.merging.is_skipped:
+            self._check(merged)
+        return merged, self.outcome
+
+    def _check(self, merged: Message) -> None:
+        """Raise `UserError` unless the aggregator has returned vectors, of the model's size, and all that steps must have."""
+        run, method = self._engine.run, self._engine.algorithm
+        name = type(method.aggregator).__name__
+        check_tensors(merged, f"What {name} returns", axes=1)
+        for entry, present in (("model", run.params), ("buffers", run.buffers)):
+            require(
+                entry not in merged or merged[entry].shape == present.shape,
+                f"{name} must return {entry!r} of shape {tuple(present.shape)}, got {tuple(merged.get(entry, present).shape)}.",
+            )
+        readers = [type(step).__name__ for step in method.steps if "model" in step.uses]
+        require(
+            "model" in merged or "model" not in self._sent or not readers,
+            f"{name} must return 'model', which {' and '.join(readers)} uses, got {', '.join(map(repr, merged)) or 'nothing'}.",
+        )
 
     def _exchange(self) -> Sequence[Mapping[str, int]]:
         """Exchange all that is small, in one object; returns the sizes of the accumulators."""

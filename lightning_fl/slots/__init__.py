@@ -22,6 +22,7 @@ from lightning_fl.slots.message import (
     UPLOADS,
     Message,
     State,
+    check_tensors,
     compressible,
     is_finite,
     several_models,
@@ -43,7 +44,7 @@ from lightning_fl.slots.personal import (
 )
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.round_context import Draw, RoundContext
-from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
+from lightning_fl.slots.rule import Gradients, LocalTraining, Rule, message_of
 from lightning_fl.slots.server import Learner, Server, ServerTraining
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
@@ -102,12 +103,14 @@ __all__ = [
     "Width",
     "adapter",
     "check_inner",
+    "check_tensors",
     "compressible",
     "forwards",
     "has_client_models",
     "is_finite",
     "kept_columns",
     "kind_of",
+    "message_of",
     "model_keeper",
     "owned_by",
     "parts_in",

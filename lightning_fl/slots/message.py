@@ -7,6 +7,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from lightning_fl.errors import require
 from lightning_fl.vectors.kinds import kind_of
 
 MEAN_GRADIENT = "moments/gradient"
@@ -37,6 +38,23 @@ def several_models(count: int) -> tuple[str, ...]:
     ('model', 'model/2', 'model/3')
     """
     return ("model", *(f"model/{number}" for number in range(2, count + 1)))[:count]
+
+
+def check_tensors(value: object, what: str, axes: int = 0) -> None:
+    """Raise `UserError` unless a part has returned a dictionary of tensors by name.
+
+    Args:
+        value: what the part has returned.
+        what: what it should be, and of which part, for the sentence.
+        axes: least number of axes of each tensor.
+    """
+    found = None if isinstance(value, dict) else "None" if value is None else type(value).__name__
+    for name, entry in value.items() if isinstance(value, dict) else ():
+        if not isinstance(entry, Tensor):
+            found = f"{name!r} of type {type(entry).__name__}"
+        elif entry.dim() < axes:
+            found = f"{name!r} of shape {tuple(entry.shape)}, which lacks an axis: keep it, as in sum(-1, keepdim=True)"
+    require(found is None, f"{what} must be a dictionary of tensors by name, got {found}.")
 
 
 def is_finite(*messages: Message) -> bool:

@@ -22,8 +22,15 @@ class Part(Checked):
     """Names of the methods on which the promises rest. A part that overrides one must make the promises again."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Withdraw the inherited promises of a part that overrides a method on which they rest."""
+        """Withdraw the inherited promises of a part that overrides a method on which they rest.
+
+        Raises:
+            UserError: a set of names is a text.
+        """
         super().__init_subclass__(**arguments)
+        for name in ("changeable", "needs", "omits", "partners", "provides", "uses"):
+            value = vars(cls).get(name)
+            require(not isinstance(value, str), f"{cls.__name__}.{name} must be a set of names: write {{{value!r}}}.")
         slot: Any = next(base for base in cls.__mro__[1:] if "_promises" in vars(base))
         for name in slot._promises - vars(cls).keys() if slot._kept_by & vars(cls).keys() else ():
             if getattr(cls, name) is not getattr(slot, name):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.message import Message, State, check_tensors
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.vectors.pieces import difference
@@ -214,3 +214,14 @@ class Rule(Part):
         upload.
         """
         return state
+
+
+def message_of(rule: Rule, local: LocalTraining) -> Message:
+    """Return the upload of a rule, from `Rule.finish`.
+
+    Raises:
+        UserError: it is no dictionary of vectors.
+    """
+    message = rule.finish(local)
+    check_tensors(message, f"What {type(rule).__name__}.finish returns", local.params.dim())
+    return message

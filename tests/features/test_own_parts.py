@@ -1,12 +1,13 @@
 """Test that a user's aggregator, exchange and codec fit whatever they are declared for, and are refused otherwise."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states
+from torch import Tensor
 from toys import Perceptron, federation
 
 from lightning_fl import UserError
@@ -21,12 +22,14 @@ from lightning_fl.slots import (
     Channel,
     Codec,
     Exchange,
+    LocalTraining,
     Message,
     Pace,
     Packed,
     Payload,
     Result,
     RoundContext,
+    Rule,
     ServerTurn,
     SetupTurn,
     State,
@@ -282,3 +285,84 @@ def test_what_clients_may_send_besides_their_upload_is_refused_with_local_privac
     with pytest.raises(UserError, match=r"clients of Early may answer before .*or declare one_message = True in Early"):
         fit(exchange=Early())
     fit(steps=[Apply(), Alone()], exchange=SilentTurn())
+
+
+@dataclass(frozen=True)
+class Sends(Rule):
+    """Rule that sends what a function makes of its delta."""
+
+    make: Callable[[Tensor], Any]
+
+    def finish(self, local: LocalTraining) -> Message:
+        return self.make(local.params - local.received["model"])
+
+
+@dataclass(frozen=True)
+class Merges(SilentMean):
+    """Aggregator that returns what a function makes of the mean."""
+
+    make: Callable[[Message], Any] = dict
+
+    def finish(self, accumulator: dict[str, Any]) -> Message:
+        return self.make(super().finish(accumulator))
+
+
+@dataclass(frozen=True)
+class Takes(Step):
+    """Step that calls a function of its turn and returns what that returns."""
+
+    make: Callable[[ServerTurn], Any]
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        return self.make(turn)
+
+
+RETURNED = {
+    "a vector of a rule": (
+        {"rule": Sends(lambda delta: delta)},
+        r"What Sends.finish returns must be a dictionary of tensors by name, got Tensor\.",
+    ),
+    "a list of a rule": (
+        {"rule": Sends(lambda delta: {"model": [delta]})},
+        "What Sends.finish returns must be .*, got 'model' of type list",
+    ),
+    "a sum of a rule": (
+        {"rule": Sends(lambda delta: {"model": delta, "scalars/sum": delta.sum(-1)})},
+        r"What Sends.finish returns .*, got 'scalars/sum' of shape \(.*\), which lacks an axis: keep it, as in sum\(-1, keepdim",
+    ),
+    "a vector of an aggregator": (
+        {"aggregator": Merges(lambda mean: mean["model"])},
+        "What Merges returns must be a dictionary of tensors by name, got Tensor",
+    ),
+    "another name": (
+        {"aggregator": Merges(lambda mean: {"modle": mean["model"]})},
+        "Merges must return 'model', which Apply uses, got 'modle'",
+    ),
+    "a short vector": (
+        {"aggregator": Merges(lambda mean: {"model": mean["model"][:5]})},
+        r"Merges must return 'model' of shape \(26,\), got \(5,\)",
+    ),
+    "no state": ({"steps": [Takes(lambda turn: None)]}, "The state that Takes returns must be .*, got None"),
+    "a number as state": (
+        {"steps": [Takes(lambda turn: {"n": 1})]},
+        "The state that Takes returns .*, got 'n' of type int",
+    ),
+    "a short proposal": (
+        {"steps": [Takes(lambda turn: setattr(turn, "proposal", turn.params[:3]) or {})]},
+        r"Takes must set turn.proposal to a tensor of shape \(26,\), got Tensor \(3,\)",
+    ),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_a_part_returns_is_refused_in_a_sentence(name: str, runner: str, make_trainer: MakeTrainer) -> None:
+    slots, said = RETURNED[name]
+    with pytest.raises(UserError, match=said):
+        make_trainer(max_rounds=1, runner=runner).fit(Perceptron(), federation(), Algorithm(**slots))
+
+
+def test_names_of_entries_are_a_set() -> None:
+    with pytest.raises(UserError, match=r"^Text.provides must be a set of names: write \{'scalars/x'\}\.$"):
+        type("Text", (Rule,), {"provides": "scalars/x"})
