@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_fl.algorithms import Algorithm
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.roles import Observer, Roles, Round
 from lightning_fl.flat_module.flat_module import FlatModule
@@ -22,6 +23,7 @@ class RoundNotes(Observer):
 
     Attributes:
         flat_module: module that clients train.
+        algorithm: method of the run.
         may_explode: True if the loss guard rejects uploads.
         adds_noise: True if the server adds noise to the mean, even without uploads.
         trains_own: True if clients train parts of their own, possibly the whole model.
@@ -29,6 +31,7 @@ class RoundNotes(Observer):
     """
 
     flat_module: FlatModule
+    algorithm: Algorithm
     may_explode: bool
     adds_noise: bool
     trains_own: bool
@@ -46,6 +49,7 @@ class RoundNotes(Observer):
         self._none_accepted(finished)
         self._without_loss(finished)
         self._nothing_changes(finished)
+        self._buffers_stay(finished)
         return {}
 
     def _none_accepted(self, finished: Round) -> None:
@@ -87,9 +91,27 @@ class RoundNotes(Observer):
                 "privacy.clip": self.clip(run),
             }
             why = _why_nothing_changes(self.flat_module.optimizer.largest_rate, clips, run.params.dtype)
+            if proposal.params is run.params:
+                why = f"the server's steps ({self._steps}) propose no model: set turn.proposal to a new tensor"
             rank_zero_warn(
                 f"Round 1: {num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
             )
+
+    def _buffers_stay(self, finished: Round) -> None:
+        """Warn that nothing has merged the float buffers that clients send."""
+        run, proposal = finished.run, finished.proposal
+        if proposal is None or proposal.is_undone or not run.buffers.numel() or proposal.buffers is not run.buffers:
+            return
+        if self._is_first("buffers"):
+            rank_zero_warn(
+                f"Round {finished.number}: clients send float buffers, such as the statistics of batch normalisation, but the "
+                f"server's stay as they are: {type(self.algorithm.aggregator).__name__} must return 'buffers', and a step "
+                f"({self._steps}) must add them: turn.proposed_buffers = turn.buffers + turn.merged['buffers']."
+            )
+
+    @property
+    def _steps(self) -> str:
+        return ", ".join(type(step).__name__ for step in self.algorithm.steps)
 
     def _is_first(self, what: str) -> bool:
         is_first = what not in self._said

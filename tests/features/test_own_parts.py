@@ -8,7 +8,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states
 from torch import Tensor
-from toys import Perceptron, federation
+from toys import Normalised, Perceptron, federation
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import WeightedMean
@@ -361,6 +361,37 @@ def test_what_a_part_returns_is_refused_in_a_sentence(name: str, runner: str, ma
     slots, said = RETURNED[name]
     with pytest.raises(UserError, match=said):
         make_trainer(max_rounds=1, runner=runner).fit(Perceptron(), federation(), Algorithm(**slots))
+
+
+def test_a_step_that_proposes_nothing_is_named(make_trainer: MakeTrainer) -> None:
+    with pytest.warns(
+        UserWarning, match=r"Round 1: .* the server's steps \(Takes\) propose no model: set turn\.proposal"
+    ):
+        make_trainer(max_rounds=1).fit(Perceptron(), federation(), Algorithm(steps=[Takes(lambda turn: {})]))
+
+
+def propose(turn: ServerTurn) -> State:
+    turn.proposal = turn.params + turn.merged["model"]
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("slots", "parts"),
+    [
+        (
+            {"aggregator": Merges(lambda mean: {"model": mean["model"]})},
+            r"Merges must return 'buffers', and a step \(Apply",
+        ),
+        ({"steps": [Takes(propose)]}, r"WeightedMean must return 'buffers', and a step \(Takes"),
+    ],
+    ids=["aggregator", "step"],
+)
+def test_buffers_that_nobody_merges_are_said_once(slots: Any, parts: str, make_trainer: MakeTrainer) -> None:
+    with pytest.warns(
+        UserWarning, match=f"Round 1: clients send float buffers, .* stay as they are: {parts}"
+    ) as warned:
+        make_trainer().fit(Normalised(), federation(), Algorithm(**slots))
+    assert sum("clients send float buffers" in str(warning.message) for warning in warned) == 1
 
 
 def test_names_of_entries_are_a_set() -> None:
