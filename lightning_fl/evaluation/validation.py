@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
+from lightning_fl.clients.adapted_models import ClientSamples
 from lightning_fl.clients.own_models import client_model
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.loaders import SampleLoader
@@ -96,15 +97,15 @@ class ModelValidation:
         The processes share the clients; each measures its own on all batches.
         """
         clients = self._clients()
-        apart = clients if adapter(self.personal) is not None else self.states.keys()
-        groups = list(dict.fromkeys(client if client in apart else NEWCOMER for client in clients))
+        alike = self._alike(clients)
+        groups = list(dict.fromkeys(alike.values()))
         fabric = self.flat_module.fabric
         rank, num_ranks = fabric.global_rank, fabric.world_size
         mine = {client: self._measure(client, self.loaders, self.limits) for client in groups[rank::num_ranks]}
         my_values = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
         measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, my_values)
         return {
-            **_means([measured[client if client in apart else NEWCOMER] for client in clients]),
+            **_means([measured[alike[client]] for client in clients]),
             **{f"{name}_local": value for name, value in _means(local.values()).items()},
         }
 
@@ -125,6 +126,24 @@ class ModelValidation:
         if most is None or most >= len(everyone):
             return [int(client) for client in everyone]
         return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
+
+    def _alike(self, clients: Sequence[int]) -> dict[int, int]:
+        """Return for each client one that predicts with the same model, which is measured for both."""
+        part, flat_module = adapter(self.personal), self.flat_module
+        if part is None:
+            return {client: client if client in self.states else NEWCOMER for client in clients}
+        if flat_module.personal.read():
+            return {client: client for client in clients}
+        fabric, params = flat_module.fabric, flat_module.params.clone()
+        chosen = {
+            client: part.choice(params, ClientSamples(flat_module, self.data, client, self.shared))
+            for client in clients[fabric.global_rank :: fabric.world_size]
+        }
+        first: dict[int, int] = {}
+        return {
+            client: client if number is None else first.setdefault(number, client)
+            for client, number in gather_by_client(fabric, clients, chosen).items()
+        }
 
     def _measure_own(self, client: int) -> dict[str, float]:
         """Return the averages that the module logs on the client's own validation part; {} if it has none."""

@@ -28,6 +28,12 @@ class BestOfModels(Personal):
 
     def adapt(self, params: Tensor, own: OwnSamples) -> Tensor:
         """Return the parameters of the best model."""
+        return self._present(params, own)[self.choice(params, own)]
+
+    def choice(self, params: Tensor, own: OwnSamples) -> int:
+        """Return the number of the best model."""
+        return int(torch.stack([own.loss(model) for model in self._present(params, own)]).argmin())
+
+    def _present(self, params: Tensor, own: OwnSamples) -> list[Tensor]:
         further = [own.shared[name] for name in several_models(self.models)[1:] if name in own.shared]
-        present = [params, *(model.to(params) for model in further)]
-        return present[int(torch.stack([own.loss(model) for model in present]).argmin())]
+        return [params, *(model.to(params) for model in further)]

@@ -173,6 +173,13 @@ class Personal(Part):
         """
         return params
 
+    def choice(self, params: Tensor, own: OwnSamples) -> int | None:
+        """Return the number of the model that `adapt` returns, if it chooses among models that all clients have in common.
+
+        Clients that choose the same number are validated together.
+        """
+        return None
+
     def validate(self, validation: Validation, means: dict[str, float]) -> dict[str, float]:
         """Return further values to log with a validation, by name.
 

@@ -167,6 +167,23 @@ def test_each_client_predicts_with_the_model_that_suits_it(
     assert metrics["test/loss"] != pytest.approx(metrics["test/loss_server"], rel=1e-3)
 
 
+def test_each_model_is_validated_once_not_for_each_client(make_trainer: MakeTrainer) -> None:
+    batches = []
+
+    class Counting(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            batches.append(batch_idx)
+            super().validation_step(batch, batch_idx)
+
+    watch = Chosen()
+    flags = {"max_rounds": 2, "clients_per_round": 6, "precision": "64-true", "num_sanity_val_steps": 0}
+    trainer = make_trainer(callbacks=watch, **flags)
+    trainer.fit(Counting(), federation(), IFCA(clusters=2))
+    assert len(watch.used) == 2
+    assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(watch.means[-1], rel=1e-9)
+    assert len(batches) == 2 * 3 * (2 + 2), "three batches in two rounds, for both models and twice for the server's"
+
+
 def test_a_mask_holds_in_all_models(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=3, callbacks=MagnitudePruning(0.4, prune_epoch=1))
     trainer.fit(Perceptron(), federation(), IFCA(clusters=2))
