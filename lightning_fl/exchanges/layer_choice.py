@@ -74,13 +74,16 @@ class LayerChoice(Exchange):
         layers = self.layers(channel.context)
         waiting: dict[int, Result] = {}
         scores: dict[int, list[float]] = {}
+        contending: dict[int, list[float]] = {}
         for result in results:
             score = self.score(result, layers, channel)
             if not (score.isfinite().all() and is_finite(result.message)):
                 yield Upload(result, {"scalars/score": torch.full_like(score, torch.nan)})
                 continue
-            waiting[result.client], scores[result.client] = result, score.tolist()
-            for client in outscored(scores, self.n):
+            waiting[result.client] = result
+            scores[result.client] = contending[result.client] = score.tolist()
+            for client in outscored(contending, self.n):
+                del contending[client]  # its scores are below the n highest, which decide about further clients
                 waiting[client] = replace(waiting[client], message=_without_delta(waiting[client].message))
         everyone = best(channel.gather(scores), self.n)
         for client in list(waiting):

@@ -25,7 +25,7 @@ from lightning_fl.aggregators import MaskedMean, WeightedMean
 from lightning_fl.algorithms import HDFL, Algorithm, FedADP, FedAvg, FedLDF, RandomLayers
 from lightning_fl.codecs import Dense
 from lightning_fl.engine.population import Population
-from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, PrunedUnits
+from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, PrunedUnits, layer_choice
 from lightning_fl.link.ledger import Ledger
 from lightning_fl.link.link import Link
 from lightning_fl.modules import network
@@ -665,9 +665,12 @@ def test_one_layer_that_is_not_finite_rejects_the_whole_client() -> None:
     assert not any(torch.isfinite(x).all() for x in uploads[0].message.values())
 
 
-def test_deltas_are_let_go_as_soon_as_they_cannot_be_chosen() -> None:
+def test_deltas_are_let_go_once_as_soon_as_they_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     context = setting_of(Perceptron())
     alive: list[int] = []
+    let_go: list[Message] = []
+    let_go_of = layer_choice._without_delta
+    monkeypatch.setattr(layer_choice, "_without_delta", lambda message: let_go.append(message) or let_go_of(message))
 
     def results() -> Any:
         for k in range(5):
@@ -682,6 +685,7 @@ def test_deltas_are_let_go_as_soon_as_they_cannot_be_chosen() -> None:
     stored = [upload.result.message["model"].untyped_storage().nbytes() for upload in exchange.collect(results(), link)]
     assert alive == [5]
     assert stored == [4, 4, 4, 4, 4 * 26]
+    assert len(let_go) == 4
 
 
 # -------------------------------------------------------------------------------------------------- composition

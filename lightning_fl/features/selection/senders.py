@@ -50,6 +50,8 @@ class Senders(Observer):
         waiting: dict[int, Result] = {}
         norms: dict[int, float] = {}
         coins: dict[int, float] = {}
+        undecided: dict[int, float] = {}
+        most_undecided = self.num_senders
         self.factors.clear()
         for result in results:
             client, norm = result.client, self._report(result, link)
@@ -57,9 +59,12 @@ class Senders(Observer):
             del result  # so that a delta that is dropped is gone
             if isfinite(norm):
                 norms[client] = norm
-                coins[client] = self.engine.run.random(SELECTION, client).random()
-                for beaten in self._beaten(norms, coins):
+                coins[client] = undecided[client] = self.engine.run.random(SELECTION, client).random()
+            if len(undecided) > most_undecided:
+                for beaten in self._beaten(norms, undecided):
+                    del undecided[beaten]
                     waiting[beaten] = _without_update(waiting[beaten])
+                most_undecided = max(self.num_senders, int(1.1 * len(undecided)))  # fewer looks than clients
         everyone = link.gather(norms)
         num_answers = len(everyone) * link.stands_for
         self._num_sending = 0
@@ -88,9 +93,7 @@ class Senders(Observer):
         return float(link.send_up(result.client, {NORM: torch.tensor([norm], dtype=torch.float32)})[NORM])
 
     def _beaten(self, norms: Mapping[int, float], coins: Mapping[int, float]) -> list[int]:
-        """Return the clients of this process that will not send, whatever further clients report."""
-        if len(norms) <= self.num_senders:
-            return []
+        """Return those of some clients that will not send, whatever further clients report."""
         most = self.selection.most_probable(norms, self.num_senders)
         return [client for client, coin in coins.items() if coin >= most[client] * (1 + ROUNDING)]
 

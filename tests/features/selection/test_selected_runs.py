@@ -53,6 +53,7 @@ from lightning_fl.features.selection import (
     Reads,
     SelectionTurn,
     Uniform,
+    senders,
 )
 from lightning_fl.steps import Compress
 
@@ -465,6 +466,22 @@ def test_clients_whose_loss_is_not_finite_come_last(reuse: bool, make_trainer: M
     trained = [4 in clients for clients in cohorts.rounds]
     assert trained == ([False] * 6 if not reuse else [*trained[:2], *[False] * 4])
     assert sum(trained) == reuse
+
+
+def test_updates_that_will_not_be_sent_are_dropped_once(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped, looks = [], []
+    drop, most_probable = senders._without_update, ByNorm.most_probable
+    monkeypatch.setattr(senders, "_without_update", lambda result: dropped.append(result.client) or drop(result))
+    monkeypatch.setattr(
+        ByNorm, "most_probable", lambda self, norms, k: looks.append(len(norms)) or most_probable(self, norms, k)
+    )
+    trainer = make_trainer(max_rounds=1, clients_per_round=20, selection=ByNorm(40), limit_val_batches=0)
+    trainer.fit(Perceptron(), federation((2,) * 40))
+    never_sent = 40 - trainer.history["clients/sending"].tolist()[0]
+    assert len(set(dropped)) == never_sent < len(dropped) <= 2 * never_sent, "once early, once at the end"
+    assert 0 < len(looks) < 20
 
 
 def test_if_all_norms_are_0_nobody_sends(make_trainer: MakeTrainer) -> None:
