@@ -106,6 +106,7 @@ class HiddenUnits:
         """Follow the units of every hidden layer to the tensors that they would be cut from."""
         graph, twin = self._twin.graph(), self._twin.module
         names = {module: path for path, module in twin.named_modules()}
+        paths = {id(tensor): path for path, tensor in tensors_of(twin).items()}
         followed = set[Any]()
         for layer, name in names.items():
             is_read = layer in graph.module2node and layer in self._twin.evaluated
@@ -123,7 +124,7 @@ class HiddenUnits:
                 if writes and isinstance(other, (_ConvNd, nn.Linear)):
                     followed.add(other)
                     self.layers.append(names[other])
-                for tensor, axis, size in self._cut_axes(other, writes):
+                for tensor, axis, size in _cut_axes(other, writes, paths):
                     if channels is not None and max(channel.idx for channel in channels) >= size:
                         self._refuse(BEHIND, name)
                     units = self._units.setdefault((tensor, axis), torch.full((size,), -1))
@@ -141,20 +142,6 @@ class HiddenUnits:
         except OverflowError:  # `examine` says why it cannot be cut
             return False
         return any(not graph.module2node[other].outputs for other in [layer, *writing] if other in graph.module2node)
-
-    def _cut_axes(self, part: Any, writes: bool) -> list[tuple[str, int, int]]:
-        """Return the name, the axis and its length for each tensor that a cut of this part of the network shortens."""
-        shares_its_weight = isinstance(part, nn.PReLU) and part.num_parameters == 1
-        if not isinstance(part, nn.Module) or shares_its_weight:
-            return []
-        reads_first = isinstance(part, _ConvTransposeNd) and part.groups == 1
-        axes = []
-        for name, tensor in tensors_of(self._twin.module).items():
-            owners = [one for one in (part._parameters, part._buffers) if any(tensor is own for own in one.values())]
-            axis = 0 if tensor.dim() < 2 else int(writes == reads_first)
-            if owners and tensor.dim() and (writes or tensor.dim() > 1):
-                axes.append((name, axis, tensor.shape[axis]))
-        return axes
 
     def _check_uncut(self) -> None:
         """Raise `UserError` if there is no hidden layer, or a part with weights is of a kind that cannot be cut."""
@@ -194,3 +181,23 @@ class HiddenUnits:
     def _refuse(self, reason: str, name: str) -> None:
         if reason:
             raise UserError(f"the hidden layer {name!r} of {self._name} cannot lose units: {reason}.")
+
+
+def _cut_axes(part: Any, writes: bool, paths: Mapping[int, str]) -> list[tuple[str, int, int]]:
+    """Return the name, the axis and its length for each tensor that a cut of this part of the network shortens.
+
+    Args:
+        part: module or parameter.
+        writes: True if its outputs are cut, False if its inputs are.
+        paths: names of the network's tensors, by their identity.
+    """
+    shares_its_weight = isinstance(part, nn.PReLU) and part.num_parameters == 1
+    if not isinstance(part, nn.Module) or shares_its_weight:
+        return []
+    reads_first = isinstance(part, _ConvTransposeNd) and part.groups == 1
+    axes = []
+    for tensor in (*part._parameters.values(), *part._buffers.values()):
+        if tensor is not None and tensor.dim() and (writes or tensor.dim() > 1):
+            axis = 0 if tensor.dim() < 2 else int(writes == reads_first)
+            axes.append((paths[id(tensor)], axis, tensor.shape[axis]))
+    return axes

@@ -95,7 +95,8 @@ def layer_groups(
     named = module.named_parameters()
     taken = [name for name, p in named if (p.requires_grad or name in frozen_since) and p.numel()]
     trainable = [name for name in taken if name not in without]
-    free = dict.fromkeys(trainable)
+    positions = {name: position for position, name in enumerate(trainable)}
+    free = dict(positions)
     convolutions = [(path, part) for path, part in module.named_modules() if isinstance(part, _ConvNd)]
     kernels = {name for path, part in convolutions for name, p in part.named_parameters(path) if p.dim() > 2}
     free_buffers = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
@@ -107,10 +108,11 @@ def layer_groups(
             axis = int(isinstance(members[0][1], _ConvTransposeNd))
             weights = tuple(n for n in parameters if n in kernels)
             groups.append(Group(name or "model", tuple(parameters), tuple(buffers), axis, weights))
-            free = {name: None for name in free if name not in parameters}
+            for n in parameters:
+                del free[n]
             free_buffers -= set(buffers)
     groups += [Group(name, (name,)) for name in free]
-    return tuple(sorted(groups, key=lambda group: trainable.index(group.parameters[0])))
+    return tuple(sorted(groups, key=lambda group: positions[group.parameters[0]]))
 
 
 def _layers(path: str, module: nn.Module) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:

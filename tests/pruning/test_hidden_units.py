@@ -12,9 +12,10 @@ from toys import Perceptron, without_units
 
 from lightning_fl import UserError
 from lightning_fl.modules.networks import network
-from lightning_fl.pruning import prune
+from lightning_fl.pruning import hidden_units, prune
 from lightning_fl.pruning.apply_plan import reads_along
 from lightning_fl.pruning.hidden_units import HiddenUnits
+from lightning_fl.pruning.trial import tensors_of
 
 
 class Joined(nn.Module):
@@ -42,6 +43,13 @@ def test_layers_whose_outputs_are_added_have_their_units_in_common() -> None:
     assert UNITS.widths == {"one": 4, "other": 6, "stem": 8, "block.0": 5, "hidden": 6}
     assert UNITS.layers == ["one", "other", "stem", "block.0", "block.2", "depthwise", "hidden"]
     assert UNITS.blocks["stem"].tolist() == [0] * 4 + [4] * 4, "the channels of a group stay or go together"
+
+
+def test_the_tensors_are_listed_once_not_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = []
+    monkeypatch.setattr(hidden_units, "tensors_of", lambda module: listed.append(module) or tensors_of(module))
+    HiddenUnits(Perceptron(), torch.zeros(1, 3))
+    assert len(listed) == 1
 
 
 @pytest.mark.long
