@@ -16,15 +16,15 @@ from lightning_fl.slots import KINDS
 
 @dataclass
 class CatchUp:
-    """Sizes of all updates of a run, and how many of them each client has.
+    """Sizes of all updates of a run, and of those that each client has.
 
     Attributes:
-        totals: bits of the first t updates together by kind, for each t from 0.
-        loaded: number of the updates, from the first, that a client has; clients that have none are left out.
+        total: bits of all updates together, by kind.
+        loaded: what `total` was when a client last loaded; clients that have loaded nothing are left out.
     """
 
-    totals: list[dict[str, int]] = field(default_factory=lambda: [dict.fromkeys(KINDS, 0)])
-    loaded: dict[int, int] = field(default_factory=dict)
+    total: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    loaded: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def bits(self, clients: Sequence[int], update: Mapping[str, int], whole: int) -> dict[str, int]:
         """Return the bits by kind of all updates that some clients lack, all clients together.
@@ -40,26 +40,30 @@ class CatchUp:
         >>> {kind: bits for kind, bits in catch_up.bits([0, 1], {"model": 20, "mask": 4}, whole=96).items() if bits}
         {'model': 60, 'mask': 12}
         """
-        total, counts = self._total(update), Counter[str]()
-        for num_loaded, num_clients in Counter(self.loaded.get(client, 0) for client in clients).items():
-            missed = {kind: bits - self.totals[num_loaded][kind] for kind, bits in total.items()}
-            if sum(missed.values()) > whole:
-                missed = {"model": whole}
-            counts.update({kind: bits * num_clients for kind, bits in missed.items()})
+        total, nothing, counts = self._with(update), dict.fromkeys(KINDS, 0), Counter[str]()
+        for client in clients:
+            loaded = self.loaded.get(client, nothing)
+            missed = {kind: bits - loaded[kind] for kind, bits in total.items()}
+            counts.update({"model": whole} if sum(missed.values()) > whole else missed)
         return dict(counts)
 
     def add(self, update: Mapping[str, int], clients: Sequence[int]) -> None:
         """Add an update, with which these clients have all."""
-        self.totals.append(self._total(update))
-        self.loaded.update(dict.fromkeys(clients, len(self.totals) - 1))
+        self.total = self._with(update)
+        self.loaded.update(dict.fromkeys(clients, self.total))
 
-    def _total(self, update: Mapping[str, int]) -> dict[str, int]:
-        return {kind: bits + update.get(kind, 0) for kind, bits in self.totals[-1].items()}
+    def _with(self, update: Mapping[str, int]) -> dict[str, int]:
+        return {kind: bits + update.get(kind, 0) for kind, bits in self.total.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy for a checkpoint."""
-        return {"totals": list(self.totals), "loaded": dict(self.loaded)}
+        return {"total": self.total, "loaded": dict(self.loaded)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what a checkpoint has."""
-        self.totals, self.loaded = list(state["totals"]), dict(state["loaded"])
+        """Load what a checkpoint has; earlier versions saved the totals after each update, and the place of a client's."""
+        self.loaded = dict(state["loaded"])
+        if (totals := state.get("totals")) is None:
+            self.total = state["total"]
+        else:
+            self.total = totals[-1]
+            self.loaded = {client: totals[place] for client, place in self.loaded.items()}

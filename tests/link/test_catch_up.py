@@ -8,6 +8,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, agree, fits, ran, recorded_times
 from lightning.pytorch import Callback
+from torch.utils._pytree import tree_leaves
 from toys import Normalised, Perceptron, federation, vector
 
 from lightning_fl import UserError
@@ -103,6 +104,23 @@ def test_a_client_that_was_away_loads_the_sum_or_the_model(missed: int) -> None:
     assert sum(catch_up.bits([0], update, WHOLE).values()) == 300
     assert sum(catch_up.bits([7], update, WHOLE).values()) == WHOLE, "a newcomer loads the whole model"
     assert catch_up.loaded.keys() == {0, 1}
+
+
+def test_the_state_grows_with_the_clients_not_with_the_rounds() -> None:
+    catch_up, sizes = CatchUp(), []
+    for round_index in range(40):
+        catch_up.add({"model": 150, "mask": 50}, [round_index % 3])
+        sizes.append(len(tree_leaves(catch_up.state_dict())))
+    assert sizes[2] == sizes[-1]
+
+
+def test_the_state_of_an_earlier_version_is_read() -> None:
+    totals, expected, read = [dict.fromkeys(KINDS, 0)], CatchUp(), CatchUp()
+    for bits, client in ((96, 0), (20, 1), (30, 0)):
+        totals.append(totals[-1] | {"model": totals[-1]["model"] + bits})
+        expected.add({"model": bits}, [client])
+    read.load_state_dict({"totals": totals, "loaded": {0: 3, 1: 2}})
+    assert read == expected
 
 
 def test_with_all_clients_in_each_round_it_costs_the_same(make_trainer: MakeTrainer) -> None:
