@@ -189,7 +189,10 @@ class RoundEpochLoop(StockEpochLoop):
                 self.run(fetcher)
                 self.passes_left -= 1
                 num_passes += 1
-        loaders._iterator = None  # ends workers that a loader does not keep until the next pass
+        if self.trainer.trains_only_client:
+            loaders._iterator = None  # ends workers that a loader does not keep until the next pass
+        else:
+            loaders.reset()  # ends those that it keeps, too: other clients train before this one does again
         self.trainer._logger_connector._callback_metrics.update(self.trainer.callback_metrics)  # of the last step
         self.trainer._logger_connector.epoch_end_reached()
 

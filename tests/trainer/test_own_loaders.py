@@ -1,6 +1,7 @@
 """Test clients that read loaders of their own: they train as `lightning.Trainer` does on these loaders."""
 
 import copy
+import multiprocessing
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -10,6 +11,7 @@ import lightning as L  # noqa: N812
 import pytest
 import torch
 from compared_runs import MakeTrainer
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -372,3 +374,24 @@ def test_warnings_about_loaders_are_lightnings(make_trainer: MakeTrainer) -> Non
     trainer = make_trainer(runner="lightning", clients_per_round=1)
     with pytest.warns(UserWarning, match="Your `val_dataloader`'s sampler has shuffling enabled"):
         trainer.fit(Perceptron(), Federated(data, num_clients=1))
+
+
+def test_workers_of_a_client_end_before_the_next_client_trains(make_trainer: MakeTrainer) -> None:
+    """Check also that what they draw does not depend on earlier rounds, which a resumed run does not repeat."""
+
+    class Workers(Callback):
+        most = 0
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.most = max(self.most, len(multiprocessing.active_children()))
+
+    start, models = Perceptron().state_dict(), []
+    for keeps in (False, True):
+        module, watch = Perceptron(), Workers()
+        module.load_state_dict(start)
+        options = {"batch_size": 2, "shuffle": True, "num_workers": 1, "persistent_workers": keeps}
+        data = Federated(Data(list), 2, client_loaders=lambda _, o=options: DataLoader(TensorDataset(*samples(4)), **o))
+        make_trainer(max_rounds=2, clients_per_round=2, limit_val_batches=0, callbacks=watch).fit(module, data)
+        assert watch.most == 1
+        models.append(vector(module).tolist())
+    assert models[0] == models[1]
