@@ -95,6 +95,37 @@ def stamp_of(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def ends_of(path: Path) -> tuple[bytes, bytes]:
+    """Return the first line of a file and the last one after it, empty if there is none; the lines between are not read."""
+    with path.open("rb") as file:
+        first = file.readline()
+        begin, end = file.tell(), file.seek(0, os.SEEK_END)
+        size = 4096
+        while True:
+            start = file.seek(max(begin, end - size))
+            lines = file.readlines()
+            if len(lines) > 1 or start == begin:
+                return first, lines[-1] if lines else b""
+            size *= 2
+
+
+def append(path: Path, text: str) -> None:
+    """Append text to a file, which stays as it is if that fails.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    with writing(path):
+        size = path.stat().st_size
+        try:
+            with path.open("a", encoding="utf-8", newline="") as file:
+                file.write(text)
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
+
+
 def copy(source: Path, path: Path) -> None:
     """Copy a file; a link at `path` is replaced, and what it leads to stays as it is."""
     with source.open("rb") as content, replacing(path, sync=False) as file:

@@ -6,7 +6,6 @@ import csv
 import io
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lightning_fl.outputs.files import replacing, writing
+from lightning_fl.outputs.files import append, replacing, writing
 from lightning_fl.outputs.losses import say_lost
 
 UNREADABLE = "\ufffd"
@@ -65,7 +64,8 @@ class _RoundWriter(ExperimentWriter):
         if new_columns or self._size is None or present != self._size:
             self.rewrite()
         else:
-            self._append(path, lines)
+            append(path, "".join(f"{line}\r\n" for line in lines))
+            self._size = path.stat().st_size
 
     def rewrite(self) -> None:
         """Write the whole file."""
@@ -73,18 +73,6 @@ class _RoundWriter(ExperimentWriter):
         with replacing(path, "w", encoding="utf-8", newline="") as file:
             file.writelines(f"{line}\r\n" for line in (_as_line(self.metrics_keys), *self.lines))
         self._size = path.stat().st_size
-
-    def _append(self, path: Path, lines: list[str]) -> None:
-        assert self._size is not None
-        with writing(path):
-            try:
-                with path.open("a", encoding="utf-8", newline="") as file:
-                    file.writelines(f"{line}\r\n" for line in lines)
-            except OSError:
-                with suppress(OSError):
-                    os.truncate(path, self._size)
-                raise
-            self._size = path.stat().st_size
 
 
 class RoundCSVLogger(CSVLogger):

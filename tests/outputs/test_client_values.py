@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 from toys import Perceptron, federation
 
 from lightning_fl import UserError
+from lightning_fl.outputs.clients import rows as rows_module
 from lightning_fl.outputs.clients.rows import add_rows, own_values
 from lightning_fl.outputs.metrics_csv import read_rows
 from lightning_fl.report.clients import read_clients
@@ -65,11 +66,29 @@ def test_a_clients_own_values_share_the_row_of_its_evaluation(tmp_path: Path) ->
 
 
 def test_a_clients_name_is_no_formula_of_a_spreadsheet(tmp_path: Path) -> None:
-    """The file is written anew with each round, and names stay as they are."""
+    """The file is written anew with a new column, and names stay as they are."""
     path = tmp_path / "clients.csv"
-    for round_index in range(3):
-        add_rows(path, [{"round": round_index, "client": 0, "name": "=1+1", "own": -1.0}])
+    for round_index, column in enumerate(("own", "other", "own")):
+        add_rows(path, [{"round": round_index, "client": 0, "name": "=1+1", "own": -1.0, column: -1.0}])
     assert [(row["name"], row["own"]) for row in read_rows(path)[1]] == [("'=1+1", "-1.0")] * 3
+
+
+def test_rows_of_later_rounds_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with a file that is written anew each time, which a new column, an earlier round and an incomplete row need."""
+    path, renewed, written = tmp_path / "clients.csv", tmp_path / "renewed.csv", []
+    write = rows_module._write
+    monkeypatch.setattr(rows_module, "_write", lambda path, *rest: written.append(path) or write(path, *rest))
+    plain = [[{"round": t, "client": k, "name": '="a",b', "own": t / 3} for k in range(2)] for t in range(9)]
+    steps = [*plain[:3], [{"round": 3, "client": 1, "new": True}], *plain[3:6], [{"round": 3, "client": 9}], *plain[6:]]
+    for number, rows in enumerate(steps):
+        if number == len(steps) - 2:
+            path.open("a").write("7,0,a,")
+        add_rows(path, rows)
+        with monkeypatch.context() as always:
+            always.setattr(rows_module, "_columns_to_continue", lambda *_: [])
+            add_rows(renewed, rows)
+        assert path.read_bytes() == renewed.read_bytes(), number
+    assert (written.count(renewed), written.count(path)) == (len(steps), 5)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from lightning_fl.errors import FileError
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.communication_json import write_communication
-from lightning_fl.outputs.files import replacing, writing
+from lightning_fl.outputs.files import append, ends_of, replacing, writing
 
 
 def test_an_error_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -22,6 +22,34 @@ def test_an_error_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     with replacing(path, "w", keep_as="previous") as file:
         file.write("new")
     assert (path.read_text(), (tmp_path / "previous").read_text()) == ("new", "old")
+
+
+@pytest.mark.parametrize("middle", [b"", b"b\n", b"b\n" * 3000, b"\r" * 9000 + b"\n"], ids=len)
+@pytest.mark.parametrize("last", [b"", b"c", b"c\r\n", b"c" * 10_000 + b"\n"], ids=len)
+def test_the_first_and_the_last_line_of_a_file(middle: bytes, last: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for first in (b"", b"a", b"a\n", b"a" * 5000 + b"\n"):
+        path.write_bytes(first + middle + last)
+        lines = path.read_bytes().split(b"\n")
+        lines = [*(line + b"\n" for line in lines[:-1]), *filter(None, lines[-1:])]
+        assert ends_of(path) == (lines[0] if lines else b"", lines[-1] if len(lines) > 1 else b"")
+
+
+def test_what_cannot_be_appended_whole_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_text("old\n")
+    append(path, "new\n")
+
+    def fails(self: Path, *_: object, **options: object) -> None:
+        with open(self, "a") as file:
+            file.write("mo")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.raises(FileError, match=r"file cannot be written \(No space left on device\)"):
+        append(path, "more\n")
+    monkeypatch.undo()
+    assert path.read_text() == "old\nnew\n"
 
 
 def test_two_processes_that_write_one_file_use_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

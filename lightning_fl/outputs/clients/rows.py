@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from lightning_fl.checks import is_whole
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.csv_cells import as_cell
-from lightning_fl.outputs.files import replacing
+from lightning_fl.outputs.files import append, ends_of, replacing
 from lightning_fl.outputs.metrics_csv import read_rows
 
 OF_CLIENT = {"round", "client", "name", "samples"}
@@ -18,12 +19,30 @@ OF_CLIENT = {"round", "client", "name", "samples"}
 
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the file anew with further rows, which may have new columns; values of the same client and round share a row."""
+    """Write further rows, which may have new columns; values of the same client and round share a row.
+
+    Rows of later rounds are appended if they have no new columns; otherwise the file is written anew.
+    """
+    if columns := _columns_to_continue(path, rows):
+        append(path, _as_text(columns, rows))
+        return
     columns, earlier = read_rows(path)
     rows_by_key: dict[Any, Mapping[str, Any]] = {_key(row): row for row in earlier}
     for row in rows:
         rows_by_key[_key(row)] = {**rows_by_key.get(_key(row), {}), **row}
-    _write(path, dict.fromkeys([*columns, *(name for row in rows for name in row)]), rows_by_key.values())
+    _write(path, list(dict.fromkeys([*columns, *(name for row in rows for name in row)])), rows_by_key.values())
+
+
+def _columns_to_continue(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of the file if these rows have no others, and come after its last row, which is complete; else []."""
+    try:
+        first, last = (line.decode() for line in ends_of(path))
+        ((*columns,), (*cells,)) = csv.reader([first, last])
+        is_complete = last.endswith("\n") and len(cells) == len(columns)
+        is_later = int(cells[columns.index("round")]) < min(int(row["round"]) for row in rows)
+    except (OSError, ValueError, csv.Error):
+        return []
+    return columns if is_complete and is_later and not {name for row in rows for name in row} - {*columns} else []
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -65,10 +84,16 @@ def keep_rows_before(round_index: int, source: Path, path: Path) -> None:
         _write(path, columns, [row for row in rows if row["round"].isdecimal() and int(row["round"]) < round_index])
 
 
-def _write(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def _write(path: Path, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    header = {column: column for column in columns}
     with replacing(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(columns))
-        writer.writeheader()
-        writer.writerows(
-            {column: as_cell(value) if column == "name" else value for column, value in row.items()} for row in rows
-        )
+        file.write(_as_text(columns, [header, *rows]))
+
+
+def _as_text(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as lines of a CSV file."""
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns).writerows(
+        {column: as_cell(value) if column == "name" else value for column, value in row.items()} for row in rows
+    )
+    return text.getvalue()
