@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Protocol
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from lightning_fl.checks import is_real
 from lightning_fl.errors import UserError
-from lightning_fl.outputs.files import reason_of, replacing
+from lightning_fl.outputs.files import Stamp, ends_of, reason_of, replacing, stamp_of
 from lightning_fl.outputs.run_folder import LAST, METRICS, PREVIOUS
 from lightning_fl.report.records import read_run
 from lightning_fl.study.own_files import keep_digests
@@ -269,12 +270,12 @@ def command(run: PlannedRun, threads: int) -> list[str]:
 
 def _beginning(run: PlannedRun) -> tuple[Path | None, str | None]:
     """Return the checkpoint from which a run resumes, None for a new run, and a note on damaged files."""
-    problem = _problem(run)
-    has_ended = (run.folder / DONE).is_file() or _content(run, FAILED).get("exit_code") == 0
-    if has_ended and problem is not None:
-        return None, f"it was done, and is trained again from the beginning: {problem}"
     last, previous = run.folder / LAST, run.folder / PREVIOUS
-    if not last.is_file() or _is_whole(last):
+    ends_well = is_done(run)
+    has_ended = (run.folder / DONE).is_file() or _content(run, FAILED).get("exit_code") == 0
+    if has_ended and not ends_well and (problem := _problem(run)) is not None:
+        return None, f"it was done, and is trained again from the beginning: {problem}"
+    if not last.is_file() or ends_well or _is_whole(last):
         return (last if last.is_file() else None), None
     if _is_whole(previous):
         return previous, f"{last} is damaged, so the run goes on from {previous}."
@@ -448,11 +449,15 @@ def rounds_done(run: PlannedRun) -> int:
 def _rounds_logged(run: PlannedRun) -> int:
     """Return the number of rounds up to the last row of a run; some rounds may have no row."""
     path = run.folder / METRICS
+    return min(_rounds_in(path, stamp_of(path)), run.num_rounds)
+
+
+@lru_cache(10_000)
+def _rounds_in(path: Path, stamp: Stamp) -> int:
+    """Return the number of rounds up to the last row of a metrics.csv with this stamp."""
     try:
-        with path.open("rb") if path.is_file() else open(os.devnull, "rb") as file:
-            place = next(file, b"").strip().split(b",").index(b"round")
-            (last,) = deque(file, maxlen=1)
-            return min(int(last.split(b",")[place]) + 1, run.num_rounds)
+        columns, last = ends_of(path)
+        return int(last.split(b",")[columns.strip().split(b",").index(b"round")]) + 1
     except (OSError, ValueError, IndexError):
         return 0
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lightning_fl.outputs.files import ends_of
 from lightning_fl.study import runner
 from lightning_fl.study.own_files import changes_since
 from lightning_fl.study.runner import command, train
@@ -292,6 +293,31 @@ def test_what_is_left_is_counted_in_rounds_and_not_in_rows(tmp_path: Path) -> No
     for rows, num_rounds in ((b"", 0), (b"round,loss\r\n", 0), (b"round,loss\r\n9,1\r\n19,1\r\n", 20)):
         (run.folder / "metrics.csv").write_bytes(rows)
         assert runner._rounds_logged(run) == num_rounds
+
+
+def test_a_run_without_new_rows_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, read = planned(tmp_path, "a", "b", "c"), list[Path]()
+    monkeypatch.setattr(runner, "ends_of", lambda path: read.append(path) or ends_of(path))
+    for run in runs:
+        run.folder.mkdir()
+        (run.folder / "metrics.csv").write_bytes(b"round,loss\r\n0,1\r\n")
+    listed = runner._Listed(runs, retry=False)
+    (runs[0].folder / "metrics.csv").write_bytes(b"round,loss\r\n0,1\r\n1,1\r\n")
+    for _ in range(2):
+        listed.left(runs)
+    assert [path.parent for path in read] == [run.folder for run in (*runs, runs[0])]
+
+
+def test_the_checkpoint_of_a_done_run_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = planned(tmp_path, "a")
+    checkpoint = run.folder / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"damaged")
+    (run.folder / "metrics.csv").write_bytes(b"round,loss\r\n0,1\r\n")
+    assert "--ckpt_path=last" not in runner.command(run, threads=1)
+    (run.folder / "done.json").write_text('{"max_seconds": null}')
+    monkeypatch.setattr(runner, "_is_whole", lambda _: pytest.fail("read"))
+    assert "--ckpt_path=last" in runner.command(run, threads=1)
 
 
 def test_runs_that_a_budget_ends_early_count_as_long_as_those_before(tmp_path: Path) -> None:
