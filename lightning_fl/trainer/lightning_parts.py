@@ -347,7 +347,10 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
         return []
     listed_loggers = [] if logger is None or logger is True else listed(logger, Logger)  # type: ignore[type-abstract]
     for one in listed_loggers:
-        require(is_a(one, Logger), f"logger must be true, false or objects of Lightning's loggers, got {one!r}.")  # type: ignore[type-abstract]
+        require(
+            not isinstance(one, str | type),
+            f"logger must be true, false or objects of Lightning's loggers, got {one!r}.",
+        )
     return [*listed_loggers, RoundCSVLogger(root)]
 
 
