@@ -7,12 +7,12 @@ different sizes form separate groups. Nothing is padded: every client trains on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from math import ceil
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
@@ -23,7 +23,7 @@ from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import change_of, move_schedules, rule_step, start_parts
 from lightning_fl.clients.serial import serial
-from lightning_fl.clients.shown_models import UPLOAD, tell_download
+from lightning_fl.clients.shown_models import DOWNLOAD, UPLOAD, tell_download
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import Group, Member, StackBatches, stack_batches, whole_pass
 from lightning_fl.data import FederatedDataModule
@@ -79,11 +79,10 @@ class Stacked:
         def length(client: int) -> tuple[int, int, int]:
             return together(client), num_steps[client], batches[client]
 
-        def begin(client: int) -> Member:
+        def begin(client: int, is_first: bool) -> Member:
             state = run.client_state(client, job.rule, job.received["model"])
-            tell_download(
-                flat_module, job, client, {name: state.get(name, entry) for name, entry in run.personal.items()}
-            )
+            owned = {name: state.get(name, entry) for name, entry in run.personal.items()}
+            self._tell_download(flat_module, job, client, owned, is_first)
             seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
             return Member(client, schedule.work(data.client(client), seeds, resident, (run, client)), state)
 
@@ -92,9 +91,10 @@ class Stacked:
             members: list[Member] = []  # of the next stack, as far as they have begun
             size, is_halved = self.clients_at_once if compiles else even_size(len(waiting), self.clients_at_once), False
             while waiting:
-                members += [begin(client) for client in waiting[len(members) : size]]
-                is_whole = len(members[:size]) == self.clients_at_once
                 try:
+                    for client in waiting[len(members) : size]:
+                        members.append(begin(client, is_first=not members))
+                    is_whole = len(members[:size]) == self.clients_at_once
                     results, why = self._train(flat_module, job, members[:size], compiled_sizes if is_whole else []), ""
                 except _UnfitError as error:
                     results, why = None, str(error)
@@ -162,16 +162,38 @@ class Stacked:
         _free(flat_module)
         return None
 
+    def _tell_download(
+        self, flat_module: FlatModule, job: ClientJob, client: int, owned: Mapping[str, Tensor], is_first: bool
+    ) -> None:
+        """Call the hooks of a client's download, and check that they set nothing that those of a stack's first have not."""
+        if is_first or not flat_module.hooks.reads_module(DOWNLOAD):
+            tell_download(flat_module, job, client, owned)
+            return
+        attributes, groups = RestorableAttributes(flat_module.module), flat_module.optimizer.optimizer.param_groups
+        before = [dict(group) for group in groups]
+        tell_download(flat_module, job, client, owned)
+        changed = [f"{name!r} of the module" for name in attributes.differing()]
+        changed += ["the optimiser's settings"] if groups != before else []
+        if changed:
+            self._refuse(
+                flat_module, f"{DOWNLOAD} changes {' and '.join(changed)}, which clients of a stack would share"
+            )
+
     def _check(self, flat_module: FlatModule, attributes: RestorableAttributes, seed: int) -> None:
         """Check that the clients of a stack, which began with a seed, have shared neither attributes nor random numbers."""
-        name = type(flat_module.module).__name__
         if changed := attributes.restore():
-            shared = shared_attributes(changed)
-            if not self.may_end:
-                raise UserError(f"runner 'stacked' cannot train {name}: {shared}. Use runner 'auto' or 'serial'.")
-            raise _UnfitError(shared)
+            self._refuse(flat_module, shared_attributes(changed))
         if self.may_end and flat_module.generators.have_drawn(seed):
+            name = type(flat_module.module).__name__
             raise _UnfitError(f"{name} draws random numbers, which would depend on the stack")
+
+    def _refuse(self, flat_module: FlatModule, why: str) -> NoReturn:
+        """Give stacks up for the rest of the run, or for good."""
+        if self.may_end:
+            raise _UnfitError(why)
+        raise UserError(
+            f"runner 'stacked' cannot train {type(flat_module.module).__name__}: {why}. Use runner 'auto' or 'serial'."
+        )
 
     def _end(self, flat_module: FlatModule, why: str) -> None:
         """Train clients one after the other from now on."""

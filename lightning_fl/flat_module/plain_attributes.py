@@ -64,6 +64,14 @@ class RestorableAttributes(PlainAttributes):
         super().__init__(module, MOST_COPIED)
         self._copies = {key: x.detach().clone() for key, x in self._values.items() if isinstance(x, Tensor)}
 
+    def differing(self) -> list[str]:
+        """Return the names of the attributes that have another value now, and not only an equal object in its place."""
+        present = _values(self._owners)
+        pairs = {
+            key: (self._copies.get(key, self._values.get(key)), present.get(key)) for key in self._changed_attributes()
+        }
+        return self._names_of(key for key, (earlier, now) in pairs.items() if not _are_equal(earlier, now))
+
     def restore(self) -> list[str]:
         """Set the attributes to what they were, and return the names of those that had changed."""
         attributes = self._changed_attributes()
@@ -150,6 +158,19 @@ def _recomputed(owner: Any) -> set[str]:
     hooks = getattr(owner, "_forward_pre_hooks", {}).values()
     torchs = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]
     return {getattr(hook, "name", getattr(hook, "_tensor_name", "")) for hook in torchs}
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """True if two values are equal, tensors element by element; one tensor, which was changed in place, equals nothing."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one is not other and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
+    return bool(one == other)
 
 
 def _shallow(value: Any) -> Any:

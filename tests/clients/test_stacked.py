@@ -580,10 +580,20 @@ class Later(ImageClassifier):
 
     def __init__(self, what: str) -> None:
         super().__init__("linear", in_channels=1, image_size=8)
-        self.what, self.seen = what, 0
+        self.what, self.seen, self.weight, self.received = what, 0, 1.0, [torch.zeros(1)]
+
+    def on_client_download(self, client: int) -> None:
+        if self.what == "sets rates":
+            self.optimizers().param_groups[0]["lr"] = 0.01 * (client + 1)
+        if self.what == "weighs":
+            self.weight = 0.1 * (client + 1)
+        if self.what == "keeps":
+            self.received = [p.detach().clone() for p in self.parameters()]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
-        loss = super().training_step(batch, batch_idx)
+        loss = self.weight * super().training_step(batch, batch_idx)
+        if self.what == "keeps":
+            loss = loss + sum((p - q).square().sum() for p, q in zip(self.parameters(), self.received, strict=False))
         if self.what == "skips" and batch_idx == 1:
             return None
         if self.what == "compares" and self.current_epoch and loss.item() < 0:
@@ -615,6 +625,8 @@ class Later(ImageClassifier):
             "trainer.num_training_batches differs between clients that train at once",
             "differs between clients",
         ),
+        ("sets rates", "on_client_download changes the optimiser's settings, which clients", "cannot train Later"),
+        ("weighs", "on_client_download changes 'weight' of the module, which clients", "cannot train Later"),
     ],
 )
 def test_what_no_stack_can_hold_in_a_later_step_is_trained_one_by_one(
@@ -640,6 +652,17 @@ def test_what_no_stack_can_hold_in_a_later_step_is_trained_one_by_one(
     if refused:  # the runner `stacked` allows draws
         with pytest.raises((UserError, RuntimeError), match=refused):
             make_trainer(clients_per_round=10, max_rounds=2, runner="stacked").fit(Later(what), data)
+
+
+def test_hooks_that_set_the_same_for_every_client_leave_stacks(make_trainer: MakeTrainer) -> None:
+    """Keep a copy of the received model, as a penalty of one's own needs it."""
+    trained = []
+    for runner in ("serial", "stacked"):
+        torch.manual_seed(3)
+        trainer = make_trainer(clients_per_round=10, max_rounds=2, runner=runner)
+        trainer.fit(Later("keeps"), Digits(num_clients=20, batch_size=8))
+        trained.append(trainer.run.params)
+    torch.testing.assert_close(*trained, rtol=1e-5, atol=1e-6)
 
 
 def test_a_resumed_run_keeps_its_runner(
