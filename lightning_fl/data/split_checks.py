@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
 from torch.utils.data import Subset
 
 from lightning_fl.data.partitions.partition import Partition
@@ -198,7 +199,7 @@ def say_other_labels(dataset: Any) -> None:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     tensors = getattr(dataset, "tensors", ())
-    if sum(one.dim() == 1 and not one.is_floating_point() for one in tensors[1:]) > 1:
+    if sum(isinstance(one, Tensor) and one.dim() == 1 and not one.is_floating_point() for one in tensors[1:]) > 1:
         rank_zero_info(
             f"The classes of the samples are the second of {len(tensors)} tensors; class_of of Federated names others."
         )

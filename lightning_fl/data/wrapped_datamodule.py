@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
@@ -163,7 +164,9 @@ class Federated(FederatedDataModule):
 
     def _own(self, name: str) -> int | None:
         """Return a whole number that is an attribute of the datamodule; None if it is none."""
-        own = getattr(vars(self).get("datamodule"), name, None)
+        own = None
+        with suppress(Exception):  # a property of it may need its own setup
+            own = getattr(vars(self).get("datamodule"), name, None)
         return own if is_whole(own) else None
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -24,7 +25,7 @@ def take_steps(
 ) -> Proposal:
     """Take the algorithm's steps one after the other; each starts from the proposal of the last.
 
-    The proposal is undone if a step's state becomes infinite or NaN, which would spoil all later rounds.
+    The proposal is undone if a vector of a step's state becomes infinite or NaN, which would spoil all later rounds.
 
     Args:
         algorithm: algorithm that has the steps.
@@ -47,7 +48,8 @@ def take_steps(
     server = turn.server
     proposal = Proposal(params, turn.proposed_buffers, server.counters, new, turn.mask, server.num_steps, turn.metrics)
     proposal = roles.conclude(turn, proposal)
-    spoilt = [key for key in new if not is_finite(new[key]) and is_finite(states[key])]
+    size = turn.params.shape
+    spoilt = [key for key in new if not is_finite(_vectors(new[key], size)) and is_finite(_vectors(states[key], size))]
     if spoilt:
         names = " and ".join(key.partition(":")[2] for key in spoilt)
         rank_zero_warn(
@@ -69,3 +71,8 @@ def _check(step: Step, turn: ServerTurn, state: State) -> None:
             isinstance(proposal, Tensor) and shape == present.shape,
             f"{name} must set turn.{place} to a tensor of shape {tuple(present.shape)}, got {type(proposal).__name__} {shape}.",
         )
+
+
+def _vectors(state: State, size: torch.Size) -> State:
+    """Return the vectors of the model's size; a single number may be infinite, such as the least loss so far before the first."""
+    return {name: entry for name, entry in state.items() if entry.shape == size}

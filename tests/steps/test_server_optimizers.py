@@ -9,7 +9,7 @@ from compared_runs import MakeTrainer, equal_states
 from toys import Perceptron, federation, vector
 
 from lightning_fl import UserError
-from lightning_fl.algorithms import ServerAdagrad, ServerAdam, ServerYogi
+from lightning_fl.algorithms import Algorithm, ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fl.slots import State, Step
 from lightning_fl.steps import Adagrad, Adam, Apply, Momentum, MomentumInStages, Yogi
 
@@ -85,6 +85,21 @@ def test_a_round_is_undone_if_a_huge_upload_makes_the_state_infinite(method: Any
         make_trainer(max_rounds=3).fit(Huge(), federation(), method(learning_rate=0.02))
     assert (models[1] == models[0]).all()
     assert (models[2] != models[1]).all()
+
+
+class Least(Apply):
+    """Step that keeps the least of something, of which it has seen none yet."""
+
+    def __call__(self, turn: Any, state: State) -> State:
+        super().__call__(turn, state)
+        return {"least": torch.full((1,), torch.inf)}
+
+
+def test_a_single_number_of_a_state_may_be_infinite(make_trainer: MakeTrainer) -> None:
+    module, before = Perceptron(), Perceptron()
+    before.load_state_dict(module.state_dict())
+    make_trainer(max_rounds=1).fit(module, federation(), Algorithm(steps=[Least()]))
+    assert (vector(module) != vector(before)).any()
 
 
 class Keeping(Step):
