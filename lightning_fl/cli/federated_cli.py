@@ -113,6 +113,8 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_object(self, obj: Any, *arguments: Any, **options: Any) -> Any:
         """Parse the parameters of a class; a part whose class is named starts from the defaults of that class."""
+        if not hasattr(self, "_inner_parser"):
+            FederatedArgumentParser.all_words = ()
         parameters = with_default_init_args(self, obj, options.get("namespace"))
         before, self._named = self._named, named_parts(parameters)
         try:

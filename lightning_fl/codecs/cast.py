@@ -28,6 +28,7 @@ class Cast(VectorCodec):
             with errors up to twice as large.
     """
 
+    any_size = True
     dtype: HalfWidth = "float16"
     stochastic: bool = False
 

@@ -19,8 +19,8 @@ LAST, ESTIMATE = "last/model", "estimate/model"
 
 @forwards(
     "codec",
-    "applies_to bits_by_tensor change_entry check choice decode_incremental from_symbols in_common largest positions provides "
-    "symbols",
+    "any_size applies_to bits_by_tensor change_entry check choice decode_incremental from_symbols in_common largest positions "
+    "provides symbols",
 )
 @dataclass(frozen=True)
 class Differences(Codec):

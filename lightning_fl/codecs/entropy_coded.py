@@ -38,7 +38,7 @@ WARNINGS = WarningCache()
 
 @forwards(
     "codec",
-    "applies_to change_entry check from_symbols in_common is_lossy_for largest needs provides relative_variance uses",
+    "any_size applies_to change_entry check from_symbols in_common is_lossy_for largest needs provides relative_variance uses",
 )
 @dataclass(frozen=True)
 class EntropyCoded(Codec):

@@ -13,8 +13,8 @@ RESIDUAL = "residual/"
 
 @forwards(
     "codec",
-    "applies_to bits_by_tensor change_entry check choice decode_incremental from_symbols in_common is_lossy_for largest needs "
-    "positions provides symbols uses",
+    "any_size applies_to bits_by_tensor change_entry check choice decode_incremental from_symbols in_common is_lossy_for largest "
+    "needs positions provides symbols uses",
 )
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):

@@ -41,6 +41,7 @@ class Sparse(Codec):
         index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
     """
 
+    any_size = False
     alpha: Annotated[float, Interval(gt=0, le=1), Called("alpha, the share of numbers that are sent,")] = 0.05
     index_bits: IndexBits = field(default="ceil", kw_only=True)
 

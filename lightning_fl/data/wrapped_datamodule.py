@@ -172,22 +172,26 @@ class Federated(FederatedDataModule):
     @property
     def in_channels(self) -> int | None:
         """Channels of an image after `setup`; before it, or if the samples are not tensors C×H×W, the datamodule's own."""
-        if "train" not in vars(self) or self.reads_own_loaders:
-            return self._own("in_channels")
-        if isinstance(self.train, TensorSamples):
-            shape = self.train.sample_shape
-        else:
-            assert isinstance(self.train, DatasetSamples)
-            with seeded(0):  # a random transform
-                sample = self.train.dataset[0]
-            first = sample[0] if isinstance(sample, (tuple, list)) else sample
-            shape = first.shape if isinstance(first, torch.Tensor) else torch.Size()
+        shape = self._shape()
         return shape[0] if len(shape) == 3 else self._own("in_channels")
 
     @property
     def image_size(self) -> int | None:
-        """Height and width of the images as the datamodule has them as an attribute; None if it has none."""
-        return self._own("image_size")
+        """Height and width of images as an attribute of the datamodule says; None if it has none, or samples have others."""
+        own, shape = self._own("image_size"), self._shape()
+        return own if len(shape) != 3 or tuple(shape[1:]) == (own, own) else None
+
+    def _shape(self) -> Sequence[int]:
+        """Return the shape of a sample's first part; empty before `setup`, or if that is no tensor."""
+        if "train" not in vars(self) or self.reads_own_loaders:
+            return ()
+        if isinstance(self.train, TensorSamples):
+            return self.train.sample_shape
+        assert isinstance(self.train, DatasetSamples)
+        with seeded(0):  # a random transform
+            sample = self.train.dataset[0]
+        first = sample[0] if isinstance(sample, (tuple, list)) else sample
+        return first.shape if isinstance(first, torch.Tensor) else ()
 
     def prepare_data(self) -> None:
         """Call the datamodule's own `prepare_data`, which may download files."""
@@ -359,7 +363,7 @@ class Federated(FederatedDataModule):
             train.labels, train.class_names = given_classes(self.class_of, train.source)
             largest = int(train.labels.max(initial=0))
             require(
-                self._num_classes_given or largest < max(len(train.labels), MOST_CLASSES),
+                self.num_classes is not None or largest < max(len(train.labels), MOST_CLASSES),
                 f"class_of gives numbers up to {largest:,}, but classes are numbered from 0: give them as text, or give "
                 "num_classes.",
             )

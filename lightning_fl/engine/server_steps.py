@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.engine.roles import Roles
-from lightning_fl.errors import require
+from lightning_fl.errors import UserError, require
 from lightning_fl.slots import ServerTurn, State, Step, check_tensors, is_finite
 from lightning_fl.state.outcome import Proposal
 
@@ -36,7 +36,16 @@ def take_steps(
     """
     new = {}
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
-        turn, new[key] = roles.take_step(position, step, turn, states[key])
+        try:
+            turn, new[key] = roles.take_step(position, step, turn, states[key])
+        except KeyError as error:
+            missing, present = error.args[0], ", ".join(map(repr, turn.merged)) or "nothing"
+            if missing not in step.uses | step.needs or missing in turn.merged:
+                raise
+            aggregator = type(algorithm.aggregator).__name__
+            raise UserError(
+                f"{aggregator} must return {missing!r}, which {type(step).__name__} uses, got {present}."
+            ) from error
         _check(step, turn, new[key])
     params = turn.proposal
     if turn.context.unpruned is not None:
@@ -66,10 +75,10 @@ def _check(step: Step, turn: ServerTurn, state: State) -> None:
         ("proposal", turn.proposal, turn.params),
         ("proposed_buffers", turn.proposed_buffers, turn.buffers),
     ):
-        shape = tuple(getattr(proposal, "shape", ()))
+        found = f"one of shape {tuple(proposal.shape)}" if isinstance(proposal, Tensor) else type(proposal).__name__
         require(
-            isinstance(proposal, Tensor) and shape == present.shape,
-            f"{name} must set turn.{place} to a tensor of shape {tuple(present.shape)}, got {type(proposal).__name__} {shape}.",
+            isinstance(proposal, Tensor) and proposal.shape == present.shape,
+            f"{name} must set turn.{place} to a tensor of shape {tuple(present.shape)}, got {found}.",
         )
 
 

@@ -35,8 +35,6 @@ class UploadCollector:
         self.known: list[LoggedNames] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
         self.has_drifted = False
-        self._sent: set[str] = set()
-        """Names of the entries of the accepted uploads of this process."""
         self._engine, self._aggregator = engine, engine.roles.aggregator(context)
         self._keep: Keep = (run.clients.ahead, run.client_memory.ahead) if self._fabric.world_size == 1 else IN_MEMORY
         self._merge = UploadMerge(self._fabric, self._aggregator)  # until `finish`
@@ -57,7 +55,6 @@ class UploadCollector:
             return
         check_counters(self._engine.flat_module.module, self._engine.run.counters, result.counters)
         self._merge.add(upload)
-        self._sent |= upload.message.keys()
         if result.client in self.outcome.logs:  # of a client that has sent an earlier upload of this update
             result.logs = merged([self.outcome.logs[result.client], result.logs])
         self.outcome.accept(result, memory, self._engine.run.staging, self._keep)
@@ -92,20 +89,15 @@ class UploadCollector:
         return merged, self.outcome
 
     def _check(self, merged: Message) -> None:
-        """Raise `UserError` unless the aggregator has returned vectors, of the model's size, and all that steps must have."""
+        """Raise `UserError` unless the aggregator has returned tensors, and those of the model with its size."""
         run, method = self._engine.run, self._engine.algorithm
         name = type(method.aggregator).__name__
-        check_tensors(merged, f"What {name} returns", axes=1)
+        check_tensors(merged, f"What {name} returns")
         for entry, present in (("model", run.params), ("buffers", run.buffers)):
             require(
                 entry not in merged or merged[entry].shape == present.shape,
                 f"{name} must return {entry!r} of shape {tuple(present.shape)}, got {tuple(merged.get(entry, present).shape)}.",
             )
-        readers = [type(step).__name__ for step in method.steps if "model" in step.uses]
-        require(
-            "model" in merged or "model" not in self._sent or not readers,
-            f"{name} must return 'model', which {' and '.join(readers)} uses, got {', '.join(map(repr, merged)) or 'nothing'}.",
-        )
 
     def _exchange(self) -> Sequence[Mapping[str, int]]:
         """Exchange all that is small, in one object; returns the sizes of the accumulators."""

@@ -27,6 +27,7 @@ class RoundNotes(Observer):
         may_explode: True if the loss guard rejects uploads.
         adds_noise: True if the server adds noise to the mean, even without uploads.
         trains_own: True if clients train parts of their own, possibly the whole model.
+        keeps_buffers: True if clients keep their float buffers, for the sake of privacy.
         clip: returns the largest length of an upload; None if there is no limit.
     """
 
@@ -35,6 +36,7 @@ class RoundNotes(Observer):
     may_explode: bool
     adds_noise: bool
     trains_own: bool
+    keeps_buffers: bool
     clip: Callable[[Run], float | None]
     in_rehearsals: ClassVar[bool] = False
     """A rehearsal alters the clients' messages, so what goes wrong in its rounds tells nothing of the run."""
@@ -100,7 +102,9 @@ class RoundNotes(Observer):
     def _buffers_stay(self, finished: Round) -> None:
         """Warn that nothing has merged the float buffers that clients send."""
         run, proposal = finished.run, finished.proposal
-        if proposal is None or proposal.is_undone or not run.buffers.numel() or proposal.buffers is not run.buffers:
+        if proposal is None or proposal.is_undone or proposal.buffers is not run.buffers:
+            return
+        if self.keeps_buffers or not run.buffers.numel():
             return
         if self._is_first("buffers"):
             rank_zero_warn(

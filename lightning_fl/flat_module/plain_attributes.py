@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
@@ -170,7 +171,7 @@ def _are_equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_are_equal, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
-    return bool(one == other)
+    return bool(np.all(one == other))
 
 
 def _shallow(value: Any) -> Any:

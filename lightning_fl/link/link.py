@@ -323,7 +323,7 @@ class Link:
         length = context.layout.numel
         for name, entry in coded.items():
             require(
-                entry.shape == (length,) or not codec.is_lossy_for(name),
+                entry.shape == (length,) or codec.any_size or not codec.is_lossy_for(name),
                 f"The entry {name!r} of a message has shape {tuple(entry.shape)}, but {type(codec).__name__} encodes vectors of "
                 f"the model's size, ({length},): name other numbers scalars/….",
             )

@@ -28,10 +28,13 @@ class BestOfModels(Personal):
 
     def adapt(self, params: Tensor, own: OwnSamples) -> Tensor:
         """Return the parameters of the best model."""
-        return self._present(params, own)[self.choice(params, own)]
+        return self._present(params, own)[self._best(params, own)]
 
-    def choice(self, params: Tensor, own: OwnSamples) -> int:
-        """Return the number of the best model."""
+    def choice(self, params: Tensor, own: OwnSamples) -> int | None:
+        """Return the number of the best model; None if a subclass makes another model of it."""
+        return self._best(params, own) if type(self).adapt is BestOfModels.adapt else None
+
+    def _best(self, params: Tensor, own: OwnSamples) -> int:
         return int(torch.stack([own.loss(model) for model in self._present(params, own)]).argmin())
 
     def _present(self, params: Tensor, own: OwnSamples) -> list[Tensor]:

@@ -124,6 +124,8 @@ class Codec(Part, ABC):
     A message must contain the entries that a codec `needs`, which may include `model`.
     """
 
+    any_size = True
+    """False if it encodes only vectors of the model's size d."""
     _promises, _kept_by = frozenset({"traits"}), frozenset({"encode", "decode", "encode_vector", "decode_vector"})
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 
 import torch
@@ -48,13 +49,14 @@ def check_tensors(value: object, what: str, axes: int = 0) -> None:
         what: what it should be, and of which part, for the sentence.
         axes: least number of axes of each tensor.
     """
-    found = None if isinstance(value, dict) else "None" if value is None else type(value).__name__
-    for name, entry in value.items() if isinstance(value, dict) else ():
+    found = None if isinstance(value, Mapping) else "None" if value is None else type(value).__name__
+    for name, entry in value.items() if isinstance(value, Mapping) else ():
         if not isinstance(entry, Tensor):
             found = f"{name!r} of type {type(entry).__name__}"
         elif entry.dim() < axes:
-            found = f"{name!r} of shape {tuple(entry.shape)}, which lacks an axis: keep it, as in sum(-1, keepdim=True)"
-    require(found is None, f"{what} must be a dictionary of tensors by name, got {found}.")
+            way_out = "keep one axis, as in sum(-1, keepdim=True) or torch.ones(1)"
+            found = f"{name!r} of shape {tuple(entry.shape)}: {way_out}"
+    require(found is None, f"{what} must be a dictionary of {'vectors' if axes else 'tensors'} by name, got {found}.")
 
 
 def is_finite(*messages: Message) -> bool:

@@ -27,6 +27,7 @@ class SparseCodec(Codec):
         mark: prefix of the name of a vector's entry that tells the positions.
     """
 
+    any_size = False
     values: Codec | None
     mark: str
 

@@ -18,6 +18,7 @@ class VectorCodec(Codec):
         beside: prefixes of the names of a vector's other entries, such as `("scalars/scale/",)` for `scalars/scale/model`.
     """
 
+    any_size = False
     beside: tuple[str, ...] = ()
 
     @abstractmethod

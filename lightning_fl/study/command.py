@@ -31,8 +31,7 @@ from lightning_fl.report.records import readable
 from lightning_fl.study.budget import LEGEND, NUM_RESAMPLES, Budget, Found, efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, floors, legend
 from lightning_fl.study.costs import PlanFit, costs, plans_of
-from lightning_fl.study.own_files import changes_since
-from lightning_fl.study.runner import Outcome, command, is_done, train, train_all
+from lightning_fl.study.runner import Outcome, changes_since, command, is_done, train, train_all
 from lightning_fl.study.search_report import search_parts
 from lightning_fl.study.searches import Searches, open_searches, within_budget
 from lightning_fl.study.statistics import LEVEL, adjusted

@@ -10,14 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pydoc import locate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_fl.outputs.files import replacing
-from lightning_fl.outputs.run_folder import METRICS
-from lightning_fl.report.labels import counted
-
-if TYPE_CHECKING:
-    from lightning_fl.study.study_file import PlannedRun
 
 SOURCES = "sources.json"
 INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib")).name}
@@ -46,32 +41,19 @@ def _class_paths(config: Any) -> Iterator[str]:
         yield from _class_paths(one)
 
 
-def keep_digests(run: PlannedRun) -> None:
+def keep_digests(folder: Path, files: Sequence[Path]) -> None:
     """Write the digests of the files with which a run begins into its folder."""
-    with replacing(run.folder / SOURCES, "w") as file:
-        file.write(json.dumps(_digests(run.own_files), indent=1) + "\n")
+    with replacing(folder / SOURCES, "w") as file:
+        file.write(json.dumps(_digests(files), indent=1) + "\n")
 
 
-def changes_since(runs: Sequence[PlannedRun], out: Path) -> str | None:
-    """Return the sentence about runs of a study that began before one of their files changed; None without such runs."""
-    begun = [run for run in runs if (run.folder / METRICS).is_file()]
-    changed = [(run.cell, names) for run in begun if (names := _changed(run))]
-    if not changed:
-        return None
-    files, cells = sorted({name for _, names in changed for name in names}), dict.fromkeys(cell for cell, _ in changed)
-    return (
-        f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed since {counted(len(changed), 'run')} of "
-        f"{', '.join(cells)} began, whose results the study keeps: to train with the changed code, remove their folders in {out}."
-    )
-
-
-def _changed(run: PlannedRun) -> list[str]:
-    """Return the files that have changed since a run began; none for a run without digests."""
+def changed_files(folder: Path, files: Sequence[Path]) -> list[str]:
+    """Return those of the files that have changed since the run in a folder began; none for a run without digests."""
     kept: Any = None
     with suppress(OSError, ValueError, RecursionError):
-        kept = json.loads((run.folder / SOURCES).read_text(encoding="utf-8"))
+        kept = json.loads((folder / SOURCES).read_text(encoding="utf-8"))
     kept = kept if isinstance(kept, dict) else {}
-    return [name for name, digest in _digests(run.own_files).items() if kept.get(name, digest) != digest]
+    return [name for name, digest in _digests(files).items() if kept.get(name, digest) != digest]
 
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:

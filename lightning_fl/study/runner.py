@@ -25,8 +25,9 @@ from lightning_fl.checks import is_real
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.files import Stamp, ends_of, reason_of, replacing, stamp_of
 from lightning_fl.outputs.run_folder import LAST, METRICS, PREVIOUS
+from lightning_fl.report.labels import counted
 from lightning_fl.report.records import read_run
-from lightning_fl.study.own_files import keep_digests
+from lightning_fl.study.own_files import changed_files, keep_digests
 from lightning_fl.study.study_file import PlannedRun
 
 DONE, FAILED, LOCK, OUTPUT = "done.json", "failed.json", ".study.lock", "output.txt"
@@ -357,7 +358,7 @@ def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) ->
     """Start the fit of a run, which holds its lock too."""
     words = command(run, threads)
     if not words[-1].startswith("--ckpt_path="):  # a run that goes on keeps the digests with which it began
-        keep_digests(run)
+        keep_digests(run.folder, run.own_files)
     for name in (DONE, FAILED):
         (run.folder / name).unlink(missing_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -439,6 +440,19 @@ def _stopping(active: list[_Fit]) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 fit.process.kill()
             fit.close()
+
+
+def changes_since(runs: Sequence[PlannedRun], out: Path) -> str | None:
+    """Return the sentence about runs that began before one of the user's own files changed; None without such runs."""
+    begun = [run for run in runs if (run.folder / METRICS).is_file()]
+    changed = [(run.cell, names) for run in begun if (names := changed_files(run.folder, run.own_files))]
+    if not changed:
+        return None
+    files, cells = sorted({name for _, names in changed for name in names}), dict.fromkeys(cell for cell, _ in changed)
+    return (
+        f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed since {counted(len(changed), 'run')} of "
+        f"{', '.join(cells)} began, whose results the study keeps: to train with the changed code, remove their folders in {out}."
+    )
 
 
 def rounds_done(run: PlannedRun) -> int:

@@ -157,7 +157,10 @@ def features_around(
     features += [] if method.pace is not None else [time]
     # Before privacy: they tell of a clip before it adapts.
     may_explode = guard.clients is not None
-    notes = RoundNotes(engine.flat_module, method, may_explode, privacy.hides_clients, trains_own, privacy.clip)
+    keeps_buffers = getattr(trainer.privacy, "buffers", None) == "keep"
+    notes = RoundNotes(
+        engine.flat_module, method, may_explode, privacy.hides_clients, trains_own, keeps_buffers, privacy.clip
+    )
     features.append(notes)
     # Before privacy: attackers clip what they have forged, and add noise to it, as all others do.
     if trainer.adversary is not None:

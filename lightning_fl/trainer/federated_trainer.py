@@ -344,9 +344,10 @@ class FederatedTrainer(TrainerInterface):
         )
         if part == "test":
             self.data.require_own_test_samples("evaluate_clients")
+        why = "test divides none of a single client" if self.data.val_fraction else "set data.val_fraction, such as 0.2"
         require(
             part == "test" or len(self.data.client_val_indices.joined) > 0,
-            "evaluate_clients finds no samples that clients hold out: set data.val_fraction, such as 0.2.",
+            f"evaluate_clients finds no samples that clients hold out: {why}.",
         )
         if self.fitting:
             run = self.fit_loop.engine

@@ -158,7 +158,8 @@ def check_callbacks(callbacks: Iterable[Callback], by_lightning: bool) -> None:
     callbacks = list(callbacks)
     for one in callbacks:
         name = one.__name__ if isinstance(one, type) else str(one)
-        require(is_a(one, Callback), f"callbacks must be objects of the class Callback, got {name}: give {name}(…).")
+        remedy = f": give {name}(…)" if isinstance(one, str | type) else ""
+        require(is_a(one, Callback), f"callbacks must be objects of the class Callback, got {name}{remedy}.")
     renaming = next((type(callback).__name__ for callback in callbacks if is_a(callback, ModelPruning)), None)
     for callback in callbacks:
         require(

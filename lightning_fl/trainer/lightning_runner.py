@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import WarningCache
+from torch.utils.data import DataLoader
 
 from lightning_fl.checks import is_a
 from lightning_fl.checks.swapped_attributes import swapped
@@ -189,10 +190,13 @@ class RoundEpochLoop(StockEpochLoop):
                 self.run(fetcher)
                 self.passes_left -= 1
                 num_passes += 1
-        if self.trainer.trains_only_client:
-            loaders._iterator = None  # ends workers that a loader does not keep until the next pass
-        else:
-            loaders.reset()  # ends those that it keeps, too: other clients train before this one does again
+        loaders._iterator = None  # ends workers that a loader does not keep until the next pass
+        if (
+            not self.trainer.trains_only_client
+        ):  # ends those that it keeps, too: other clients train before this one does again
+            for one in loaders.flattened:
+                if isinstance(one, DataLoader):
+                    one._iterator = None
         self.trainer._logger_connector._callback_metrics.update(self.trainer.callback_metrics)  # of the last step
         self.trainer._logger_connector.epoch_end_reached()
 

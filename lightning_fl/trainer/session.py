@@ -399,7 +399,8 @@ def _check_images(model: LightningModule, data: FederatedDataModule) -> None:
     name, owner, classes = type(model).__name__, type(data).__name__, model.hparams.get("num_classes")
     require(
         classes is None or data.num_classes is None or classes >= data.num_classes,
-        f"{name} has {classes} classes, but {owner} has {data.num_classes}: give it num_classes={data.num_classes}.",
+        f"{name} has {classes} classes, but {owner} has {data.num_classes}: give it num_classes={data.num_classes}, or {owner} "
+        f"num_classes={classes} if its samples have no others.",
     )
     channels, size, example = data.in_channels, data.image_size, model.example_input_array
     if not isinstance(example, torch.Tensor) or channels is None or size is None:

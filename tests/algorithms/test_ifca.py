@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from lightning_fl.codecs import Dense, Followed, OneBit
 from lightning_fl.features.clock import ClientClock, SimulatedClock
 from lightning_fl.features.privacy import ClientPrivacy, LocalPrivacy
 from lightning_fl.features.secure_aggregation import SecureAggregation
+from lightning_fl.personal import BestOfModels
 from lightning_fl.rules import BestModel
 from lightning_fl.steps import Apply, Compress, FurtherModels, Momentum
 
@@ -182,6 +184,19 @@ def test_each_model_is_validated_once_not_for_each_client(make_trainer: MakeTrai
     assert len(watch.used) == 2
     assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(watch.means[-1], rel=1e-9)
     assert len(batches) == 2 * 3 * (2 + 2), "three batches in two rounds, for both models and twice for the server's"
+
+
+class Halved(BestOfModels):
+    """Predict with a part of the best model, which differs between clients."""
+
+    def adapt(self, params: torch.Tensor, own: Any) -> torch.Tensor:
+        return super().adapt(params, own) / (1 + own.client)
+
+
+def test_own_models_made_of_the_best_are_validated_one_by_one() -> None:
+    own: Any = SimpleNamespace(loss=lambda model: model.sum(), shared={"model/2": torch.zeros(3)})
+    assert BestOfModels(2).choice(torch.ones(3), own) == 1
+    assert Halved(2).choice(torch.ones(3), own) is None
 
 
 def test_a_mask_holds_in_all_models(make_trainer: MakeTrainer) -> None:

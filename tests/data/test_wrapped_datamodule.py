@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L  # noqa: N812
@@ -352,6 +353,14 @@ def test_the_data_modules_own_numbers_count_unless_samples_know_better(own_class
         assert Federated(own, num_clients=6, num_classes=9).num_classes == 9
         data.setup()
     assert data.num_classes == max(own_classes, int(Y.max()) + 1)
+
+
+@pytest.mark.parametrize(("size", "shown"), [(4, 4), (8, None)])
+def test_a_size_that_images_do_not_have_is_not_shown(size: int, shown: int | None) -> None:
+    samples = DataLoader(TensorDataset(torch.randn(8, 1, 4, 4), torch.arange(8) % 4), batch_size=8)
+    data = Federated(SimpleNamespace(train_dataloader=lambda: samples, image_size=size), num_clients=2)  # type: ignore[arg-type]
+    data.setup()
+    assert (data.in_channels, data.image_size) == (1, shown)
 
 
 @pytest.mark.parametrize(

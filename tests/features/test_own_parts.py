@@ -1,14 +1,16 @@
 """Test that a user's aggregator, exchange and codec fit whatever they are declared for, and are refused otherwise."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from compared_runs import MakeTrainer, equal_states
 from torch import Tensor
-from toys import Normalised, Perceptron, federation
+from toys import Normalised, Perceptron, federation, vector
 
 from lightning_fl import UserError
 from lightning_fl.aggregators import WeightedMean
@@ -320,7 +322,7 @@ class Takes(Step):
 RETURNED = {
     "a vector of a rule": (
         {"rule": Sends(lambda delta: delta)},
-        r"What Sends.finish returns must be a dictionary of tensors by name, got Tensor\.",
+        r"What Sends.finish returns must be a dictionary of vectors by name, got Tensor\.",
     ),
     "a list of a rule": (
         {"rule": Sends(lambda delta: {"model": [delta]})},
@@ -328,7 +330,7 @@ RETURNED = {
     ),
     "a sum of a rule": (
         {"rule": Sends(lambda delta: {"model": delta, "scalars/sum": delta.sum(-1)})},
-        r"What Sends.finish returns .*, got 'scalars/sum' of shape \(.*\), which lacks an axis: keep it, as in sum\(-1, keepdim",
+        r"What Sends.finish returns .*, got 'scalars/sum' of shape \(.*\): keep one axis, as in sum\(-1, keepdim",
     ),
     "a vector of an aggregator": (
         {"aggregator": Merges(lambda mean: mean["model"])},
@@ -349,7 +351,7 @@ RETURNED = {
     ),
     "a short proposal": (
         {"steps": [Takes(lambda turn: setattr(turn, "proposal", turn.params[:3]) or {})]},
-        r"Takes must set turn.proposal to a tensor of shape \(26,\), got Tensor \(3,\)",
+        r"Takes must set turn.proposal to a tensor of shape \(26,\), got one of shape \(3,\)",
     ),
 }
 
@@ -361,6 +363,16 @@ def test_what_a_part_returns_is_refused_in_a_sentence(name: str, runner: str, ma
     slots, said = RETURNED[name]
     with pytest.raises(UserError, match=said):
         make_trainer(max_rounds=1, runner=runner).fit(Perceptron(), federation(), Algorithm(**slots))
+
+
+def test_what_no_message_has_may_be_of_any_shape(make_trainer: MakeTrainer) -> None:
+    """Check an aggregator that returns a read-only mapping with a number instead of the model, and its step."""
+    aggregator = Merges(lambda mean: MappingProxyType({"scalars/norm": mean["model"].norm()}))
+    steps = [Takes(lambda turn: setattr(turn, "proposal", turn.params + turn.merged["scalars/norm"]) or {})]
+    before, module = Perceptron(), Perceptron()
+    before.load_state_dict(module.state_dict())
+    make_trainer(max_rounds=1).fit(module, federation(), Algorithm(aggregator=aggregator, steps=steps))
+    assert len({round(change, 6) for change in (vector(module) - vector(before)).tolist()} - {0}) == 1
 
 
 def test_a_step_that_proposes_nothing_is_named(make_trainer: MakeTrainer) -> None:
@@ -392,6 +404,13 @@ def test_buffers_that_nobody_merges_are_said_once(slots: Any, parts: str, make_t
     ) as warned:
         make_trainer().fit(Normalised(), federation(), Algorithm(**slots))
     assert sum("clients send float buffers" in str(warning.message) for warning in warned) == 1
+
+
+def test_buffers_that_clients_keep_are_no_mistake(make_trainer: MakeTrainer) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        make_trainer(max_rounds=1, privacy=LocalPrivacy(buffers="keep")).fit(Normalised(), federation())
+    assert not any("clients send float buffers" in str(warning.message) for warning in warned)
 
 
 def test_names_of_entries_are_a_set() -> None:

@@ -18,8 +18,7 @@ import pytest
 
 from lightning_fl.outputs.files import ends_of
 from lightning_fl.study import runner
-from lightning_fl.study.own_files import changes_since
-from lightning_fl.study.runner import command, train
+from lightning_fl.study.runner import changes_since, command, train
 from lightning_fl.study.study_file import PlannedRun
 
 pytestmark = pytest.mark.process

@@ -99,7 +99,7 @@ def test_a_report_tells_that_own_code_has_changed_since_the_runs(
         )
         write_run(run.folder, rising(9, 0.05), run.cell, run.seed)
         (run.folder / "done.json").write_text("{}")
-        keep_digests(run)
+        keep_digests(run.folder, run.own_files)
     for content, said in {
         "": "",
         "class Base: x = 1": "bases_of_report.py has changed since 2 runs of FedProx began",

@@ -376,6 +376,24 @@ def test_warnings_about_loaders_are_lightnings(make_trainer: MakeTrainer) -> Non
         trainer.fit(Perceptron(), Federated(data, num_clients=1))
 
 
+def test_a_stream_of_a_client_goes_on_in_the_next_round(make_trainer: MakeTrainer) -> None:
+    class GoesOn:
+        def __init__(self) -> None:
+            self._iterator = iter([(x[None], y[None]) for x, y in zip(*samples(40), strict=True)])
+
+            self.drawn = 0
+
+        def __iter__(self) -> Any:
+            for batch in islice(self._iterator, 3):
+                self.drawn += 1
+                yield batch
+
+    streams = [GoesOn(), GoesOn()]
+    data = Federated(Data(list), 2, client_loaders=lambda client: streams[client])
+    make_trainer(max_rounds=2, clients_per_round=2, limit_val_batches=0).fit(Perceptron(), data)
+    assert [stream.drawn for stream in streams] == [6, 6]
+
+
 def test_workers_of_a_client_end_before_the_next_client_trains(make_trainer: MakeTrainer) -> None:
     """Check also that what they draw does not depend on earlier rounds, which a resumed run does not repeat."""
 

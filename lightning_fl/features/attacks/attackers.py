@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -169,18 +170,18 @@ class Attackers(Observer):
         sizes, name = self.data.client_sizes, type(self.adversary.attack).__name__
         require(self.data.has_classes, f"{name} changes classes, which {type(self.data).__name__} does not have.")
         client = next((k for k in sorted(attackers) if sizes[k]), int(sizes.argmax()))
-        batch = next(iter(self.data.client(client).batches(self.data.batch_size)))
+        samples = list(islice(self.data.client(client).batches(1), self.data.batch_size))
         if isinstance(self.adversary.attack, LabelFlip):
-            _, labels = labelled(batch, name)
             assert self.data.train.labels is not None
-            classes = self.data.train.labels[self.data.client_indices[client][: len(labels)]]
-            for label, number in zip(labels.tolist(), classes.tolist(), strict=True):
+            classes = self.data.train.labels[self.data.client_indices[client][: len(samples)]]
+            for sample, number in zip(samples, classes.tolist(), strict=True):
+                others = [label for label in labelled(sample, name)[1].tolist() if label != number]
                 require(
-                    label == number,
+                    not others,
                     f"{name} changes the second part of each batch, but the classes are other numbers, such as {number} where it "
-                    f"has {label}: leave class_of out, or let it name the second part.",
+                    f"has {others[:1]}: let class_of of Federated name the second part.",
                 )
-        self._poison(batch)
+        self._poison(samples[0])
 
     def attacked(self, results: Iterator[Result], job: ClientJob, attackers: frozenset[int]) -> Iterator[Result]:
         """Yield the results of this process, those of attackers as they send them; every process must exhaust this.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import NOTHING, MakeTrainer, agree, ran, roles_that_train
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 from toys import Normalised, Perceptron, Recorded, Served, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -557,9 +557,20 @@ def test_labels_are_flipped_only_where_they_are_the_classes(
     samples = DataLoader(TensorDataset(torch.randn(8, 1, 8, 8), y), batch_size=8)
     loader: Any = SimpleNamespace(train_dataloader=lambda: samples)
     trainer = make_trainer(adversary=Adversary(LabelFlip(), [0, 1]), clients_per_round=2, max_rounds=1)
-    said = r"LabelFlip changes the second .* other numbers, such as \d where it has \d: leave class_of out"
+    said = r"LabelFlip changes the second .* other numbers, such as \d where it has \[\d\]: let class_of"
     with nullcontext() if fits else pytest.raises(UserError, match=said):
         trainer.fit(linear(), Federated(loader, num_clients=2, class_of=classes(y).numpy(), num_classes=10))
+
+
+def test_batches_in_another_order_or_with_copies_are_flipped(make_trainer: MakeTrainer) -> None:
+    def twice(rows: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = default_collate(sorted(rows * 2, key=lambda row: -int(row[1])))
+        return x, y
+
+    samples = DataLoader(TensorDataset(torch.randn(8, 1, 8, 8), torch.arange(8) % 4), batch_size=3, collate_fn=twice)
+    loader: Any = SimpleNamespace(train_dataloader=lambda: samples)
+    trainer = make_trainer(adversary=Adversary(LabelFlip(), [0, 1]), clients_per_round=2, max_rounds=1)
+    trainer.fit(linear(), Federated(loader, num_clients=2))
 
 
 def test_a_backdoor_needs_images_and_a_method_rounds(fitted: Fitted) -> None:
