@@ -121,9 +121,8 @@ class CommunicationMeter(Callback):
     ) -> None:
         """Count the gradients that workers exchange in a step; in a federation, local steps exchange nothing."""
         if _ledger(trainer) is None:
-            if (
-                self._epoch != trainer.current_epoch
-            ):  # a run that is resumed from an epoch's last step does not end that epoch
+            # A run that is resumed from an epoch's last step does not end that epoch.
+            if self._epoch != trainer.current_epoch:
                 self.sent_bits += self._epoch_bits
                 self._epoch, self._epoch_bits = trainer.current_epoch, 0
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -165,7 +165,7 @@ class Stacked:
     def _tell_download(
         self, flat_module: FlatModule, job: ClientJob, client: int, owned: Mapping[str, Tensor], is_first: bool
     ) -> None:
-        """Call the hooks of a client's download, and check that they set nothing that those of a stack's first have not."""
+        """Call the hooks of a client's download, and check that they leave the module as they did for the stack's first."""
         if is_first or not flat_module.hooks.reads_module(DOWNLOAD):
             tell_download(flat_module, job, client, owned)
             return
@@ -188,7 +188,7 @@ class Stacked:
             raise _UnfitError(f"{name} draws random numbers, which would depend on the stack")
 
     def _refuse(self, flat_module: FlatModule, why: str) -> NoReturn:
-        """Give stacks up for the rest of the run, or for good."""
+        """End the stack: its clients train one after the other if other runners may, otherwise the run ends with the reason."""
         if self.may_end:
             raise _UnfitError(why)
         raise UserError(

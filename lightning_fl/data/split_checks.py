@@ -201,7 +201,7 @@ def say_other_labels(dataset: Any) -> None:
     tensors = getattr(dataset, "tensors", ())
     if sum(isinstance(one, Tensor) and one.dim() == 1 and not one.is_floating_point() for one in tensors[1:]) > 1:
         rank_zero_info(
-            f"The classes of the samples are the second of {len(tensors)} tensors; class_of of Federated names others."
+            f"The classes of the samples are the second of {len(tensors)} tensors; if another has them, give Federated class_of."
         )
 
 

@@ -1,4 +1,4 @@
-"""Attributes of a module that training may change besides parameters and buffers: numbers, texts, containers, tensors.
+"""Attributes of a module that training may change besides parameters and buffers: numbers, texts, containers, arrays, tensors.
 
 No message carries them, and stacks cannot hold them for each client. Clients that train one after the other share them,
 unless the run is private: then they would reveal one client to the others, and to whatever reads the module later.
@@ -20,7 +20,7 @@ from lightning_fl.checks.evaluation_mode import MOST_COPIED, keeping_attributes
 from lightning_fl.checks.hidden_modules import HiddenModules
 from lightning_fl.checks.own_objects import attributes_of, content, generator_state, is_module, own_objects, set_content
 
-KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
+KINDS = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor, np.ndarray)
 
 
 class PlainAttributes:
@@ -162,7 +162,7 @@ def _recomputed(owner: Any) -> set[str]:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """True if two values are equal, tensors element by element; one tensor, which was changed in place, equals nothing."""
+    """True if two values are equal, element by element; a tensor that was changed in place equals nothing."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -171,7 +171,7 @@ def _are_equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_are_equal, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
-    return bool(np.all(one == other))
+    return np.array_equal(one, other)
 
 
 def _shallow(value: Any) -> Any:
@@ -179,14 +179,15 @@ def _shallow(value: Any) -> Any:
 
 
 def _marks(values: Mapping[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
-    """Return marks that differ if a value or an element was replaced, or a tensor was changed in place."""
+    """Return marks that differ if a value or an element was replaced, or a tensor, but no array, was changed in place."""
 
     def mark(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: mark_of(element) for key, element in value.items()}
         if isinstance(value, (list, tuple, set)):
             return [mark_of(element) for element in value]
-        return mark_of(value) if isinstance(value, Tensor) else (value,)  # in a tuple NaN equals itself
+        is_compared_by_identity = isinstance(value, (Tensor, np.ndarray))
+        return mark_of(value) if is_compared_by_identity else (value,)  # in a tuple NaN equals itself
 
     def mark_of(element: Any) -> Any:
         if not isinstance(element, Tensor) or isinstance(element, nn.Parameter) or element.is_inference():

@@ -173,7 +173,7 @@ class Proposal:
         mask: parameters that pruning keeps (d,), bools; None for all.
         num_steps: optimiser steps that the server made on its own samples.
         metrics: values that the steps report, by name.
-        is_undone: True if the round is undone, by the loss guard or as a state is not finite, so that only the metrics are kept.
+        is_undone: True if the round is undone, by the loss guard or because a state is not finite; only the metrics are kept.
     """
 
     params: Tensor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 from lightning_fl.outputs.files import replacing
 
 SOURCES = "sources.json"
-INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib")).name}
-"""Names of folders whose files are not compared: those of installed packages and of Python itself."""
+INSTALLED, PYTHON = {"site-packages", "dist-packages"}, Path(os.__file__).parent
+"""Names of folders of installed packages, and Python's own folder: files in them are not compared."""
 
 
 def own_files(config: Any) -> tuple[Path, ...]:
@@ -27,10 +27,13 @@ def own_files(config: Any) -> tuple[Path, ...]:
             named = locate(path)
             for kind in getattr(named, "__mro__", (named,)):
                 file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-                is_ours = kind.__module__.partition(".")[0] == "lightning_fl"
-                if file is not None and not is_ours and not INSTALLED & {*Path(file).parts}:
+                if file is not None and kind.__module__.partition(".")[0] != "lightning_fl" and _is_own(Path(file)):
                     files.add(Path(file))
     return tuple(sorted(files))
+
+
+def _is_own(file: Path) -> bool:
+    return not INSTALLED & {*file.parts} and not file.is_relative_to(PYTHON)
 
 
 def _class_paths(config: Any) -> Iterator[str]:

@@ -587,11 +587,13 @@ class Later(ImageClassifier):
             self.optimizers().param_groups[0]["lr"] = 0.01 * (client + 1)
         if self.what == "weighs":
             self.weight = 0.1 * (client + 1)
+        if self.what == "weighs by arrays":
+            self.weight = np.full(1, 0.1 * (client + 1))
         if self.what == "keeps":
             self.received = [p.detach().clone() for p in self.parameters()]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
-        loss = self.weight * super().training_step(batch, batch_idx)
+        loss = float(np.sum(self.weight)) * super().training_step(batch, batch_idx)
         if self.what == "keeps":
             loss = loss + sum((p - q).square().sum() for p, q in zip(self.parameters(), self.received, strict=False))
         if self.what == "skips" and batch_idx == 1:
@@ -626,6 +628,7 @@ class Later(ImageClassifier):
             "differs between clients",
         ),
         ("sets rates", "on_client_download changes the optimiser's settings, which clients", "cannot train Later"),
+        ("weighs by arrays", "on_client_download changes 'weight' of the module, which clients", "cannot train Later"),
         ("weighs", "on_client_download changes 'weight' of the module, which clients", "cannot train Later"),
     ],
 )

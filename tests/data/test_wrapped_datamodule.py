@@ -373,7 +373,8 @@ def test_it_is_said_which_of_several_tensors_are_the_classes(
 ) -> None:
     tensors = TensorDataset(X, Y + 1, *others)
     sentence = (
-        f"The classes of the samples are the second of {2 + len(others)} tensors; class_of of Federated names others."
+        f"The classes of the samples are the second of {2 + len(others)} tensors; "
+        "if another has them, give Federated class_of."
     )
     with caplog.at_level("INFO", "lightning.pytorch"):
         Federated(Loader(DataLoader(tensors, batch_size=4)), num_clients=2).setup()  # type: ignore[arg-type]

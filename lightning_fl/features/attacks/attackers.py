@@ -175,12 +175,12 @@ class Attackers(Observer):
             assert self.data.train.labels is not None
             classes = self.data.train.labels[self.data.client_indices[client][: len(samples)]]
             for sample, number in zip(samples, classes.tolist(), strict=True):
-                others = [label for label in labelled(sample, name)[1].tolist() if label != number]
-                require(
-                    not others,
-                    f"{name} changes the second part of each batch, but the classes are other numbers, such as {number} where it "
-                    f"has {others[:1]}: let class_of of Federated name the second part.",
-                )
+                for label in labelled(sample, name)[1].tolist():
+                    require(
+                        label == number,
+                        f"{name} changes the second part of each batch, but the classes are other numbers, such as {number} "
+                        f"where it has {label}: let class_of of Federated name the second part.",
+                    )
         self._poison(samples[0])
 
     def attacked(self, results: Iterator[Result], job: ClientJob, attackers: frozenset[int]) -> Iterator[Result]:

@@ -468,7 +468,7 @@ def test_clients_whose_loss_is_not_finite_come_last(reuse: bool, make_trainer: M
     assert sum(trained) == reuse
 
 
-def test_updates_that_will_not_be_sent_are_dropped_once(
+def test_updates_that_will_not_be_sent_are_dropped_early_and_seldom_looked_for(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped, looks = [], []
