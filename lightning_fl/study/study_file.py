@@ -198,9 +198,10 @@ class StudyFile:
                 incompatible.setdefault(str(error).rstrip("."), []).append(cell.name)
                 continue
             resolved[cell.name] = config
+        digests = {name: digest_of(config) for name, config in resolved.items()}
         same: dict[str, list[str]] = {}
-        for name, config in resolved.items():
-            same.setdefault(digest_of(config), []).append(name)
+        for name, digest in digests.items():
+            same.setdefault(digest, []).append(name)
         for names in same.values():
             require(
                 len(names) == 1 or any(set(names) == set(pair) for pair in self.floor),
@@ -208,7 +209,6 @@ class StudyFile:
             )
         require(not incompatible, "; ".join(f"{', '.join(names)}: {why}" for why, names in incompatible.items()) + ".")
         require_same_data({name: flatten(config) for name, config in resolved.items()}, "study")
-        digests = {name: digest_of(config) for name, config in resolved.items()}
         files = {name: own_files(config) for name, config in resolved.items()}
         return [
             PlannedRun(
