@@ -43,7 +43,7 @@ class MultiKrum(Robust):
     def check(self, cohort_size: int) -> None:
         """Raise `UserError` if a round has too few clients."""
         require(
-            self.m is None or not cohort_size - self.f < self.m <= cohort_size or not self.f,
+            self.m is None or not cohort_size - self.f < self.m <= cohort_size,
             f"m={self.m} of {cohort_size} uploads include attackers' if f is {self.f}: give m of at most {cohort_size - self.f}.",
         )
         super().check(cohort_size)

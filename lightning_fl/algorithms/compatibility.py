@@ -51,7 +51,7 @@ class Slots:
     exchange: Exchange
     aggregator: Aggregator
     steps: tuple[Step, ...]
-    personal: tuple[Personal, ...] = ()
+    personal: tuple[Personal, ...]
 
     @property
     def chain(self) -> list[Step]:

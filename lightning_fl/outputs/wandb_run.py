@@ -167,9 +167,9 @@ def run_words(trainer: Any) -> list[str]:
     return [trainer.algorithm.name, type(wrapped).__name__, split, f"seed {trainer.run.seed}"]
 
 
-def in_sweep(environment: Mapping[str, str] = os.environ) -> bool:
+def in_sweep() -> bool:
     """True if an agent of a W&B sweep started this process."""
-    return bool(environment.get("WANDB_SWEEP_ID") and environment.get("WANDB_RUN_ID"))
+    return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
 def trial_folder(root: str, loggers: Iterable[Any]) -> str:

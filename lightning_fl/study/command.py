@@ -264,7 +264,7 @@ def _reported(
     out: Path,
     done: Sequence[PlannedRun],
     parsed: Namespace,
-    searches: Searches | None = None,
+    searches: Searches | None,
 ) -> str:
     """Write the report of the finished runs, with the claims, and return it as text.
 
