@@ -20,17 +20,17 @@ from lightning_fl.vectors.layout import Layout
 
 
 class Counted(Normalised):
-    """Perceptron with batch normalisation and dropout, that counts its steps and logs them."""
+    """Perceptron with batch normalisation and dropout, whose log counts the steps of a round."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dropout, self.steps = nn.Dropout(0.4), 0
+        self.dropout = nn.Dropout(0.4)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.dropout(x))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.log("train/steps", torch.tensor(1.0))
+        self.log("train/steps", torch.tensor(1.0), reduce_fx="sum")
         return super().training_step(batch, batch_idx)
 
 
