@@ -9,16 +9,10 @@ import pytest
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
-from toys import Perceptron, federation, vector
+from toys import Perceptron, federation, own_models, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import Algorithm, Ditto
-
-OWN = "own/model"
-
-
-def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
-    return {client: state[OWN].double().numpy() for client, state in trainer.run.clients.items()}
 
 
 @pytest.mark.parametrize("solver", ["explicit", "implicit"])
@@ -31,9 +25,9 @@ def test_is_the_papers(solver: Any, straggler_rate: float, make_trainer: MakeTra
     trainer = make_trainer(max_rounds=5, local_epochs=3, precision="64-true", straggler_rate=straggler_rate)
     trainer.fit(module, federation(), Ditto(strength=0.7, solver=solver))
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
-    assert own(trainer).keys() == models.keys()
+    assert own_models(trainer).keys() == models.keys()
     for client, model in models.items():
-        np.testing.assert_allclose(own(trainer)[client], model, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(own_models(trainer)[client], model, rtol=0, atol=1e-10)
 
 
 def test_without_a_pull_clients_train_alone(make_trainer: MakeTrainer) -> None:
@@ -42,7 +36,7 @@ def test_without_a_pull_clients_train_alone(make_trainer: MakeTrainer) -> None:
     start = vector(module)
     trainer = make_trainer(max_rounds=3, clients_per_round=6, local_epochs=2, precision="64-true")
     trainer.fit(module, federation(), Ditto(strength=0))
-    for client, model in own(trainer).items():
+    for client, model in own_models(trainer).items():
         v = start
         for t in range(3):
             v = oracle.sgd(v, given.batches(t, client), 0.1)
@@ -58,7 +52,7 @@ def test_with_the_strongest_pull_a_client_keeps_what_it_received(make_trainer: M
 
     trainer = make_trainer(max_rounds=3, clients_per_round=6, callbacks=Watch())
     trainer.fit(Perceptron(), federation(), Ditto(strength=1e12, solver="implicit"))
-    for model in own(trainer).values():
+    for model in own_models(trainer).values():
         np.testing.assert_allclose(model, received[-1], rtol=0, atol=1e-6)
 
 

@@ -12,9 +12,9 @@ import torch
 from compared_runs import MakeTrainer, equal_states, resumed_like_whole
 from lightning.pytorch import Callback
 from torchmetrics import MeanMetric
-from toys import SIZES, Normalised, Perceptron, Pruning, federation, read_rows, samples, vector
+from toys import SIZES, Normalised, Perceptron, Pruning, federation, own_models, read_rows, samples, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedProx, PFedMe, ServerM
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.features.clock.simulated_clock import SimulatedClock
@@ -23,10 +23,6 @@ EACH = pytest.mark.parametrize("method", [Ditto, APFL])
 EACH_WITH_MODELS = pytest.mark.parametrize(
     "method", [Ditto, APFL, partial(PFedMe, strength=5.0)], ids=["Ditto", "APFL", "PFedMe"]
 )
-
-
-def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
-    return {client: state["own/model"].double().numpy() for client, state in trainer.run.clients.items()}
 
 
 class Logging(Normalised):
@@ -156,7 +152,7 @@ def test_a_rejected_client_keeps_its_own_model(method: Callable[[], Algorithm], 
             pl_module.poisoned = client == 0 and trainer.current_epoch == 1
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            kept.append(own(trainer))
+            kept.append(own_models(trainer))
 
     trainer = make_trainer(max_rounds=2, clients_per_round=6, callbacks=Watch())
     with pytest.warns(UserWarning, match="own model is not finite after its training, so the client keeps the earlier"):
@@ -220,11 +216,11 @@ def test_a_mask_and_a_pruning_reach_own_models(method: Callable[[], Algorithm], 
     masked.fit(Perceptron(), federation(), method())
     assert masked.run.mask is not None
     assert 0 < int(masked.run.mask.sum()) < 26
-    assert all((model[~masked.run.mask.numpy()] == 0).all() for model in own(masked).values())
+    assert all((model[~masked.run.mask.numpy()] == 0).all() for model in own_models(masked).values())
     cut = make_trainer(max_rounds=4, callbacks=Pruning(when=2))
     module = Perceptron()
     cut.fit(module, federation(), method())
-    assert {len(model) for model in own(cut).values()} == {20}
+    assert {len(model) for model in own_models(cut).values()} == {20}
 
 
 @EACH
@@ -276,7 +272,7 @@ def test_own_models_have_norms_of_their_own(algorithm: Algorithm, make_trainer: 
     trainer = make_trainer(**flags)
     trainer.fit(module, federation(sizes=(10,)), algorithm)
     state = trainer.run.clients[0]
-    np.testing.assert_allclose(own(trainer)[0], vector(plain), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(own_models(trainer)[0], vector(plain), rtol=0, atol=1e-12)
     statistics = torch.cat([plain.norm.running_mean, plain.norm.running_var])
     torch.testing.assert_close(state["own/buffers"], statistics, rtol=0, atol=1e-12)
     assert torch.equal(state["own/scalars/norm.num_batches_tracked"], plain.norm.num_batches_tracked)

@@ -11,9 +11,9 @@ import torch
 from compared_runs import MakeTrainer
 from lightning.pytorch import Callback
 from roster import problem
-from toys import SIZES, Normalised, Perceptron, federation, vector
+from toys import SIZES, Normalised, Perceptron, federation, own_models, vector
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import UserError
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm, Ditto, FedBN, PFedMe
 from lightning_fl.clients.local_schedule import LocalSchedule
@@ -21,12 +21,7 @@ from lightning_fl.features.clock.simulated_clock import SimulatedClock
 from lightning_fl.features.loss_guard import LossGuard, RoundGuard
 from lightning_fl.slots import LocalTraining, Message, Rule
 
-OWN = "own/model"
 OPTIONS = {"strength": 6.0, "inner_steps": 3, "inner_learning_rate": 0.05, "server_learning_rate": 0.7}
-
-
-def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
-    return {client: state[OWN].double().numpy() for client, state in trainer.run.clients.items()}
 
 
 @pytest.mark.parametrize("straggler_rate", [0.0, 0.6])
@@ -37,9 +32,9 @@ def test_is_the_papers(straggler_rate: float, make_trainer: MakeTrainer) -> None
     trainer = make_trainer(max_rounds=5, local_epochs=2, precision="64-true", straggler_rate=straggler_rate)
     trainer.fit(module, federation(), PFedMe(**OPTIONS))  # type: ignore[arg-type]
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
-    assert own(trainer).keys() == models.keys()
+    assert own_models(trainer).keys() == models.keys()
     for client, model in models.items():
-        np.testing.assert_allclose(own(trainer)[client], model, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(own_models(trainer)[client], model, rtol=0, atol=1e-10)
     assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 26 * 64
 
 
@@ -49,7 +44,7 @@ def test_a_layer_that_the_optimiser_lacks_stays_in_every_model(make_trainer: Mak
     trainer = make_trainer()
     trainer.fit(module, federation(), PFedMe(**OPTIONS))  # type: ignore[arg-type]
     assert np.array_equal(vector(module.hidden), hidden)
-    for model in own(trainer).values():
+    for model in own_models(trainer).values():
         assert np.array_equal(model[: len(hidden)], hidden)
         assert not np.array_equal(model[len(hidden) :], output)
 
@@ -61,8 +56,8 @@ def test_a_learning_rate_of_0_moves_no_model(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=1)
     trainer.fit(module, federation(), PFedMe(**OPTIONS))  # type: ignore[arg-type]
     assert np.array_equal(vector(module), before)
-    assert own(trainer)
-    for model in own(trainer).values():
+    assert own_models(trainer)
+    for model in own_models(trainer).values():
         assert np.array_equal(model, before)
 
 

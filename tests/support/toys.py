@@ -214,6 +214,11 @@ def personal_values(trainer: Any) -> dict[int, np.ndarray]:
     return {client: state["personal"].double().numpy() for client, state in trainer.run.clients.items()}
 
 
+def own_models(trainer: Any) -> dict[int, np.ndarray]:
+    """Return the model of its own that each client keeps."""
+    return {client: state["own/model"].double().numpy() for client, state in trainer.run.clients.items()}
+
+
 def read_rows(root: Path) -> list[dict[str, str]]:
     """Return the rows of a run's metrics.csv, without the wall clock."""
     with (root / "metrics.csv").open() as file:
