@@ -80,14 +80,13 @@ def find_study(value: str) -> Path:
     Raises:
         UserError: there is no such file or name.
     """
-    shipped = _shipped_studies()
     path = Path(value).expanduser()
-    name = _study_name(path)
-    if path.is_file() or name not in shipped:
-        require(
-            path.is_file(), f"there is no study file {value!r}; among the package's studies, {nearest(name, shipped)}."
-        )
+    if path.is_file():
         return path
+    name, shipped = _study_name(path), _shipped_studies()
+    require(
+        name in shipped, f"there is no study file {value!r}; among the package's studies, {nearest(name, shipped)}."
+    )
     return shipped[name]
 
 
