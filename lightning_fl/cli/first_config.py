@@ -121,16 +121,15 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
         model_values["learning_rate"] = RATE_OF_ADAM
     elif method.name in RATES:
         model_values["learning_rate"] = RATES[method.name]
-    data_values: dict[str, Any] = {"image_size": 32, "download": True, **OF_DATA.get(data.name, {})}
-    data_values |= TO_FILL_IN.get(data.name, {})
+    shorter, user_values = SHORT_SETUP.get(method.name, {}), TO_FILL_IN.get(data.name, {})
+    data_values: dict[str, Any] = {"image_size": 32, "download": True, **OF_DATA.get(data.name, {}), **user_values}
     if method.uses_server:
         data_values["server_fraction"] = SERVER_FRACTION
-    shorter, user_values = SHORT_SETUP.get(method.name, {}), TO_FILL_IN.get(data.name, {})
+    data_values |= shorter
     trainer_values: dict[str, Any] = {"local_epochs": 5, "default_root_dir": folder}
     if method.name in CLIENTS_PER_ROUND:
         trainer_values["clients_per_round"] = CLIENTS_PER_ROUND[method.name]
     keys = [*user_values, *(key for key in DATA_KEYS if key not in user_values)]
-    data_values |= shorter
     if "ByGroup" in str(data.parameters["partition"].get("default")):  # which never cuts a user
         keys[keys.index("server_fraction")] = "server_groups"
         data_values["server_groups"] = data_values.get("server_fraction", 0.0)
