@@ -33,6 +33,7 @@ from unittest.mock import patch
 
 import lightning
 import torch
+from round_time import QUIET
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -46,14 +47,6 @@ from lightning_fl.state.outcome import Outcome
 from lightning_fl.vectors import pieces
 
 METHODS = ("FedAvg", "FedProx", "FedNova", "ServerM", "SCAFFOLD", "FedAdam", "FedAdamSSM", "FedLDF")
-QUIET: dict[str, Any] = {
-    "limit_val_batches": 0,
-    "num_sanity_val_steps": 0,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 SIZE, CHANNELS, CLASSES = 8, 3, 400
 
 

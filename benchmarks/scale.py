@@ -78,8 +78,6 @@ def measure(point: Point) -> dict[str, float]:
     class Keeping(Rule):
         """Keep the last delta of every client."""
 
-        reads_gradient = False
-
         def finish(self, local: LocalTraining) -> Message:
             delta = local.params - local.received["model"]
             local.state = {"last": delta}

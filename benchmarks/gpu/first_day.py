@@ -21,7 +21,7 @@ from round_time import LEARNING_RATE, federation_of, noise
 from torch import Tensor, nn
 
 from gpu import Plan, Row, in_turns, quiet_trainer, sentence
-from gpu.methods import Outcome, differences, two_rounds
+from gpu.methods import Outcome, differences, numbers_of, two_rounds
 from gpu.rounds import NETWORKS
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import SCAFFOLD, FedAvg
@@ -156,13 +156,9 @@ def small_run(device: str, make: Callable[[], ImageClassifier], algorithm: Any =
     path = flags.pop("ckpt_path", None)
     flags = {"max_rounds": 2, "clients_per_round": 3, "local_epochs": 2, "limit_val_batches": 0, **flags}
     trainer: FederatedTrainer = quiet_trainer(device, **flags)
-    start = _numbers(module)
+    start = numbers_of(module)
     trainer.fit(module, data, algorithm or FedAvg(), ckpt_path=path, verbose=False)
-    return Outcome(start, _numbers(module), {})
-
-
-def _numbers(module: nn.Module) -> Tensor:
-    return torch.cat([value.detach().cpu().double().flatten() for value in module.state_dict().values()])
+    return Outcome(start, numbers_of(module), {})
 
 
 def repeats(plan: Plan) -> None:

@@ -148,12 +148,13 @@ def two_rounds(name: str, runner: str, device: str) -> Outcome:
     )
     clients = data.num_clients if name in NEED_ALL_CLIENTS else 3
     trainer = quiet_trainer(device, max_rounds=2, clients_per_round=clients, local_epochs=1, runner=runner)
-    start = _numbers(module)
+    start = numbers_of(module)
     trainer.fit(module, data, made(name), verbose=False)
     if trainer.run.params.device.type != device:
         raise RuntimeError(f"the model was trained on {trainer.run.params.device}, not on {device}")
-    return Outcome(start, _numbers(module), {key: float(value) for key, value in trainer.callback_metrics.items()})
+    return Outcome(start, numbers_of(module), {key: float(value) for key, value in trainer.callback_metrics.items()})
 
 
-def _numbers(module: nn.Module) -> Tensor:
+def numbers_of(module: nn.Module) -> Tensor:
+    """Return the parameters and buffers of a module as one vector, in float64 on the CPU."""
     return torch.cat([value.detach().cpu().double().flatten() for value in module.state_dict().values()])

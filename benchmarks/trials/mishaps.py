@@ -44,10 +44,10 @@ def planned(trial: Trial) -> None:
         raise FindingError(
             f"the plan is {outcome}: {trial.sentence('planned')}; the fit says: {trial.sentence('whole')}"
         )
-    if whole is None or (trial.folder / "planned").exists():
-        if whole is not None:
-            raise FindingError("a plan has written something")
+    if whole is None:
         return
+    if (trial.folder / "planned").exists():
+        raise FindingError("a plan has written something")
     sent = rows(whole / "metrics.csv")[-1:]
     for line in (trial.folder / "planned-output" / "stdout").read_text().splitlines():
         way, *numbers = line.split("  ")
