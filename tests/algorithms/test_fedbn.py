@@ -278,7 +278,7 @@ def test_structured_pruning_of_kept_norms_is_refused(make_trainer: MakeTrainer) 
         trainer.fit(Classifier(), data, FedBN())
 
 
-def test_gates_over_fedbn_are_kept_beside_the_norms(make_trainer: MakeTrainer) -> None:
+def test_gates_over_fedbn_are_kept_beside_the_norms() -> None:
     algorithm = FedDP(FedBN(), variant="threshold", pruning_threshold=0.0)
     assert algorithm.owned(Normalised()) == FedBN().owned(Normalised())
     assert algorithm.owned(Normalised()).parameters == {"norm.weight", "norm.bias"}

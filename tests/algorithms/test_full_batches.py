@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,9 +119,7 @@ class Stops(Callback):
         trainer.should_stop = trainer.current_epoch + 1 == self.after
 
 
-def test_a_run_that_stopped_goes_on_to_the_same_end(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_a_run_that_stopped_goes_on_to_the_same_end(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
     whole = Perceptron()
     half, algorithm = copy.deepcopy(whole), partial(FedDA, beta=0.8, full_batch_last=2)
     uninterrupted = make_trainer(max_rounds=4)
@@ -148,7 +145,6 @@ def test_the_last_rounds_are_those_of_the_run_that_goes_on(
     max_rounds: int,
     said: list[str],
     make_trainer: MakeTrainer,
-    tmp_path: Path,
     keeps_files: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:

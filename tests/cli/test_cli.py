@@ -998,7 +998,7 @@ def test_a_key_of_a_merged_mapping_may_be_given_anew(tmp_path: Path) -> None:
     check_file(path)
 
 
-def test_a_configuration_of_no_text_is_refused(lightning_fl: Command, small: str) -> None:
+def test_a_configuration_of_no_text_is_refused(lightning_fl: Command) -> None:
     Path("model.ckpt").write_bytes(bytes(range(128, 256)))
     assert "model.ckpt is not a text" in lightning_fl("fit", "--config", "model.ckpt").sentence
 

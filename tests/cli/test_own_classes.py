@@ -113,7 +113,7 @@ def test_mistakes_about_optimizers_end_with_one_sentence(
     assert not Path("run").exists()
 
 
-def test_the_help_shows_no_repr(fit: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_shows_no_repr(fit: Command) -> None:
     shown = fit("Bare", "--help").out
     assert "--optimizer" in shown
     assert "--lr_scheduler" in shown

@@ -95,9 +95,7 @@ def test_draws_are_the_same_for_stacked_clients(make_trainer: MakeTrainer) -> No
     torch.testing.assert_close(torch.from_numpy(vector(serial)), torch.from_numpy(vector(stacked)), atol=2e-3, rtol=0)
 
 
-def test_a_resumed_run_draws_what_the_unbroken_one_drew(
-    make_trainer: MakeTrainer, tmp_path: Any, keeps_files: dict[str, Any]
-) -> None:
+def test_a_resumed_run_draws_what_the_unbroken_one_drew(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
     method = Algorithm(uplink=Noisy(), downlink=Followed(Noisy()), steps=[Apply(), Compress(Noisy())])
     start = Perceptron()
     whole, resumed = copy.deepcopy(start), copy.deepcopy(start)
@@ -119,7 +117,7 @@ def test_the_server_s_change_is_encoded_once(make_trainer: MakeTrainer) -> None:
     assert bits_of(trainer, "down") == {"model": 4 * 26 * 6}
 
 
-def test_clients_receive_the_change_that_the_server_made(make_trainer: MakeTrainer) -> None:
+def test_clients_receive_the_change_that_the_server_made() -> None:
     downlink, change = Followed(Noisy()), torch.arange(26.0)
     context = RoundContext(
         NO_LAYOUT, NO_LAYOUT, num_clients=6, encoded={"model/change": torch.tensor([7, 0, 0, 5, 0, 0, 0])}

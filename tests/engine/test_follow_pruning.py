@@ -349,9 +349,7 @@ def test_what_is_pruned_cannot_be_made_whole_again(
         assert equal_states(module.state_dict(), before)
 
 
-def test_a_module_made_small_at_once_keeps_the_history(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_a_module_made_small_at_once_keeps_the_history(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
     """Check that it resumes a pruned run, and that a dense module resumes from its checkpoint."""
     whole, first, last = (Perceptron() for _ in range(3))
     first.load_state_dict(whole.state_dict())
@@ -362,9 +360,7 @@ def test_a_module_made_small_at_once_keeps_the_history(
     assert equal_states(whole.state_dict(), last.state_dict())
 
 
-def test_pruned_twice_and_evaluated_in_between(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_pruned_twice_and_evaluated_in_between(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
     class Twice(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             if trainer.current_epoch < 2 and len(plans_of(pl_module)) == trainer.current_epoch:

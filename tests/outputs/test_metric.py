@@ -324,9 +324,7 @@ def test_what_is_no_accuracy_is_refused_by_methods_that_need_one(
 # ------------------------------------------------------------------------------------------------ resumed and reported
 
 
-def test_the_checkpoint_keeps_a_given_metric(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_the_checkpoint_keeps_a_given_metric(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
     make_trainer(metric="val_bits", metric_mode="min", **keeps_files).fit(
         Own(val_bits=[9.0, 2.0, 3.0], val_acc=[0.5]), federation()
     )
@@ -340,7 +338,7 @@ def test_the_checkpoint_keeps_a_given_metric(
 
 
 def test_a_resumed_method_goes_on_with_the_given_accuracy(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any]
 ) -> None:
     module = Own(val_acc=[0.5], val_top5=[0.75])
     make_trainer(metric="val_top5", **keeps_files).fit(module, Served(9), FedDU())

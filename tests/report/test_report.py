@@ -382,7 +382,7 @@ def test_the_method_is_a_setting_that_differs_where_a_label_does_not_name_it(tmp
 
 
 @pytest.mark.matrix
-def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple], tmp_path: Path) -> None:
+def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple]) -> None:
     words = ["--model", "ImageClassifier", "--model.network", "linear", "--data", "Digits", "--data.num_clients", "5"]
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
     fit = ["fit", *words, *quiet, "--trainer.max_rounds", "2", "--trainer.clients_per_round", "3"]

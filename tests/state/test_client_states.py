@@ -156,7 +156,7 @@ def test_a_client_whose_upload_is_rejected_keeps_what_it_had(place: str, make_tr
 @pytest.mark.parametrize("first", PLACES)
 @pytest.mark.parametrize("second", PLACES)
 def test_a_run_resumes_bit_for_bit_in_memory_and_on_disk(
-    first: str, second: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    first: str, second: str, make_trainer: MakeTrainer, keeps_files: dict[str, Any]
 ) -> None:
     start = Perceptron()
     whole, half, resumed = (copy.deepcopy(start) for _ in range(3))
@@ -172,7 +172,7 @@ def test_a_run_resumes_bit_for_bit_in_memory_and_on_disk(
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_checkpoint_of_the_middle_of_a_round_is_that_of_its_beginning(
-    place: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    place: str, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     """Test also a round that fails after all uploads have been received."""
     start = Perceptron()

@@ -197,9 +197,7 @@ def test_a_finished_run_stays_as_it_is(make_trainer: MakeTrainer, tmp_path: Path
     assert read_rows(tmp_path) == rows
 
 
-def test_the_callbacks_states_are_taken_up_again(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_the_callbacks_states_are_taken_up_again(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
     class Counts(L.Callback):
         seen = 0
 

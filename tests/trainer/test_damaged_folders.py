@@ -162,7 +162,7 @@ def test_a_client_states_folder_that_cannot_be_written_is_named(
 
 
 def test_a_checkpoint_without_permission_is_not_called_truncated(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_trainer(**keeps_files).fit(Perceptron(), federation())
 

@@ -148,7 +148,7 @@ def test_no_place_is_idle_while_an_idle_client_is_there(
 
 
 @pytest.fixture
-def fit(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., tuple[np.ndarray, FederatedTrainer]]:
+def fit(make_trainer: MakeTrainer) -> Callable[..., tuple[np.ndarray, FederatedTrainer]]:
     """Return a function that trains the clients of `SIZES`, and returns the model and the trainer."""
 
     def fit(algorithm: Algorithm, module: Any = None, sizes: tuple[int, ...] = SIZES, **flags: Any) -> Any:
@@ -402,9 +402,7 @@ def test_samples_of_a_client_count_for_each_of_its_uploads(max_staleness: int | 
 
 
 @pytest.mark.parametrize("change", [{"buffer_size": 3}, {"max_staleness": 4}, {"decay": 1.0}], ids=str)
-def test_a_resumed_run_keeps_its_pace(
-    change: dict[str, Any], fit: Fit, tmp_path: Path, keeps_files: dict[str, Any]
-) -> None:
+def test_a_resumed_run_keeps_its_pace(change: dict[str, Any], fit: Fit, keeps_files: dict[str, Any]) -> None:
     fit(FedBuff(2), **keeps_files, max_rounds=2)
     with pytest.raises(UserError, match=f"{next(iter(change))} .* → {next(iter(change.values()))}"):
         fit(FedBuff(**{"buffer_size": 2, **change}), **keeps_files, ckpt_path="last")

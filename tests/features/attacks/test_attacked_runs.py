@@ -421,9 +421,7 @@ def test_nobody_attacks_in_a_rehearsal_of_the_messages(attack: Attack) -> None:
 
 
 @pytest.mark.parametrize("attack", [FreeRider("last_change", 0.1), ALIE(), FangTrim(), GaussianUpload()], ids=repr)
-def test_a_resumed_run_is_the_uninterrupted_one(
-    attack: Attack, fitted: Fitted, tmp_path: Path, make_trainer: Any
-) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(attack: Attack, tmp_path: Path, make_trainer: Any) -> None:
     def fit(rounds: int, folder: str, ckpt_path: str | None = None) -> np.ndarray:
         torch.manual_seed(0)
         module = Normalised()

@@ -379,7 +379,7 @@ def test_a_resumed_run_keeps_its_noise_whatever_changes(
 
 @NEEDS_LIBRARY
 def test_a_target_is_met_and_a_longer_run_keeps_its_noise(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any]
 ) -> None:
     privacy = ClientPrivacy(epsilon=3.0, delta=0.01, sampling="every")
     trainer = make_trainer(max_rounds=2, privacy=privacy, clients_per_round=6, **keeps_files)
