@@ -152,15 +152,13 @@ def _ylabel(groups: Sequence[Group], metric: Metric, look: Look) -> str:
 
 def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     """Set the name, the scale and the ticks of the horizontal axis for the values on it, and return their unit."""
-    unit, name, logarithmic = 1.0, axis, is_logarithmic(look, axis)
+    unit, name, logarithmic = 1.0, AXES[axis], is_logarithmic(look, axis)
     if axis in BYTES:
-        name = BYTES[axis]
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     elif axis == "simulated_seconds":
         time_unit = unit_of(spent.max() / 2 if len(spent) else 1.0, TIMES)
         unit, name = TIMES[time_unit], f"simulated time ({time_unit})"
     elif axis == "joules":
-        name = "estimated energy"
         axes.xaxis.set_major_formatter(EngFormatter(unit="J"))
     elif axis in KINDS_OF_EPSILON:
         name = f"ε ({KINDS_OF_EPSILON[axis]})"
