@@ -105,7 +105,7 @@ def report(arguments: Sequence[str], study: OfStudy | None = None) -> str:
     return write_report(build_parser().parse_args(arguments), study)
 
 
-def write_report(flags: Namespace, study: OfStudy | None = None) -> str:
+def write_report(flags: Namespace, study: OfStudy | None) -> str:
     """Write the report that the flags describe, as `report` does."""
     look = look_of(flags)
     published = read_published(flags.paper) if flags.paper else None

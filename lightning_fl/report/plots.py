@@ -80,7 +80,7 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
     return figure
 
 
-def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) -> Figure | None:  # noqa: B008
+def draw_panels(groups: Sequence[Group], metric: Metric, look: Look) -> Figure | None:
     """Draw the smoothed curves in one figure, side by side over rounds, bytes, simulated time and energy.
 
     An axis that no run has is left out; None if no run has any.

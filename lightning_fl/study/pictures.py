@@ -96,7 +96,7 @@ def _front(points: Sequence[tuple[float, float]]) -> Any:
     return front[front[:, 0].argsort()]
 
 
-def draw_areas(cells: Found, choices: Choices, budget: Budget, look: Look = Look()) -> Figure | None:  # noqa: B008
+def draw_areas(cells: Found, choices: Choices, budget: Budget, look: Look) -> Figure | None:
     """Draw the mean areas as a map of the first axis of the grid by the second; None unless the grid has two axes."""
     if any(len(names) != 2 for names in choices.values()):
         return None

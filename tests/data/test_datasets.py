@@ -164,13 +164,13 @@ def test_a_failed_download_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
 # Image folders
 
 
-def write_folder(root: Path, classes: str = "ab", size: tuple[int, int] = (6, 5)) -> dict[str, np.ndarray]:
+def write_folder(root: Path) -> dict[str, np.ndarray]:
     written = {}
     for part in ("train", "test"):
-        for name in classes:
+        for name in "ab":
             (root / part / name).mkdir(parents=True)
             for i in range(3):
-                written[f"{part}/{name}/{i}"] = random_images(size[1], size[0], 3)
+                written[f"{part}/{name}/{i}"] = random_images(5, 6, 3)
                 Image.fromarray(written[f"{part}/{name}/{i}"]).save(root / part / name / f"{i}.png")
     return written
 

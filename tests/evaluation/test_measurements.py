@@ -68,7 +68,7 @@ class Metered(Perceptron):
         self.both.reset()
 
 
-def seen_by(trainer: FederatedTrainer, method: Any, callbacks: Any = ()) -> list[tuple[str, float]]:
+def seen_by(trainer: FederatedTrainer, method: Any) -> list[tuple[str, float]]:
     seen: list[tuple[str, float]] = []
     module, data = Metered(), Served(9)
     data.val_fraction = 0.2

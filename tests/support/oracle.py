@@ -560,10 +560,10 @@ def dynamic_update(problem: Problem, t: int, w: np.ndarray, **share: float) -> n
     return w - alpha * tau * problem.learning_rate * mean_gradient if alpha > 1e-3 else w
 
 
-def feddu(problem: Problem, w: np.ndarray, local: Local = sgd, **update: float) -> np.ndarray:
+def feddu(problem: Problem, w: np.ndarray, **update: float) -> np.ndarray:
     """FedDU of Liu et al. 2024."""
     for t in range(problem.rounds):
-        w = dynamic_update(problem, t, average(problem, t, w, local), **update)
+        w = dynamic_update(problem, t, average(problem, t, w, sgd), **update)
     return w
 
 
@@ -1168,7 +1168,6 @@ def fedldf(
     w: np.ndarray,
     n: int,
     layers: list[list[int]] = LAYERS,
-    trace: list | None = None,
     sign: int = 1,
 ) -> np.ndarray:
     """Wang et al. 2024, Algorithm 1; with sign −1 from the clients that diverged least."""
@@ -1181,12 +1180,10 @@ def fedldf(
                 sent[k] += layer
         return sent
 
-    return partial_averaging(problem, w, sends, trace)
+    return partial_averaging(problem, w, sends)
 
 
-def drawn_layers(
-    problem: Problem, w: np.ndarray, n: int, layers: list[list[int]] = LAYERS, trace: list | None = None
-) -> np.ndarray:
+def drawn_layers(problem: Problem, w: np.ndarray, n: int, layers: list[list[int]] = LAYERS) -> np.ndarray:
     """The random baseline of Wang et al. 2024; with the whole model as one layer their HDFL."""
 
     def sends(t: int, w: np.ndarray, models: dict[int, np.ndarray]) -> dict[int, list[int]]:
@@ -1197,7 +1194,7 @@ def drawn_layers(
                 sent[k] += layer
         return sent
 
-    return partial_averaging(problem, w, sends, trace)
+    return partial_averaging(problem, w, sends)
 
 
 def pruned_neurons(

@@ -95,14 +95,14 @@ def pair(
     return trained
 
 
-def assert_equal(trained: list[tuple[Any, FederatedTrainer]], tolerance: float = 1e-12) -> None:
+def assert_equal(trained: list[tuple[Any, FederatedTrainer]]) -> None:
     (eager, by_eager), (compiled, by_compiled) = trained
-    torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=0, atol=1e-12)
     columns = by_eager.callback_metrics.keys() - {"time/round_seconds"}
     assert columns == by_compiled.callback_metrics.keys() - {"time/round_seconds"}
     for name in columns:
         torch.testing.assert_close(
-            by_compiled.callback_metrics[name], by_eager.callback_metrics[name], rtol=1e-9, atol=tolerance
+            by_compiled.callback_metrics[name], by_eager.callback_metrics[name], rtol=1e-9, atol=1e-12
         )
 
 

@@ -43,8 +43,8 @@ from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Momentum
 
 
-def boring_data(num_clients: int = 8) -> Federated:
-    return Federated(BoringDataModule(), num_clients=num_clients)
+def boring_data() -> Federated:
+    return Federated(BoringDataModule(), num_clients=8)
 
 
 def test_boring_model_on_boring_data(make_trainer: MakeTrainer) -> None:
