@@ -58,9 +58,13 @@ def numerics(plan: Plan) -> None:
 def _compare(label: Row, plan: Plan, run: Callable[[str], Outcome], tolerance: float) -> None:
     """Add the distance of a run on the device from the same on the CPU."""
     deviation, _ = differences(run(plan.device), run("cpu"))
+    _judge(label, plan, "distance of the models", deviation, tolerance)
+
+
+def _judge(label: Row, plan: Plan, words: str, deviation: float, tolerance: float = TOLERANCE) -> None:
+    """Add a distance as a result, or as a failure if it is above the tolerance."""
     verdict = "result" if deviation <= tolerance else "failed"
-    found = {verdict: f"distance of the models {deviation:.1e}", "numbers": {"deviation": deviation}}
-    plan.add(replace(label, **found))
+    plan.add(replace(label, **{verdict: f"{words} {deviation:.1e}", "numbers": {"deviation": deviation}}))
 
 
 def choice(plan: Plan) -> None:
@@ -141,10 +145,7 @@ def _module(label: Row, kind: str, runner: str, plan: Plan) -> None:
     except UserError as error:  # it cannot be stacked
         plan.add(replace(label, skipped=sentence(error)))
         return
-    deviation = float((first.end - second.end).norm() / (first.end - first.start).norm())
-    verdict = "result" if deviation <= TOLERANCE else "failed"
-    found = {verdict: f"distance of two runs {deviation:.1e}", "numbers": {"deviation": deviation}}
-    plan.add(replace(label, **found))
+    _judge(label, plan, "distance of two runs", differences(second, first)[0])
 
 
 def small_run(device: str, make: Callable[[], ImageClassifier], algorithm: Any = None, **flags: Any) -> Outcome:
@@ -179,7 +180,7 @@ def _repeat(label: Row, way: str, deterministic: bool, plan: Plan) -> None:
             kept = {"default_root_dir": folder, "enable_checkpointing": True}
             run(max_rounds=1, **kept)
             second = run(ckpt_path="last", **kept)
-    deviation = float((first.end - second.end).norm() / (first.end - first.start).norm())
+    deviation, _ = differences(second, first)
     text = "equal, bit for bit" if torch.equal(first.end, second.end) else f"distance {deviation:.1e}"
     verdict = "failed" if deviation and (deterministic or plan.device == "cpu") else "result"
     plan.add(replace(label, **{verdict: text, "numbers": {"deviation": deviation}}))
@@ -244,10 +245,7 @@ def _two(label: Row, plan: Plan) -> None:
             return
         ends = torch.load(Path(folder) / "end.pt")
     one = small_run(plan.device, _convolutions, SCAFFOLD())
-    deviation = float((ends - one.end).norm() / (one.end - one.start).norm())
-    verdict = "result" if deviation <= TOLERANCE else "failed"
-    found = {verdict: f"distance from one {deviation:.1e}", "numbers": {"deviation": deviation}}
-    plan.add(replace(label, **found))
+    _judge(label, plan, "distance from one", float((ends - one.end).norm() / (one.end - one.start).norm()))
 
 
 def codecs(plan: Plan) -> None:
