@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
 from lightning_fl.outputs.traffic import COSTS, in_words
-from lightning_fl.report.plots import BOUND, add_legend, scale_axis
+from lightning_fl.report.layout import add_legend
+from lightning_fl.report.plots import BOUND, scale_axis
 from lightning_fl.study.budget import Budget, Found, on_front
 
 MARKERS = "osD^vP*X<>h"
