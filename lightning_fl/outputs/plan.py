@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from lightning_fl.outputs.units import in_bytes, significant, unit_of
+from lightning_fl.outputs.units import counted, in_bytes, significant, unit_of
 
 COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 
@@ -95,7 +95,7 @@ class Plan:
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         table = [f"{name:<{widths[0]}}  {one:>{widths[1]}}  {whole:>{widths[2]}}".rstrip() for name, one, whole in rows]
-        size = f"{_counted(self.rounds, 'round')} of {_counted(self.clients, 'client')}"
+        size = f"{counted(self.rounds, 'round')} of {counted(self.clients, 'client')}"
         head = f"{self.algorithm}: {size}; nothing was trained."
         return "\n".join([head, *table, *self._notes(), *self.warnings])
 
@@ -105,7 +105,7 @@ class Plan:
         notes = [f"The run's bytes include {before} before its first round."] if before else []
         if self.rehearsed_rounds < self.rounds:
             notes.append(
-                f"{_counted(self.rehearsed_rounds, 'round')} rehearsed; the others are assumed to be like the last of these."
+                f"{counted(self.rehearsed_rounds, 'round')} rehearsed; the others are assumed to be like the last of these."
             )
         if not self.is_fixed:
             notes.append("The bytes depend on the training.")
@@ -142,7 +142,3 @@ def _count(value: float) -> str:
     """
     unit = unit_of(value, COUNTS)
     return f"{significant(value / COUNTS[unit])} {unit}" if unit else f"{value:,.0f}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"

@@ -71,3 +71,12 @@ def in_bytes(count: float) -> str:
     """
     unit = unit_of(count, BYTES)
     return f"{count:,.0f} B" if unit == "B" and count == round(count) else f"{significant(count / BYTES[unit])} {unit}"
+
+
+def counted(count: int, thing: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "round"), counted(1200, "round")
+    ('1 round', '1,200 rounds')
+    """
+    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -16,6 +16,7 @@ from lightning_fl.outputs.files import writing
 from lightning_fl.outputs.json_text import json_text
 from lightning_fl.outputs.metric import AT_BEST_VALIDATION, FINAL, is_accuracy
 from lightning_fl.outputs.run_folder import remove_empty, require_writable
+from lightning_fl.outputs.units import counted
 from lightning_fl.report import latex, tables
 from lightning_fl.report.comparison import VALUES, Curve, Group, Metric, common_metric, curves_with, group_runs
 from lightning_fl.report.document import (
@@ -33,7 +34,6 @@ from lightning_fl.report.document import (
 )
 from lightning_fl.report.flags import TEX, build_parser, formats_of, look_of
 from lightning_fl.report.json_content import content_of
-from lightning_fl.report.labels import counted
 from lightning_fl.report.made_by import commands_of
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data

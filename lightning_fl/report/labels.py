@@ -180,15 +180,6 @@ def shown(value: Any) -> str:
     return _short(file_name(value), LONGEST_VALUE)
 
 
-def counted(count: int, thing: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "round"), counted(1200, "round")
-    ('1 round', '1,200 rounds')
-    """
-    return f"{count:,} {thing}{'s' * (count != 1)}"
-
-
 def _short(text: str, longest: int) -> str:
     """Shorten a text that is too long to its beginning and end.
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 from lightning_fl.outputs.figures import in_picture
 from lightning_fl.outputs.metric import is_accuracy
+from lightning_fl.outputs.units import counted
 from lightning_fl.report.comparison import VALUES, Group, Metric
 from lightning_fl.report.document import on_one_line
-from lightning_fl.report.labels import counted
 from lightning_fl.report.rendering import rendered
 from lightning_fl.report.tables import COSTS, Column, Spread, averaged_values, table
 

@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 
 from lightning_fl.outputs.run_folder import UNKNOWN
+from lightning_fl.outputs.units import counted
 from lightning_fl.report import catalogue
-from lightning_fl.report.labels import counted, experiment_settings, setting, shown
+from lightning_fl.report.labels import experiment_settings, setting, shown
 from lightning_fl.report.records import SOURCES, Record, flatten
 
 Settings = dict[str, Any]

@@ -11,16 +11,9 @@ from lightning_fl.errors import require
 from lightning_fl.outputs.losses import rejection_reasons
 from lightning_fl.outputs.metric import TRAINING, words_of
 from lightning_fl.outputs.neighbours import EPSILON
+from lightning_fl.outputs.units import counted
 from lightning_fl.report.comparison import ENDS, Curve, Group
-from lightning_fl.report.labels import (
-    SEEDS,
-    WELL_KNOWN,
-    counted,
-    differing,
-    experiment_settings,
-    shown,
-    unknown_settings,
-)
+from lightning_fl.report.labels import SEEDS, WELL_KNOWN, differing, experiment_settings, shown, unknown_settings
 from lightning_fl.report.published_settings import settings_of
 from lightning_fl.report.records import SOURCES, Record
 from lightning_fl.report.smoothing import ORDER

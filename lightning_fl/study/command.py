@@ -21,12 +21,11 @@ from lightning_fl.outputs.json_text import json_text
 from lightning_fl.outputs.plan import Plan
 from lightning_fl.outputs.run_folder import remove_empty, require_writable
 from lightning_fl.outputs.traffic import COSTS, in_words
-from lightning_fl.outputs.units import in_bytes
+from lightning_fl.outputs.units import counted, in_bytes
 from lightning_fl.report import flags
 from lightning_fl.report.command import OfStudy, write_report
 from lightning_fl.report.comparison import Curve, Metric, common_metric, curves_with
 from lightning_fl.report.document import Part, Picture, Sections
-from lightning_fl.report.labels import counted
 from lightning_fl.report.records import readable
 from lightning_fl.study.budget import LEGEND, NUM_RESAMPLES, Budget, Found, efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, floors, legend

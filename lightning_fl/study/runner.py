@@ -25,7 +25,7 @@ from lightning_fl.checks import is_real
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.files import Stamp, ends_of, reason_of, replacing, stamp_of
 from lightning_fl.outputs.run_folder import LAST, METRICS, PREVIOUS
-from lightning_fl.report.labels import counted
+from lightning_fl.outputs.units import counted
 from lightning_fl.report.records import read_run
 from lightning_fl.study.own_files import changed_files, keep_digests
 from lightning_fl.study.study_file import PlannedRun

@@ -23,8 +23,7 @@ from typing import Any
 from lightning_fl.checks import LARGEST_SEED, as_number, check_whole, is_real, is_whole
 from lightning_fl.errors import nearest, require
 from lightning_fl.outputs.metric import ACCURACY, TEST, VALIDATION
-from lightning_fl.outputs.units import in_bytes
-from lightning_fl.report.labels import counted
+from lightning_fl.outputs.units import counted, in_bytes
 
 KEYS = ("trials", "seed", "metric", "budget", "rounds", "halving", "hyperband", "flags", "own_flags")
 RANGE_KEYS = ("low", "high", "log", "integer", "choices")
