@@ -91,6 +91,7 @@ VERDICTS = {
     ),
     "one seed": (r"one seed", "has no interval, and so reproduces nothing"),
     "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
+    "no figure": (r"", "a run lacks what is compared"),
 }
 """Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
 REGIMES = ("in the paper's regime", "in another regime", "of no paper")
@@ -350,6 +351,7 @@ def summary_of(title: str) -> str:
             VERDICTS[kind][1],
         ]
         for kind, of in counts.items()
+        if of
     ]
 
     def sentence(regime: str, who: str, yes: str) -> str:
@@ -372,9 +374,8 @@ def summary_of(title: str) -> str:
 
 
 def kind_of(outcome: str) -> str:
-    """Return the kind of a verdict; exactly one fits."""
-    (kind,) = (kind for kind, (pattern, _) in VERDICTS.items() if re.match(pattern, outcome))
-    return kind
+    """Return the kind of a verdict: the first that fits."""
+    return next(kind for kind, (pattern, _) in VERDICTS.items() if re.match(pattern, outcome))
 
 
 def printed(claim: Claim) -> str:

@@ -184,8 +184,8 @@ class BytesToTarget:
     """Bytes until the target of some runs.
 
     Attributes:
-        bytes: mean over the runs if all reach the target, otherwise the median; a lower bound if the median run does not reach
-            it: the fewest bytes that a run sent without reaching it.
+        bytes: mean over the runs if all reach the target, otherwise the median; a lower bound of the median if too few runs reach
+            it: the median if the others reached it with their last byte.
         reached: number of runs that reach it.
         count: number of runs.
         is_least: True if `bytes` is a lower bound.
@@ -209,7 +209,7 @@ def bytes_to_target(runs: Sequence[Efficiency]) -> BytesToTarget:
     if reached == len(targets):
         return BytesToTarget(fmean(targets), reached, len(targets))
     middle = median(targets)
-    least = min(run.sent for run, target in zip(runs, targets, strict=True) if target == inf)
+    least = median(run.sent if target == inf else target for run, target in zip(runs, targets, strict=True))
     return BytesToTarget(middle if middle < inf else least, reached, len(targets), is_least=middle == inf)
 
 

@@ -8,7 +8,7 @@ which cell is better. A difference below the floor, which a method shows from it
 
 A paper's gain has a ceiling effect if `than` leaves less room than the gain, because an accuracy cannot exceed 1 nor a loss fall
 below 0. One seed has no interval, so it reproduces nothing: it is ahead or behind. Nor does a difference that is the same in all
-seeds, as that of two numbers of rounds may be by chance, unless it is 0 or that of a cost that need not vary.
+seeds, as that of two numbers of rounds or of right answers may be by chance, unless it is 0 or that of a cost that need not vary.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ LEGEND = (
 FLOOR = "Below the floor: by the 95 % interval of the mean, a method may differ from itself by as much."
 WITHIN = (
     "Within the same bytes: the best value of each, not smoothed, within the bytes that the first one has sent after its last "
-    "round, or within the named bytes. `over log bytes` is the mean difference of these best values on a logarithmic scale, "
+    "round, or within the named bytes. A method that is evaluated more often within them has more values to choose from, and so "
+    "is a little ahead of an equal one. `over log bytes` is the mean difference of these best values on a logarithmic scale, "
     "from the bytes for which both have been evaluated."
 )
 BYTES = tuple(BYTES_OF.values())
+SINGLE = 1e-6
+"""Relative difference up to which values of single precision count as equal."""
 TARGET_COSTS = ("target_rounds", *(f"target_{name}" for name in BYTES), "target_simulated_seconds", "target_joules")
 RUN_COSTS = (*BYTES, "simulated_seconds", "joules", "mflops", "parameters")
 COSTS = (*TARGET_COSTS, *RUN_COSTS)
@@ -171,6 +174,8 @@ class Claim:
         return next((self._metric_of(curve) for curve in runs if curve is not None), metric)
 
     def _pair(self, ours: Curve | None, theirs: Curve | None) -> Pair:
+        if self.number == NEVER:
+            return Pair(None, None if theirs is None else theirs.numbers.get("target_rounds"))
         if ours is None or theirs is None:
             better, than = (None if curve is None else float(curve.raw[-1]) for curve in (ours, theirs))
             return Pair(better, than, lacks=f"there is no finite {' or '.join(self.metrics) or 'value'} of")
@@ -180,7 +185,7 @@ class Claim:
             return _means(ours, theirs, *self.between)
         if self.number == RISE:
             return _rises(ours, theirs)
-        name = "target_rounds" if self.number == NEVER else self.number
+        name = self.number
         better, than = ours.numbers.get(name), theirs.numbers.get(name)
         # A run has all costs of the whole run, and of a target that it has reached, except those that it does not count.
         uncounted = self.is_ratio and any(
@@ -245,6 +250,9 @@ class Claim:
             paper = -inf if self.is_ratio or falls else inf
         else:
             paper = log(self.paper) if self.is_ratio else self.paper
+        # The noise of single precision in equal values reads as 0.
+        noise = SAME if self.is_ratio else max(SAME, SINGLE * max(abs(pair.better or 0.0) for pair in pairs))
+        effects = [effect if abs(effect) > noise else 0.0 for effect in effects]
         mean, (low, high) = fmean(effects), student_interval(effects)
         lowest, highest = (mean, mean) if is_one else (low, high)
         is_ahead, is_behind = lowest > border, highest < border
@@ -252,35 +260,48 @@ class Claim:
             is_ahead, is_behind = is_behind, is_ahead
         others = [pair.than for pair in pairs if pair.than is not None]
         room = inf if self.is_ratio or self.number == RISE else room_left(fmean(others), metric)
-        are_alike = not is_one and max(effects) - min(effects) <= SAME
+        are_alike = not is_one and self._are_alike(pairs, effects, noise)
         # Costs of whole runs need not vary, and runs that are the same in every seed lose nothing.
-        is_known = are_alike and (self.number in RUN_COSTS or abs(mean) <= SAME)
+        is_known = are_alike and (self.number in RUN_COSTS or mean == 0)
         p = None if is_one or (is_known and (self.number in RUN_COSTS or border)) else student_p(effects, border)
-        if self.paper is not None and (-paper if falls else paper) > room and not is_behind:
-            outcome, p = f"ceiling effect: {self.than} leaves {shown(room)}", None
+        has_ceiling = self.paper is not None and (-paper if falls else paper) > room and not is_behind
+        is_below = floor is not None and abs(mean) <= floor
+        has_sign = (low > 0 if paper > 0 else high < 0) and not (self.margin and is_below)
+        if has_ceiling:
+            # It could have shown the other sign, and so counts in the correction.
+            outcome, p = f"ceiling effect: {self.than} leaves {shown(room)}", None if is_one else 1.0
         elif is_one:
             outcome = f"one seed: {self._side(mean, border, falls)}"
         elif not is_ahead and not is_behind:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
-        elif floor is not None and not self.margin and abs(mean) <= floor:
+        elif floor is not None and is_below and not self.margin:
             outcome, p = f"{no}: below the floor of {self.shown_floor(floor)}", None
         elif are_alike and not is_known:
-            outcome = f"{no}: undecided, all seeds have the same difference, which gives no interval"
+            outcome, p = f"{no}: undecided, all seeds have the same difference, which gives no interval", 1.0
         elif is_behind:
             outcome = f"{no}: the other sign"
-        elif self.paper is not None and not (low > 0 if paper > 0 else high < 0):
-            outcome = "within the margin; the paper's sign is not seen"
-        elif (low <= paper <= high and high - low <= abs(paper)) or (p is None and self._is_printed_alike(mean)):
-            outcome = "reproduced in size"
-        else:
+        elif self.paper is None:
             outcome = "reproduced in sign" if self.is_of_paper else "holds"
-        # The noise of single precision in equal values reads as 0.
-        noise = 0 if self.is_ratio else 1e-6 * max(abs(pair.better or 0.0) for pair in pairs)
+        elif not has_sign:
+            outcome = "within the margin; the paper's sign is not seen"
+        else:
+            is_of_size = low <= paper <= high and high - low <= abs(paper)
+            is_of_size = is_of_size or (p is None and self._is_printed_alike(mean))
+            outcome = "reproduced in size" if is_of_size else "reproduced in sign"
+            p = p if p is None else student_p(effects, 0.0)  # of the sign, not of the margin
         mean, low, high = (exp(x) if self.is_ratio else x for x in (mean if abs(mean) > noise else 0.0, low, high))
         areas = [pair.area for pair in pairs if pair.area is not None]
         area = fmean(areas) if len(areas) == len(pairs) else None
-        return Verdict(outcome, len(effects), mean, low, high, area, p)
+        return Verdict(outcome, len(effects), mean, low, high, area, p, has_ceiling)
+
+    def _are_alike(self, pairs: Sequence[Pair], effects: Sequence[float], noise: float) -> bool:
+        """True if all seeds have the same effect or, for a cost until a target, the same difference."""
+        if max(effects) - min(effects) <= noise or self.number not in TARGET_COSTS:
+            return max(effects) - min(effects) <= noise
+        costs = [(pair.better or 0.0, pair.than or 0.0) for pair in pairs]
+        differences = [better - than for better, than in costs]
+        return max(differences) - min(differences) <= SAME * max(max(both) for both in costs)
 
     def _is_printed_alike(self, mean: float) -> bool:
         """True if a ratio that does not vary has the paper's figures."""
@@ -337,8 +358,9 @@ class Verdict:
         mean: mean difference or ratio; None if it cannot be computed.
         low, high: its 95 % interval; infinite for one seed.
         area: mean difference over the logarithm of the bytes; None unless values are compared at bytes.
-        p: two-sided p-value of the border, 0 or the margin; None if no interval decides, if nothing can vary, or if the
-            difference is below the floor.
+        p: two-sided p-value of the border, which is 0, or the margin unless the verdict is about the sign; None if no interval
+            decides, if nothing can vary, or if the difference is below the floor.
+        has_ceiling: True if there is a ceiling effect, so that the claim cannot be reproduced.
     """
 
     outcome: str
@@ -348,6 +370,7 @@ class Verdict:
     high: float = inf
     area: float | None = None
     p: float | None = None
+    has_ceiling: bool = False
 
     def interval(self, is_ratio: bool) -> str:
         """Return the 95 % interval as text; empty if there is none."""
@@ -368,9 +391,22 @@ def room_left(value: float, metric: Metric) -> float:
 def corrected(verdicts: Sequence[Verdict]) -> list[str]:
     """Return for each verdict, in words, whether it stands after the correction for all; empty if no interval decides it."""
     q_values = adjusted([verdict.p for verdict in verdicts])
-    texts = ["" if q is None else f"q {q:.2g}" if q >= 0.001 else "q < 0.001" for q in q_values]
-    stands = ["stands" if q is not None and q <= LEVEL else "undecided" for q in q_values]
-    return [text and f"{word} ({text})" for word, text in zip(stands, texts, strict=True)]
+    return [
+        "" if q is None or verdict.has_ceiling else f"{'stands' if q <= LEVEL else 'undecided'} ({_shown_q(q)})"
+        for q, verdict in zip(q_values, verdicts, strict=True)
+    ]
+
+
+def _shown_q(q: float) -> str:
+    """Return a q-value with two figures, or more where it would read as the level.
+
+    >>> [_shown_q(q) for q in (0.0004, 0.0123, 0.05034, 0.05, 0.3)]
+    ['q < 0.001', 'q 0.012', 'q 0.0503', 'q 0.05', 'q 0.3']
+    """
+    if q < 0.001:
+        return "q < 0.001"
+    two = f"{q:.2g}"
+    return f"q {q:.3g}" if float(two) == LEVEL else f"q {two}"
 
 
 def _within(ours: Curve, theirs: Curve, cost: str, rounds: int | None, num_bytes: float | None) -> Pair:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.records import Record
-from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, floors, legend
+from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, corrected, floors, legend
 from lightning_fl.study.statistics import adjusted
 
 ACCURACY, LOSS = Metric("val/accuracy"), Metric("val/loss")
@@ -258,6 +258,51 @@ def test_a_method_against_itself_is_the_floor() -> None:
     assert same.floor([("first", "absent")], curves) is None
 
 
+@pytest.mark.parametrize(
+    ("number", "ours", "theirs"),
+    [
+        (
+            "last",
+            [902, 852],
+            [900, 850],
+        ),  # right answers of 1,000: differences of their shares in single precision vary a little
+        ("target_rounds", [10, 9, 14], [11, 10, 15]),
+        ("target_rounds", [10, 9], [11, 10]),
+    ],
+)
+def test_the_same_difference_in_all_seeds_decides_no_claim(number: str, ours: list[int], theirs: list[int]) -> None:
+    of = 1 if number == "target_rounds" else 1000
+    found = ({seed: float(np.float32(n / of)) for seed, n in enumerate(counts)} for counts in (ours, theirs))
+    verdict = judged(Claim("", "a", "b", number), *found)
+    assert (verdict.outcome, verdict.p) == (f"does not hold: {ALIKE}", 1.0)
+
+
+def test_equal_accuracies_in_single_precision_differ_by_nothing() -> None:
+    found = ({seed: float(np.float32(0.9) + noise) for seed in range(3)} for noise in (3e-8, 0.0))
+    verdict = judged(claim(paper=-0.1), *found)
+    assert (verdict.outcome.partition(",")[0], verdict.mean) == ("not reproduced: undecided", 0)
+
+
+def test_claims_with_a_ceiling_effect_count_in_the_correction() -> None:
+    """Test that a claim that is lost is not corrected alone, although none of the others could be reproduced."""
+    theirs: dict[int, float | None] = {0: 0.95, 1: 0.96, 2: 0.95}
+    lost = judged(claim(), {0: 0.94, 1: 0.948, 2: 0.939}, theirs)
+    near = judged(claim(), {0: 0.95, 1: 0.95, 2: 0.96}, theirs)
+    assert (lost.outcome, near.outcome) == ("not reproduced: the other sign", "ceiling effect: b leaves 0.047")
+    assert corrected([lost])[0].startswith("stands (q 0.00")
+    assert corrected([lost, *[near] * 20]) == [f"undecided (q {21 * (lost.p or 0):.2g})", *[""] * 20]
+
+
+def test_a_sign_within_a_margin_has_its_own_test_and_the_floor() -> None:
+    found = {0: 0.5022, 1: 0.5033, 2: 0.5018}, {0: 0.50, 1: 0.50, 2: 0.50}
+    pairs = [Pair(found[0][seed], found[1][seed]) for seed in range(3)]
+    little = Claim("a loses little", "a", "b", "final", 0.004, margin=0.02)
+    verdict, below = little.judge(pairs, ACCURACY), little.judge(pairs, ACCURACY, floor=0.003)
+    of_sign, of_margin = (stats.ttest_1samp([0.0022, 0.0033, 0.0018], border).pvalue for border in (0, -0.02))
+    assert (verdict.outcome, verdict.p) == ("reproduced in size", pytest.approx(of_sign))
+    assert (below.outcome, below.p) == ("within the margin; the paper's sign is not seen", pytest.approx(of_margin))
+
+
 def test_the_floor_is_told_for_each_value_that_claims_compare() -> None:
     """Test differences, and factors of a cost of which a method needs 1, 1.1 and 1.2 times as much as itself."""
     factors = [1.0, 1.1, 1.2]
@@ -292,6 +337,10 @@ def test_a_target_that_the_paper_says_is_never_reached() -> None:
     assert outcome([0.4, 0.6]) == "not reproduced: b reaches the target in 1 of 2"
     assert outcome([0.4, 0.3], source="") == "holds: b reaches the target in 0 of 2"
     assert outcome([0.4]) == "one seed: b does not reach the target"
+
+    never = Claim("b never reaches it", "a", "b", "never_reached", target=0.5)
+    curves = {"a": {0: None, 1: None}, "b": {seed: every(1, [0.4], 1, target=0.5) for seed in range(2)}}
+    assert never.judge(never.pairs(curves), ACCURACY).outcome == "holds: b reaches the target in 0 of 2"
 
 
 def test_a_claim_may_be_about_a_column_that_each_run_has_under_its_own_name() -> None:
