@@ -13,8 +13,8 @@ the rest is FedAvg; before the first round each client sends its label histogram
 The paper's equation (12) has G with the wrong sign and adds the server's term to the next model; FedDUM follows (4) and (8).
 `two_stage` follows the authors' code: momentum once for the clients' change and once for the server's.
 
-The paper prints no β; its code has 0.9, and so have FedDUM, FedDUMAP and their baselines here. With
-0.5 and less FedDUM learned faster on digits (docs/results/feddumap.md).
+The paper prints no β; its code has 0.9, and so have FedDUM, FedDUMAP and their baselines here. FedDUM
+learned faster with β = 0 on digits, and with 0.3 on CIFAR-10 (docs/results/feddumap.md).
 """
 
 from __future__ import annotations
