@@ -71,7 +71,7 @@ class DynamicGates(Callback):
         gates = gates_of(pl_module) or add_gates(
             pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed
         )
-        vars(pl_module).pop(TRAINING_STEP, None)
+        _unwrap_step(pl_module)
         if stage == "fit" and gates:
             rank_zero_info(f"DynamicGates gates {describe_gates(pl_module)} of {type(pl_module).__name__}.")
         if stage == "fit" and gates and self.penalty:
@@ -85,4 +85,13 @@ class DynamicGates(Callback):
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Restore the module's own training step."""
-        vars(pl_module).pop(TRAINING_STEP, None)
+        _unwrap_step(pl_module)
+
+
+def _unwrap_step(module: LightningModule) -> None:
+    """Remove the penalty from a module's training step; a step that was set on the object, such as a compiled one, stays."""
+    step = vars(module).get(TRAINING_STEP)
+    if isinstance(step, penalised):
+        del vars(module)[TRAINING_STEP]
+        if step.__wrapped__ != module.training_step:
+            vars(module)[TRAINING_STEP] = step.__wrapped__

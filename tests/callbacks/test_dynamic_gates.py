@@ -183,6 +183,24 @@ def test_a_module_may_be_copied_while_it_trains(make_stock_trainer: Callable[...
     assert copies[-1].training_step.gates == twins
 
 
+@pytest.mark.parametrize("penalty", [0.0, 0.05])
+def test_a_training_step_that_is_set_on_the_module_trains_and_stays(
+    penalty: float, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    module, batches = Classifier(), []
+    own = module.training_step
+
+    def step(batch: Any, batch_idx: int) -> Tensor:
+        batches.append(batch_idx)
+        return own(batch, batch_idx)
+
+    module.training_step = step  # type: ignore[method-assign]
+    for _ in range(2):
+        make_stock_trainer(max_epochs=1, callbacks=DynamicGates(0.5, penalty)).fit(module, loader())
+    assert batches == 2 * [0, 1, 2, 3]
+    assert vars(module)["training_step"] is step
+
+
 class Manual(Classifier):
     """Module that steps its optimiser itself."""
 
