@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Interval
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.checks import LARGEST_SEED, Called, checked, name_parts
+from lightning_fl.checks import LARGEST_SEED, Called, checked, is_a, name_parts
 from lightning_fl.errors import require
 from lightning_fl.gates import add_gates, describe_gates, gates_of, penalised
 from lightning_fl.gates.gate import Keep, Mode
@@ -43,7 +44,8 @@ class DynamicGates(Callback):
         seed: seed of the gates' initial weights.
 
     Raises:
-        UserError: an argument is out of range; later, the module has no convolutions, or no layer of a given name.
+        UserError: an argument is out of range; later, the module has no convolutions, or no layer of a given name, or a callback
+            before this one averages the weights of the module without gates.
     """
 
     in_rehearsals = True
@@ -68,9 +70,11 @@ class DynamicGates(Callback):
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Add the gates, unless the module has some, and add the penalty to the loss."""
-        gates = gates_of(pl_module) or add_gates(
-            pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed
-        )
+        gates = gates_of(pl_module)
+        if not gates:
+            if stage == "fit" and self.keep < 1:
+                self._refuse_earlier_averages(trainer, pl_module)
+            gates = add_gates(pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed)
         _unwrap_step(pl_module)
         if stage == "fit" and gates:
             rank_zero_info(f"DynamicGates gates {describe_gates(pl_module)} of {type(pl_module).__name__}.")
@@ -86,6 +90,18 @@ class DynamicGates(Callback):
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Restore the module's own training step."""
         _unwrap_step(pl_module)
+
+    def _refuse_earlier_averages(self, trainer: Any, module: LightningModule) -> None:
+        """Raise `UserError` if a callback before this one averages weights; it has copied the module in its `setup`."""
+        callbacks = trainer.callbacks
+        is_there = self in callbacks  # FedDP's own are not
+        for other in callbacks[: callbacks.index(self)] if is_there else ():
+            name = type(other).__name__
+            require(
+                not is_a(other, WeightAveraging, StochasticWeightAveraging),
+                f"{name} averages the parameters that {type(module).__name__} has without the gates of DynamicGates: put "
+                f"DynamicGates before {name} in the callbacks.",
+            )
 
 
 def _unwrap_step(module: LightningModule) -> None:

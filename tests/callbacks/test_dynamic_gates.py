@@ -10,6 +10,7 @@ import lightning as L  # noqa: N812
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -199,6 +200,16 @@ def test_a_training_step_that_is_set_on_the_module_trains_and_stays(
         make_stock_trainer(max_epochs=1, callbacks=DynamicGates(0.5, penalty)).fit(module, loader())
     assert batches == 2 * [0, 1, 2, 3]
     assert vars(module)["training_step"] is step
+
+
+@pytest.mark.parametrize("average", [EMAWeightAveraging, lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1)])
+def test_averages_that_begin_before_the_gates_are_refused(
+    average: Callable[[], L.Callback], make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    wrong = make_stock_trainer(callbacks=[average(), DynamicGates(0.5)])
+    with pytest.raises(UserError, match=r"put DynamicGates before \w+WeightAveraging in the callbacks"):
+        wrong.fit(Classifier(), loader())
+    make_stock_trainer(max_epochs=1, callbacks=[average(), DynamicGates(1.0)]).fit(Classifier(), loader())
 
 
 class Manual(Classifier):
