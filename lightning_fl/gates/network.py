@@ -126,9 +126,10 @@ def remove_gates(network: nn.Module) -> None:
         gate = _gate(convolution)
         if isinstance(gate, Gate):
             del convolution.gate
-            for owner in filter(None, (convolution, norm, network.get_submodule(path.rpartition(".")[0]))):
-                _unhook(owner._forward_pre_hooks, gate)
-                _unhook(owner._forward_hooks, gate)
+            for owner in (convolution, norm, network.get_submodule(path.rpartition(".")[0])):
+                if owner is not None:
+                    _unhook(owner._forward_pre_hooks, gate)
+                    _unhook(owner._forward_hooks, gate)
 
 
 @contextmanager

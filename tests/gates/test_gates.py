@@ -156,6 +156,22 @@ def test_the_lasso() -> None:
     assert lasso(outputs).item() == pytest.approx(by_hand, rel=1e-6)
 
 
+class Empty(nn.ModuleDict):
+    """Layers of an empty container, which is false in an if."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("outer", [Empty, lambda layers: nn.Sequential(torch.compile(layers["0"], backend="eager"))])
+def test_gates_are_removed_from_every_kind_of_parent(outer: Callable[[Any], nn.Module]) -> None:
+    made = outer({"0": nn.Conv2d(3, 8, 3), "1": nn.BatchNorm2d(8)})
+    assert add_gates(made, 0.5)
+    remove_gates(made)
+    assert not gates_of(made)
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in made.modules())
+
+
 def test_keeping_all_is_no_gate_at_all() -> None:
     dense = chain()
     assert add_gates(dense, 1.0) == {}
