@@ -33,7 +33,8 @@ def add_gates(
     The gate reads the convolution's input. The mask is applied after the normalisation that follows the convolution
     among the children of the same module (so that dropped channels are exactly 0), or else after the convolution. A
     layer that keeps all its channels gets no gate. A forward pass that computes this normalisation before the convolution,
-    or not at all, raises `UserError`.
+    or not at all, raises `UserError`. If the network or a part of it is compiled, all graphs of `torch.compile` are dropped, so
+    that they are made anew with the gates. A graph from outside, such as `torch.compile(network)`, has to be made after this.
 
     Args:
         network: any module with convolutions.
@@ -90,7 +91,10 @@ def add_gates(
             parent = network.get_submodule(path.rpartition(".")[0])
             parent.register_forward_pre_hook(gate.forget)
             parent.register_forward_hook(gate.check_closed)
-    return gates_of(network)
+    gates = gates_of(network)
+    if gates:
+        _compile_again(network)
+    return gates
 
 
 def gates_of(network: nn.Module) -> dict[str, Gate]:
@@ -121,7 +125,9 @@ def gate_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def remove_gates(network: nn.Module) -> None:
-    """Remove all gates, so that the network is dense again."""
+    """Remove all gates, so that the network is dense again; compiled graphs are dropped as by `add_gates`."""
+    if gates_of(network):
+        _compile_again(network)
     for path, convolution, norm in layers(network):
         gate = _gate(convolution)
         if isinstance(gate, Gate):
@@ -173,6 +179,13 @@ def _gate(layer: nn.Module) -> nn.Module | None:
 
 def _is_skipped(name: str, skip: Sequence[str]) -> bool:
     return any(part in skip for part in name.split("."))
+
+
+def _compile_again(network: nn.Module) -> None:
+    """Drop compiled graphs if a part of the network has some: they do not notice that hooks of a module have changed."""
+    by_lightning = getattr(network, "_compiler_ctx", None) is not None
+    if by_lightning or any(part._compiled_call_impl or "_orig_mod" in part._modules for part in network.modules()):
+        torch.compiler.reset()
 
 
 def _unhook(hooks: dict[int, Callable[..., Any]], gate: Gate) -> None:

@@ -5,10 +5,12 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -170,6 +172,35 @@ def test_gates_are_removed_from_every_kind_of_parent(outer: Callable[[Any], nn.M
     remove_gates(made)
     assert not gates_of(made)
     assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in made.modules())
+
+
+class Wrapped(L.LightningModule):
+    """Module around a network."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["part", "in place", "by Lightning"])
+def test_a_compiled_network_that_has_run_follows_its_gates(way: str) -> None:
+    layers, x = chain().eval(), torch.randn(2, 3, 7, 7)
+    called = module = Wrapped(torch.compile(layers, backend="eager") if way == "part" else layers)
+    if way == "in place":
+        module.compile(backend="eager")
+    elif way == "by Lightning":
+        called = torch.compile(module, backend="eager")
+        module = from_compiled(called)
+    dense = called(x)
+    add_gates(module, keep=0.25)
+    torch.testing.assert_close(called(x), gated := layers(x))
+    assert not torch.allclose(gated, dense)
+    remove_gates(module)
+    torch.testing.assert_close(called(x), dense)
 
 
 def test_keeping_all_is_no_gate_at_all() -> None:
