@@ -17,6 +17,7 @@ import torch
 from annotated_types import Ge, Interval
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.checks import Called, checked, needs_closure
 from lightning_fl.coding.top_k import num_kept, positions_bits, top_k
@@ -52,7 +53,8 @@ class SparseUpdates(Callback):
     steps and takes the same mask; DDP itself still exchanges whole gradients.
 
     An update of n vectors, the parameters among them, counts 32nk + min(d, k⌈log2 d⌉) bits. During an exchange there are three
-    copies of the model's vectors. Checkpoints contain the left-out parts, an unfinished update and the count.
+    copies of the model's vectors. The exchange follows the step at once, so that averages of weights, and a second optimiser of
+    the same batch, see the sparse step. Checkpoints contain the left-out parts, an unfinished update and the count.
 
     Adam learns little from sparse single steps, because most numbers rarely get new moments. With ten steps or more between two
     exchanges, as on FedAdam-SSM's clients, it learns about as well as without the callback.
@@ -100,9 +102,11 @@ class SparseUpdates(Callback):
         self._updates: dict[int, _Update] = {}  # by the optimiser's index in the trainer
         # Parameters of the updates, because Lightning's `toggle_optimizer` freezes those of other optimisers for a while.
         self._parameters: dict[int, list[Tensor]] = {}
+        self._handles: dict[int, RemovableHandle] = {}  # of hooks after steps
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new training."""
+        self._let_go()
         self._in_federation, self._epoch_bits = hasattr(trainer, "evaluate_clients"), 0
         if stage == "fit" and trainer.current_epoch == 0:
             self.sent_bits, self._updates = 0, {}
@@ -140,6 +144,12 @@ class SparseUpdates(Callback):
                 for p in parameters
             ]
         update.steps += 1
+        # Elsewhere, the federation steps vectors, not the parameters.
+        if not self._in_federation or not pl_module.automatic_optimization:
+            if index in self._handles:
+                self._handles[index].remove()
+            # Added anew at each step, so that it comes after the hooks that hold pruned weights at 0.
+            self._handles[index] = optimizer.register_step_post_hook(lambda *step: self._exchange(trainer))
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *batch: Any) -> None:
         """Exchange updates that are complete, or all at the end of an epoch."""
@@ -155,6 +165,15 @@ class SparseUpdates(Callback):
         self.sent_bits += bits
         num_bytes = torch.tensor(self.sent_bits / 8, dtype=torch.float64)  # a Python float would become float32
         pl_module.log("sparse/bytes", num_bytes)
+
+    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Remove the hooks of the optimisers."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles = {}
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
         """Drop the last client's updates when another client starts in a federation."""

@@ -7,7 +7,7 @@ import lightning as L  # noqa: N812
 import processes
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -163,6 +163,23 @@ def test_every_optimiser_has_its_own_mask_and_remainder(every: int) -> None:
     L.Trainer(max_epochs=2, callbacks=callback, **QUIET).fit(pair, loader())
     for member, name in zip(pair.members, ["adam", "momentum"], strict=True):
         assert torch.allclose(flat(member), by_hand(name, 3, 2, feedback=True, every=every)[0], rtol=0, atol=1e-6)
+
+
+def test_the_next_optimiser_and_averages_see_the_sparse_step() -> None:
+    seen: list[int] = []
+
+    class Watched(Pair):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            before = [flat(member) for member in self.members]
+            super().training_step(batch, batch_idx)
+            seen.extend(int((flat(m) != b).sum()) for m, b in zip(self.members, before, strict=True))
+
+    average, pair = EMAWeightAveraging(decay=0.5), Watched()
+    start = flat(pair)
+    callbacks = [average, SparseUpdates(alpha=0.2)]
+    L.Trainer(max_steps=2, callbacks=callbacks, **QUIET).fit(pair, loader())
+    assert seen == [3, 3]
+    assert int((flat(average._average_model.module) != start).sum()) == 6
 
 
 class WithUnusedLayer(Regression):
