@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
@@ -20,6 +21,15 @@ COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated
 ASKED = ("target", "monitor", "mode")
 
 
+@dataclass(frozen=True)
+class _Epoch:
+    """An epoch that has just ended: its index, the optimiser steps so far, and the costs so far."""
+
+    index: int
+    step: int
+    costs: dict[str, float]
+
+
 class TargetReached(Callback):
     """Record when a metric first reaches a target and the cost until then, and optionally stop the training.
 
@@ -29,6 +39,9 @@ class TargetReached(Callback):
     `time/simulated_seconds`. The costs are there if the trainer's metrics contain them: in a federation, or with a
     `CommunicationMeter` earlier in the callbacks. `reached` does not change if the metric falls back, and checkpoints contain
     it.
+
+    A metric that the module logs in its own `on_train_epoch_end`, which Lightning calls after the callbacks', has its own epoch
+    and costs, too. In `lightning.Trainer` it is read when the next epoch starts, and so stops the training after that one.
 
     The epoch is logged once, as `target/epoch`. `watched` is the name of the metric once it is known, and `watched_falls` is
     true if lower is better. If several processes log different values, without `sync_dist`, the first process decides.
@@ -60,6 +73,8 @@ class TargetReached(Callback):
         self.reached: dict[str, float] | None = None
         self._seen = False
         self._validated = self._tested = False
+        self._ended: _Epoch | None = None
+        self._stops = False
         self.watched = monitor
         self.watched_falls = mode == "min"
 
@@ -76,6 +91,7 @@ class TargetReached(Callback):
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Forget the metric of an earlier training."""
         self.watched, self._validated, self._tested = None, False, False
+        self._ended, self._stops = None, False
         if self.monitor is not None:
             self._watch(self.monitor)
 
@@ -88,11 +104,13 @@ class TargetReached(Callback):
         self._tested = not trainer.sanity_checking
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Check the metric's name after the first validated epoch, when all of its metrics are logged.
+        """Read what the module has logged last; check the metric's name after the first validated epoch, when all are logged.
 
         Raises:
             UserError: the metric is not logged; the sentence names the nearest one.
         """
+        self._compare(trainer, pl_module)
+        self._ended = None
         names = trainer.callback_metrics.keys()
         awaits_test = getattr(trainer, "test_every_n_rounds", None) is not None and not self._tested
         if not self._validated or awaits_test or self.watched in names:
@@ -107,10 +125,25 @@ class TargetReached(Callback):
         )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Compare the metric with the target."""
+        """Compare the metric with the target; a federation calls it before and after the module's own hook."""
         metrics = trainer.callback_metrics
         if self.watched is None:
             self._find(trainer)
+        costs = {name: float(metrics[name]) for name in COSTS if name in metrics}
+        ways = [costs[COLUMNS[way]] for way in ("up", "down") if COLUMNS[way] in costs]
+        if len(ways) == 2:
+            costs[COLUMNS["total"]] = sum(ways)
+        self._ended = _Epoch(trainer.current_epoch, trainer.global_step, costs)
+        self._compare(trainer, pl_module)
+        if self._stops:
+            self._stops = False
+            trainer.should_stop = True
+
+    def _compare(self, trainer: Any, module: LightningModule | None) -> None:
+        """Compare the metric with the target after an epoch that has ended; `module` logs its index, if it may log now."""
+        ended, metrics = self._ended, trainer.callback_metrics
+        if ended is None:
+            return
         value = float(metrics[self.watched]) if self.watched in metrics else None
         if trainer.world_size > 1:
             value = trainer.strategy.broadcast(value)  # all processes stop together, also if each logs its own value
@@ -119,24 +152,22 @@ class TargetReached(Callback):
         self._seen = True
         if self.reached is not None or not reaches(value, self.target, self.watched_falls):
             return
-        spent = {name: float(metrics[name]) for name in COSTS if name in metrics}
-        ways = [spent[COLUMNS[way]] for way in ("up", "down") if COLUMNS[way] in spent]
-        if len(ways) == 2:
-            spent[COLUMNS["total"]] = sum(ways)
-        self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **spent}
-        pl_module.log("target/epoch", float(trainer.current_epoch))
+        self.reached = {"epoch": ended.index, "step": ended.step, "value": value, **ended.costs}
+        self._stops = self.stop
+        if module is not None:
+            module.log("target/epoch", float(ended.index))
         texts = {
-            name: f"{amount:,.0f}" if amount.is_integer() else significant(amount) for name, amount in spent.items()
+            name: f"{amount:,.0f}" if amount.is_integer() else significant(amount)
+            for name, amount in ended.costs.items()
         }
         costs = "".join(f", {name.partition('/')[2]} {text}" for name, text in texts.items())
         rank_zero_info(
-            f"{self.watched} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
+            f"{self.watched} reached {self.target:g} with {value:.4g} in epoch {ended.index} (from 0){costs}."
         )
-        if self.stop:
-            trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Warn if the metric was never logged, not even before the run was resumed."""
+        """Read what the module has logged last; warn if the metric was never logged, not even before the run was resumed."""
+        self._compare(trainer, None)
         watched = self.watched or ACCURACY
         if not self._seen and watched not in trainer.callback_metrics:
             names = [name for name in trainer.callback_metrics if name.startswith(("val", "train"))]

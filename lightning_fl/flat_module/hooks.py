@@ -87,13 +87,16 @@ class Hooks:
         Args:
             name: name of the hook.
             monitoring: True for callbacks that monitor metrics (EarlyStopping, ModelCheckpoint), False for the others and the
-                module, None for all.
+                module, None for all. TargetReached is among both, because the module may log what it monitors.
         """
         if (name, monitoring) not in self._listeners:
             functions = [
                 self._bound(callback, name)
                 for callback in self._callbacks
-                if monitoring in (None, is_a(callback, Checkpoint, EarlyStopping))
+                if (
+                    monitoring in (None, is_a(callback, Checkpoint, EarlyStopping))
+                    or isinstance(callback, TargetReached)
+                )
                 and _overrides(callback, name)
                 and not (name in STEP_HOOKS and is_a(callback, *SERVER_CALLBACKS))
             ]

@@ -219,10 +219,28 @@ class Late(Counts):
         self.log("train/late", float(self.current_epoch))
 
 
-def test_a_metric_that_the_module_logs_last_may_be_watched(make_stock_trainer: Callable[..., L.Trainer]) -> None:
-    target = TargetReached(1.0, monitor="train/late")
-    make_stock_trainer(max_epochs=4, callbacks=target, num_sanity_val_steps=2).fit(Late(), loader(), loader())
+@pytest.mark.parametrize("value", [1, 3])  # in the last epoch, too
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_metric_that_the_module_logs_last_may_be_watched(
+    value: int,
+    stop: bool,
+    make_stock_trainer: Callable[..., L.Trainer],
+    make_trainer: Callable[..., FederatedTrainer],
+) -> None:
+    target = TargetReached(value, monitor="train/late", stop=stop)
+    trainer = make_stock_trainer(max_epochs=4, callbacks=[CommunicationMeter(), target], num_sanity_val_steps=2)
+    trainer.fit(Late(), loader(), loader())
+    assert trainer.current_epoch == (3 if stop and value == 1 else 4)
+    steps = 4 * (value + 1)
     assert target.reached is not None
+    assert [target.reached[name] for name in ("epoch", "step", "value")] == [value, steps, value]
+    assert target.reached["comm/total_uplink_bytes"] == steps * 4 * D
+    federated = make_trainer(max_rounds=4, callbacks=(target := TargetReached(value, monitor="train/late", stop=stop)))
+    federated.fit(Late(), federation())
+    assert federated.run.round == (value + 1 if stop else 4)
+    assert target.reached is not None
+    assert [target.reached[name] for name in ("epoch", "value")] == [value, value]
+    assert target.reached["comm/total_uplink_bytes"] == (value + 1) * 3 * 4 * D
 
 
 @pytest.mark.parametrize("stop", [True, False])
