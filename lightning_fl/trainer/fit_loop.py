@@ -53,7 +53,7 @@ from lightning_fl.trainer.compiling import seconds_of_compiling
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_runner import RoundEpochLoop
+from lightning_fl.trainer.lightning_runner import RoundEpochLoop, flag_in_loop
 from lightning_fl.trainer.loaders import ClientLoaders, batches_of
 from lightning_fl.trainer.new_run import keep_client_states
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
@@ -87,6 +87,8 @@ class FitLoop(StockFitLoop):
 
     trainer: TrainerInterface
     epoch_loop: RoundEpochLoop
+    max_epochs: int = flag_in_loop("max_rounds", 0)
+    min_epochs: int = flag_in_loop("min_rounds", 0, unset=0)
 
     def __init__(self, trainer: TrainerInterface) -> None:
         super().__init__(trainer, min_epochs=trainer.min_rounds or 0, max_epochs=trainer.max_rounds)

@@ -6,7 +6,7 @@ adds the rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from math import inf
 from typing import Any
@@ -28,6 +28,7 @@ from lightning_fl.settings.settings import RunSettings
 from lightning_fl.state.run_state import Run
 from lightning_fl.state.saved_states import LoadedRun
 from lightning_fl.trainer.flags import TrainerFlags
+from lightning_fl.trainer.lightning_parts import refuse_flag
 from lightning_fl.trainer.stops import Stop, stop_of
 
 
@@ -42,6 +43,16 @@ def _limit(name: str) -> Any:
         self.limits[name] = value
 
     return property(limit, set_limit, doc=f"The flag {name}.")
+
+
+def _of_stock_trainers(name: str, read: Callable[[TrainerFlags], Any]) -> Any:
+    """Return the property for a flag that only `lightning.Trainer` has: callbacks read it, and another value is refused."""
+
+    def refuse(self: TrainerFlags, value: Any) -> None:
+        if value != read(self):
+            refuse_flag(name, ())
+
+    return property(read, refuse, doc=f"The value of {name} that describes a federation.")
 
 
 class TrainerInterface(TrainerFlags):
@@ -91,6 +102,8 @@ class TrainerInterface(TrainerFlags):
     limit_val_batches: int | float = _limit("limit_val_batches")
     limit_test_batches: int | float = _limit("limit_test_batches")
     limit_predict_batches: int | float = _limit("limit_predict_batches")
+    check_val_every_n_epoch: int = _of_stock_trainers("check_val_every_n_epoch", lambda self: self.val_every_n_rounds)
+    val_check_interval: float = _of_stock_trainers("val_check_interval", lambda self: 1.0)
 
     # -- progress ----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch.utils.data import DataLoader
 
-from lightning_fl.checks import is_a
+from lightning_fl.checks import check_whole, is_a
 from lightning_fl.checks.swapped_attributes import swapped
 from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
@@ -131,10 +131,33 @@ class ClientLoader:
             yield batch.content
 
 
+def flag_in_loop(name: str, least: int, unset: int | None = None) -> Any:
+    """Return the property by which a loop shows and sets a flag of its trainer, under the name that it has in Lightning's loop.
+
+    Args:
+        name: name of the trainer's flag.
+        least: smallest value.
+        unset: value that Lightning's loop shows if the flag is None.
+    """
+
+    def read(loop: Any) -> Any:
+        value = getattr(loop.trainer, name)
+        return unset if value is None else value
+
+    def write(loop: Any, value: Any) -> None:
+        if value != read(loop):
+            check_whole(name, value, least)
+            setattr(loop.trainer, name, value)
+
+    return property(read, write, doc=f"The trainer's {name}.")
+
+
 class RoundEpochLoop(StockEpochLoop):
     """Lightning's loop of an epoch: a client's local training within a round, after which the server's model is validated."""
 
     trainer: Any
+    max_steps: int = flag_in_loop("max_steps", -1)
+    min_steps: int | None = flag_in_loop("min_steps", 0)
     val_loop: EvaluationLoop
     loader: ClientLoader | None
     """Batches of the client in training; None if it reads loaders of its own."""

@@ -62,6 +62,27 @@ def test_other_names_are_refused_in_a_sentence(make_trainer: MakeTrainer) -> Non
     copy.copy(trainer)
 
 
+def test_settings_under_lightnings_names_take_effect_or_are_refused(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=1, val_every_n_rounds=2)
+    for owner, name, value, flag in (
+        (trainer.fit_loop, "max_epochs", 3, "max_rounds"),
+        (trainer.fit_loop, "min_epochs", 2, "min_rounds"),
+        (trainer.fit_loop.epoch_loop, "max_steps", 9, "max_steps"),
+        (trainer.fit_loop.epoch_loop, "min_steps", 4, "min_steps"),
+    ):
+        setattr(owner, name, value)
+        assert getattr(owner, name) == getattr(trainer, flag) == value
+        with pytest.raises(UserError, match=f"^{flag} must be a whole number of at least -?[01], got -2"):
+            setattr(owner, name, -2)
+    trainer.fit(Perceptron(), federation())
+    assert trainer.run.round == 3
+    assert (trainer.check_val_every_n_epoch, trainer.val_check_interval) == (2, 1.0)
+    with pytest.raises(UserError, match=r"^check_val_every_n_epoch is a flag of .*: use val_every_n_rounds"):
+        trainer.check_val_every_n_epoch = 1
+    with pytest.raises(UserError, match=r"^val_check_interval is a flag of .*: use val_every_n_rounds"):
+        trainer.val_check_interval = 0.5
+
+
 SAME = (  # names whose value must be that of the stock trainer in every hook
     *("barebones", "check_val_every_n_epoch", "current_epoch", "device_ids", "distributed_sampler_kwargs"),
     *("enable_autolog_hparams", "enable_validation", "evaluating", "fast_dev_run"),
