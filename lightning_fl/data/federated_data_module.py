@@ -306,11 +306,14 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     def train_dataloader(self) -> Any:
         """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline.
 
-        In a stock trainer with several processes each reads its share, because Lightning divides only loaders of torch.
+        In a stock trainer with several processes each reads its share, because Lightning divides only loaders of torch. With its
+        `overfit_batches`, the samples come in order, so that every epoch has the same batches.
         """
         joined = self.client_indices.joined
         trainer: Any = self.trainer
         is_stock = is_a(trainer, L.Trainer) and not hasattr(trainer, "sources")
+        if is_stock and trainer.overfit_batches:
+            return SampleLoader(self.train, joined, self.batch_size)
         divides = is_stock and trainer._accelerator_connector.use_distributed_sampler
         share = (trainer.distributed_sampler_kwargs if divides else None) or {}
         return SampleLoader(self.train, joined, self.batch_size, self.seed, self.drop_last, **share)

@@ -3,6 +3,8 @@
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import jsonargparse
 import lightning as L  # noqa: N812
@@ -188,6 +190,33 @@ def test_a_stock_trainer_takes_it_as_centralised_baseline(make_stock_trainer: Ca
     trainer.test(model, data, verbose=False)
     assert model.num_seen["test"] == 360
     assert sum(map(len, trainer.predict(model, data) or [])) == 360
+
+
+def test_epochs_of_a_stock_trainer_have_the_batches_that_its_flags_say(
+    make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
+) -> None:
+    seen: list[list[int]] = []
+
+    class Notes(L.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(batch[0][:, 0].int().tolist())
+
+    def read(epochs: int, ckpt_path: Path | None = None, **flags: Any) -> tuple[list[list[int]], L.Trainer]:
+        seen.clear()
+        model = Linear()
+        model.layer = torch.nn.Linear(2, 5)
+        trainer = make_stock_trainer(max_epochs=epochs, callbacks=Notes(), **{"limit_train_batches": 2, **flags})
+        trainer.fit(model, toy(batch_size=7), ckpt_path=ckpt_path)
+        return list(seen), trainer
+
+    whole, _ = read(3)
+    assert len({str(batch) for batch in whole}) == 6
+    assert read(3, reload_dataloaders_every_n_epochs=1)[0] == whole
+    read(1)[1].save_checkpoint(tmp_path / "first.ckpt")
+    assert read(3, tmp_path / "first.ckpt")[0] == whole[2:]
+    overfit, _ = read(3, limit_train_batches=1.0, overfit_batches=2)
+    assert overfit == 3 * overfit[:2]
+    assert overfit[0] != overfit[1]
 
 
 @pytest.mark.long

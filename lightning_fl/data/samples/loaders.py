@@ -17,6 +17,24 @@ ROWS_PER_GATHER = 8192
 """Resident samples converted at a time in a shuffled pass, so that the data set need not fit into memory as floats."""
 
 
+class SampleOrder:
+    """Order of a shuffled loader, which follows from a seed and the epoch that Lightning sets, as torch's `DistributedSampler`'s.
+
+    Without `set_epoch`, each iteration goes on with the random numbers of the one before.
+
+    Args:
+        seed: seed of the first epoch.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration have the order of this epoch, from 0."""
+        self.generator.manual_seed(self.seed + epoch)
+
+
 class SampleLoader:
     """Batches of `samples`, re-iterable and with a length, as `L.Trainer` and `FederatedTrainer` expect of a loader.
 
@@ -45,7 +63,10 @@ class SampleLoader:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.rank, self.num_replicas = rank, num_replicas
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._generator = None
+        if seed is not None:
+            self.sampler = SampleOrder(seed)  # the name by which Lightning looks for `set_epoch`
+            self._generator = self.sampler.generator
 
     @property
     def dataset(self) -> Subset | None:
