@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from torchvision.datasets import VisionDataset
 
-from lightning_fl.data import DatasetSamples, Normalize, Samples, TensorSamples, crop_and_flip
+from lightning_fl.data import DatasetSamples, Normalize, SampleLoader, Samples, TensorSamples, crop_and_flip
 from lightning_fl.data.samples.dataset_samples import dataset_labels, samples_of
 from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import UserError
@@ -138,6 +138,17 @@ def test_lengths_must_agree() -> None:
         TensorSamples(torch.zeros(3), torch.zeros(4))
     with pytest.raises(UserError, match="at least one tensor"):
         TensorSamples()
+
+
+@pytest.mark.parametrize("tensors", [(IMAGES, LABELS), (IMAGES,)])
+def test_tensors_are_a_data_set_for_those_who_ask(tensors: tuple[Tensor, ...]) -> None:
+    dataset = SampleLoader(TensorSamples(*tensors), INDICES, 3).dataset
+    assert dataset is not None
+    assert len(dataset) == len(INDICES)
+    sample = dataset[1]
+    first, *others = sample if len(tensors) > 1 else (sample,)
+    torch.testing.assert_close(first, IMAGES[INDICES[1]] / 255)
+    assert others == [tensor[INDICES[1]] for tensor in tensors[1:]]
 
 
 def test_normalisation_makes_moments_zero_and_one() -> None:

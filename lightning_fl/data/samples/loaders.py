@@ -70,7 +70,7 @@ class SampleLoader:
 
     @property
     def dataset(self) -> Subset | None:
-        """The samples as part of the user's data set, unchanged; None if they come from no data set."""
+        """The samples as part of the user's data set, unchanged; if they are tensors without one, as part of `TensorRows`."""
         return self.samples.select(np.arange(len(self.samples)) if self.indices is None else self.indices).dataset
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from lightning_fl.data.users import Groups
 from lightning_fl.errors import require
@@ -278,6 +278,27 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+class TensorRows(Dataset):
+    """Data set of `TensorSamples`, for those who ask a loader for its `dataset`.
+
+    >>> rows = TensorRows(TensorSamples(torch.zeros(3, 2), torch.arange(3)))
+    >>> len(rows), rows[1]
+    (3, (tensor([0., 0.]), tensor(1)))
+    """
+
+    def __init__(self, samples: TensorSamples) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample as training reads it, without augmentation: a tensor, or a tuple of several."""
+        batch = next(self._samples.batches(1, np.array([index])))
+        return tuple(x[0] for x in batch) if self._samples.lists else batch[0]
+
+
 class TensorSelection(Selection):
     """Rows of `TensorSamples`, usually those of one client; `join` makes one of the rows of several."""
 
@@ -294,9 +315,10 @@ class TensorSelection(Selection):
         return len(self._indices)
 
     @property
-    def dataset(self) -> Subset | None:
-        """See `Selection.dataset`."""
-        return None if self._samples.source is None else Subset(self._samples.source, self._indices.tolist())
+    def dataset(self) -> Subset:
+        """See `Selection.dataset`; samples that come from no data set are `TensorRows`."""
+        source = TensorRows(self._samples) if self._samples.source is None else self._samples.source
+        return Subset(source, self._indices.tolist())
 
     @staticmethod
     def join(selections: Sequence[Any]) -> TensorSelection | None:
