@@ -82,7 +82,10 @@ class TracedTwin:
         try:
             self.evaluated = layers_of(call)
         except Exception as error:
-            raise UserError(f"pruning: the network's forward does not take its example input: {_said(error)}") from None
+            raise UserError(
+                f"pruning: the network's forward does not take its example input: {_said(error).rstrip('.')}; set its "
+                "example_input_array, or pass example_input."
+            ) from None
         try:
             trained = layers_of(call_as_in_training)
         except Exception:  # a forward that needs more than the example while it trains, such as targets
