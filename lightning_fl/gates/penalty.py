@@ -6,10 +6,12 @@ scales the lasso, and one backward pass computes both gradients.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_fl.gates.gate import Gate
@@ -53,11 +55,18 @@ class penalised:  # noqa: N801 -- used like the function that it wraps
         self.strength = strength
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Return the step's result with the penalty added to its loss."""
+        """Return the step's result with the penalty added to its loss; warn if that has no gradient."""
         with observed(self.gates) as outputs:
             result = self.__wrapped__(*arguments, **named)
         if result is None:
             return None
+        trains = torch.is_grad_enabled() and any(gate.weight.requires_grad for gate in self.gates)
+        if outputs and trains and not any(z.requires_grad for z in outputs):
+            warnings.warn(
+                "the penalty of the gates has no gradient, because the network is computed without gradients, as by "
+                "torch.utils.checkpoint with use_reentrant=True: give it use_reentrant=False.",
+                stacklevel=2,
+            )
         penalty = self.strength * lasso(outputs)
         if isinstance(result, Mapping):
             return {**result, "loss": result["loss"] + penalty}

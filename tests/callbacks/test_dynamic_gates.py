@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
@@ -210,6 +211,28 @@ def test_averages_that_begin_before_the_gates_are_refused(
     with pytest.raises(UserError, match=r"put DynamicGates before \w+WeightAveraging in the callbacks"):
         wrong.fit(Classifier(), loader())
     make_stock_trainer(max_epochs=1, callbacks=[average(), DynamicGates(1.0)]).fit(Classifier(), loader())
+
+
+class Recomputed(Classifier):
+    """Module that computes its network again in the backward pass."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(checkpoint(self.net, x.requires_grad_(), use_reentrant=self.use_reentrant), y)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_penalty_without_gradient_is_said(
+    use_reentrant: bool, make_stock_trainer: Callable[..., L.Trainer], recwarn: pytest.WarningsRecorder
+) -> None:
+    module = Recomputed(use_reentrant)
+    make_stock_trainer(max_steps=1, callbacks=DynamicGates(0.5, penalty=1.0, mode="index")).fit(module, loader())
+    assert any("give it use_reentrant=False" in str(warning.message) for warning in recwarn) == use_reentrant
+    assert all((gate.weight.grad is None) == use_reentrant for gate in gates_of(module).values())
 
 
 class Manual(Classifier):
