@@ -72,9 +72,9 @@ class DynamicGates(Callback):
         """Add the gates, unless the module has some, and add the penalty to the loss."""
         gates = gates_of(pl_module)
         if not gates:
-            if stage == "fit" and self.keep < 1:
-                self._refuse_earlier_averages(trainer, pl_module)
             gates = add_gates(pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed)
+            if stage == "fit" and gates:
+                self._refuse_earlier_averages(trainer, pl_module)
         _unwrap_step(pl_module)
         if stage == "fit" and gates:
             rank_zero_info(f"DynamicGates gates {describe_gates(pl_module)} of {type(pl_module).__name__}.")
@@ -109,5 +109,5 @@ def _unwrap_step(module: LightningModule) -> None:
     step = vars(module).get(TRAINING_STEP)
     if isinstance(step, penalised):
         del vars(module)[TRAINING_STEP]
-        if step.__wrapped__ != module.training_step:
-            vars(module)[TRAINING_STEP] = step.__wrapped__
+        if step.step != module.training_step:
+            vars(module)[TRAINING_STEP] = step.step

@@ -144,8 +144,9 @@ class SparseUpdates(Callback):
                 for p in parameters
             ]
         update.steps += 1
-        # Elsewhere, the federation steps vectors, not the parameters.
-        if not self._in_federation or not pl_module.automatic_optimization:
+        # Elsewhere, the federation steps vectors, not the parameters. Wrappers of optimisers may have no hooks.
+        steps_parameters = not self._in_federation or not pl_module.automatic_optimization
+        if steps_parameters and hasattr(optimizer, "_optimizer_step_post_hooks"):
             if index in self._handles:
                 self._handles[index].remove()
             # Added anew at each step, so that it comes after the hooks that hold pruned weights at 0.
@@ -169,6 +170,10 @@ class SparseUpdates(Callback):
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Remove the hooks of the optimisers."""
         self._let_go()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the hooks, which belong to the optimisers of this training."""
+        return {**vars(self), "_handles": {}}
 
     def _let_go(self) -> None:
         for handle in self._handles.values():

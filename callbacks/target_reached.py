@@ -43,8 +43,9 @@ class TargetReached(Callback):
     A metric that the module logs in its own `on_train_epoch_end`, which Lightning calls after the callbacks', has its own epoch
     and costs, too. In `lightning.Trainer` it is read when the next epoch starts, and so stops the training after that one.
 
-    The epoch is logged once, as `target/epoch`. `watched` is the name of the metric once it is known, and `watched_falls` is
-    true if lower is better. If several processes log different values, without `sync_dist`, the first process decides.
+    The epoch is logged once, as `target/epoch`, unless it is the last one and the module logs the metric so late. `watched`
+    is the name of the metric once it is known, and `watched_falls` is true if lower is better. If several processes log
+    different values, without `sync_dist`, the first process decides.
 
     Args:
         target: value to reach, up to rounding.
@@ -125,16 +126,23 @@ class TargetReached(Callback):
         )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Compare the metric with the target; a federation calls it before and after the module's own hook."""
+        """Compare the metric with the target."""
         metrics = trainer.callback_metrics
-        if self.watched is None:
-            self._find(trainer)
         costs = {name: float(metrics[name]) for name in COSTS if name in metrics}
         ways = [costs[COLUMNS[way]] for way in ("up", "down") if COLUMNS[way] in costs]
         if len(ways) == 2:
             costs[COLUMNS["total"]] = sum(ways)
         self._ended = _Epoch(trainer.current_epoch, trainer.global_step, costs)
         self._compare(trainer, pl_module)
+        self._stop(trainer)
+
+    def read_last(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Compare the metric again: a federation calls this after the module's own hook of the epoch's end."""
+        self._compare(trainer, pl_module)
+        self._ended = None
+        self._stop(trainer)
+
+    def _stop(self, trainer: Any) -> None:
         if self._stops:
             self._stops = False
             trainer.should_stop = True
@@ -144,6 +152,8 @@ class TargetReached(Callback):
         ended, metrics = self._ended, trainer.callback_metrics
         if ended is None:
             return
+        if self.watched is None:
+            self._find(trainer)
         value = float(metrics[self.watched]) if self.watched in metrics else None
         if trainer.world_size > 1:
             value = trainer.strategy.broadcast(value)  # all processes stop together, also if each logs its own value
@@ -185,6 +195,12 @@ class TargetReached(Callback):
 
     def _watch(self, name: str, run_mode: str | None = None) -> None:
         self.watched, self.watched_falls = name, falls(name, self.mode or run_mode)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Read what the module has logged last, so that the checkpoint of an epoch contains it."""
+        self._compare(trainer, None)
+        if "callbacks" in checkpoint:
+            checkpoint["callbacks"][self.state_key] = self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -91,7 +91,10 @@ VERDICTS = {
     ),
     "one seed": (r"one seed", "has no interval, and so reproduces nothing"),
     "not run yet": (NOT_RUN, "needs a GPU, or hours to days of a CPU"),
-    "no figure": (r"", "a run lacks what is compared"),
+    "no figure": (
+        r".*: (there is no|there are no|no .* are counted|not all rounds|the bytes pay|a half of)",
+        "a run lacks what is compared",
+    ),
 }
 """Kinds of verdicts in the summary: the pattern of their words, and why a claim has such a verdict."""
 REGIMES = ("in the paper's regime", "in another regime", "of no paper")

@@ -312,10 +312,12 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         joined = self.client_indices.joined
         trainer: Any = self.trainer
         is_stock = is_a(trainer, L.Trainer) and not hasattr(trainer, "sources")
-        if is_stock and trainer.overfit_batches:
-            return SampleLoader(self.train, joined, self.batch_size)
         divides = is_stock and trainer._accelerator_connector.use_distributed_sampler
         share = (trainer.distributed_sampler_kwargs if divides else None) or {}
+        if is_stock and trainer.overfit_batches:
+            rank, num_replicas = share.get("rank", 0), share.get("num_replicas", 1)
+            own = np.resize(joined, -(-len(joined) // num_replicas) * num_replicas)[rank::num_replicas]
+            return SampleLoader(self.train, own, self.batch_size)
         return SampleLoader(self.train, joined, self.batch_size, self.seed, self.drop_last, **share)
 
     def val_dataloader(self) -> Any:

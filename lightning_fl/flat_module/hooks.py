@@ -87,16 +87,13 @@ class Hooks:
         Args:
             name: name of the hook.
             monitoring: True for callbacks that monitor metrics (EarlyStopping, ModelCheckpoint), False for the others and the
-                module, None for all. TargetReached is among both, because the module may log what it monitors.
+                module, None for all.
         """
         if (name, monitoring) not in self._listeners:
             functions = [
                 self._bound(callback, name)
                 for callback in self._callbacks
-                if (
-                    monitoring in (None, is_a(callback, Checkpoint, EarlyStopping))
-                    or isinstance(callback, TargetReached)
-                )
+                if monitoring in (None, is_a(callback, Checkpoint, EarlyStopping))
                 and _overrides(callback, name)
                 and not (name in STEP_HOOKS and is_a(callback, *SERVER_CALLBACKS))
             ]
@@ -117,6 +114,12 @@ class Hooks:
     def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
         bound = partial(getattr(callback, name), self._trainer, self._module)
         return _counting_batches(bound, self._trainer) if name in STEP_HOOKS and is_a(callback, ProgressBar) else bound
+
+    def read_targets(self) -> None:
+        """Let `TargetReached` read what the module has logged in its own `on_train_epoch_end`."""
+        for callback in self._callbacks:
+            if isinstance(callback, TargetReached):
+                callback.read_last(self._trainer, self._module)
 
     def after_round(self, num_batches: int) -> None:
         """Let the callbacks that save or average the server's model see the steps of a round."""

@@ -50,14 +50,17 @@ class penalised:  # noqa: N801 -- used like the function that it wraps
             gates: gates whose outputs are penalised.
             strength: λ ≥ 0.
         """
-        self.__wrapped__ = step  # Lightning reads the step's signature from here
+        self.step = step
+        self.__wrapped__ = getattr(
+            step, "__wrapped__", step
+        )  # Lightning reads the signature from here, and looks no deeper
         self.gates = list(gates)
         self.strength = strength
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Return the step's result with the penalty added to its loss; warn if that has no gradient."""
         with observed(self.gates) as outputs:
-            result = self.__wrapped__(*arguments, **named)
+            result = self.step(*arguments, **named)
         if result is None:
             return None
         trains = torch.is_grad_enabled() and any(gate.weight.requires_grad for gate in self.gates)

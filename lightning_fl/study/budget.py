@@ -26,7 +26,7 @@ from lightning_fl.outputs.traffic import COSTS, in_words
 from lightning_fl.outputs.units import BYTES, common_unit, in_bytes, significant
 from lightning_fl.report.comparison import Curve, Metric, mean_and_spread
 from lightning_fl.report.document import Table
-from lightning_fl.study.statistics import LEVEL, student_interval, student_p
+from lightning_fl.study.statistics import LEVEL, noise_of, student_interval, student_p
 
 NUM_RESAMPLES = 2000
 LEGEND = (
@@ -152,7 +152,10 @@ Found = Mapping[str, Mapping[int, Efficiency]]
 def efficiency_table(cells: Found, budget: Budget) -> Table:
     """Return a row for each cell."""
     baseline = next(iter(cells))
-    adjusted = holm({name: student_p(_differences(cells, name, baseline), 0.0) for name in cells if name != baseline})
+    noise = noise_of(*(run.area for runs in cells.values() for run in runs.values()))
+    adjusted = holm(
+        {name: student_p(_differences(cells, name, baseline), 0.0, noise) for name in cells if name != baseline}
+    )
     fronts = front_shares(cells)
     has_target = any(run.target is not None for runs in cells.values() for run in runs.values())
     costs = {name: bytes_to_target([*runs.values()]) for name, runs in cells.items()} if has_target else {}

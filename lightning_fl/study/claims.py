@@ -27,7 +27,7 @@ from lightning_fl.outputs.traffic import COSTS as BYTES_OF
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import ENDS, VALUES, Curve, Metric
 from lightning_fl.report.document import Table
-from lightning_fl.study.statistics import LEVEL, SAME, adjusted, student_interval, student_p
+from lightning_fl.study.statistics import LEVEL, SAME, adjusted, noise_of, student_interval, student_p
 
 LEGEND = (
     f"`final` is {FINAL}; `{VALUES['best']}` is chosen on the values that it reports. "
@@ -45,8 +45,6 @@ WITHIN = (
     "from the bytes for which both have been evaluated."
 )
 BYTES = tuple(BYTES_OF.values())
-SINGLE = 1e-6
-"""Relative difference up to which values of single precision count as equal."""
 TARGET_COSTS = ("target_rounds", *(f"target_{name}" for name in BYTES), "target_simulated_seconds", "target_joules")
 RUN_COSTS = (*BYTES, "simulated_seconds", "joules", "mflops", "parameters")
 COSTS = (*TARGET_COSTS, *RUN_COSTS)
@@ -145,11 +143,13 @@ class Claim:
         return AT_BYTES[self.number].replace("_", " ")
 
     def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]]) -> list[Pair]:
-        """Return the compared values for each seed of which both cells have a run; curves without a finite value are None."""
+        """Return the compared values for each seed of which both cells have a run; curves without a finite value are None.
+
+        Whether a target is never reached is asked of `than` alone.
+        """
         ours, theirs = curves.get(self.better, {}), curves.get(self.than, {})
-        return [
-            self._pair(self._own(ours[seed]), self._own(theirs[seed])) for seed in sorted(ours.keys() & theirs.keys())
-        ]
+        seeds = theirs.keys() if self.number == NEVER else ours.keys() & theirs.keys()
+        return [self._pair(self._own(ours.get(seed)), self._own(theirs[seed])) for seed in sorted(seeds)]
 
     def _own(self, curve: Curve | None) -> Curve | None:
         """Return the curve of the claim's own metric, if it has one."""
@@ -196,11 +196,11 @@ class Claim:
         return Pair(better, than, lacks=f"no {cost} are counted by" * uncounted)
 
     def effects(self, pairs: Sequence[Pair]) -> list[float] | None:
-        """Return differences, or logarithms of ratios; None unless every pair has one."""
+        """Return differences, without the noise of equal values, or logarithms of ratios; None unless every pair has one."""
         compared = [(pair.better, pair.than) for pair in pairs if pair.better is not None and pair.than is not None]
         if len(compared) < len(pairs) or (self.is_ratio and not all(a > 0 and b > 0 for a, b in compared)):
             return None
-        return [log(a / b) if self.is_ratio else a - b for a, b in compared]
+        return [log(a / b) if self.is_ratio else a - b if abs(a - b) > noise_of(a, b) else 0.0 for a, b in compared]
 
     def floor(self, runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]) -> float | None:
         """Return the largest mean effect that the 95 % interval of a method against itself contains; None if it is unknown.
@@ -250,9 +250,7 @@ class Claim:
             paper = -inf if self.is_ratio or falls else inf
         else:
             paper = log(self.paper) if self.is_ratio else self.paper
-        # The noise of single precision in equal values reads as 0.
-        noise = SAME if self.is_ratio else max(SAME, SINGLE * max(abs(pair.better or 0.0) for pair in pairs))
-        effects = [effect if abs(effect) > noise else 0.0 for effect in effects]
+        noise = SAME if self.is_ratio else min(noise_of(pair.better or 0.0, pair.than or 0.0) for pair in pairs)
         mean, (low, high) = fmean(effects), student_interval(effects)
         lowest, highest = (mean, mean) if is_one else (low, high)
         is_ahead, is_behind = lowest > border, highest < border
@@ -263,7 +261,7 @@ class Claim:
         are_alike = not is_one and self._are_alike(pairs, effects, noise)
         # Costs of whole runs need not vary, and runs that are the same in every seed lose nothing.
         is_known = are_alike and (self.number in RUN_COSTS or mean == 0)
-        p = None if is_one or (is_known and (self.number in RUN_COSTS or border)) else student_p(effects, border)
+        p = None if is_one or (is_known and (self.number in RUN_COSTS or border)) else student_p(effects, border, noise)
         has_ceiling = self.paper is not None and (-paper if falls else paper) > room and not is_behind
         is_below = floor is not None and abs(mean) <= floor
         has_sign = (low > 0 if paper > 0 else high < 0) and not (self.margin and is_below)
@@ -275,7 +273,7 @@ class Claim:
         elif not is_ahead and not is_behind:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
-        elif floor is not None and is_below and not self.margin:
+        elif floor is not None and is_below and (is_behind or not self.margin):
             outcome, p = f"{no}: below the floor of {self.shown_floor(floor)}", None
         elif are_alike and not is_known:
             outcome, p = f"{no}: undecided, all seeds have the same difference, which gives no interval", 1.0
@@ -289,7 +287,7 @@ class Claim:
             is_of_size = low <= paper <= high and high - low <= abs(paper)
             is_of_size = is_of_size or (p is None and self._is_printed_alike(mean))
             outcome = "reproduced in size" if is_of_size else "reproduced in sign"
-            p = p if p is None else student_p(effects, 0.0)  # of the sign, not of the margin
+            p = p if p is None else student_p(effects, 0.0, noise)  # of the sign, not of the margin
         mean, low, high = (exp(x) if self.is_ratio else x for x in (mean if abs(mean) > noise else 0.0, low, high))
         areas = [pair.area for pair in pairs if pair.area is not None]
         area = fmean(areas) if len(areas) == len(pairs) else None

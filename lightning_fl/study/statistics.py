@@ -13,8 +13,13 @@ from math import inf
 from statistics import fmean, stdev
 
 LEVEL = 0.05
-SAME = 1e-9
-"""Largest difference of values that count as equal."""
+SAME, SINGLE = 1e-9, 1e-6
+"""Largest difference of values that count as equal: absolute, and relative for values of single precision."""
+
+
+def noise_of(*values: float) -> float:
+    """Return the largest difference of such values that says nothing, as they may be of single precision."""
+    return max(SAME, SINGLE * max(map(abs, values), default=0.0))
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -33,15 +38,19 @@ def _quantile(degrees: int) -> float:
     return float(t.ppf(1 - LEVEL / 2, degrees))
 
 
-def student_p(values: Sequence[float], border: float) -> float:
-    """Return the two-sided p-value for the mean `border`; 1 for one value or equal ones, which show no deviation."""
-    if len(values) < 2:
+def student_p(values: Sequence[float], border: float, noise: float = SAME) -> float:
+    """Return the two-sided p-value for the mean `border`; 1 for one value or equal ones, which show no deviation.
+
+    Args:
+        values: one or more.
+        border: mean under the hypothesis.
+        noise: largest difference of equal values.
+    """
+    if len(values) < 2 or max(values) - min(values) <= noise:
         return 1.0
     from scipy.stats import t
 
     distance, error = abs(fmean(values) - border), stdev(values) / len(values) ** 0.5
-    if error <= SAME:
-        return 1.0
     return float(2 * t.sf(distance / error, len(values) - 1))
 
 

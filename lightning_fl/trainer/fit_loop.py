@@ -337,6 +337,7 @@ class FitLoop(StockFitLoop):
         if run.round == self.folder.first_round + 1:
             self._begin_to_write()
         self.before_round = None  # what is saved from here on has the whole round
+        trainer.hooks.read_targets()
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         if trainer.stops_after(run.round):  # which a callback may have set after others had read it
             self._evaluate(record, evaluated)

@@ -131,13 +131,14 @@ class ClientLoader:
             yield batch.content
 
 
-def flag_in_loop(name: str, least: int, unset: int | None = None) -> Any:
+def flag_in_loop(name: str, least: int, unset: int | None = None, may_be_unset: bool = False) -> Any:
     """Return the property by which a loop shows and sets a flag of its trainer, under the name that it has in Lightning's loop.
 
     Args:
         name: name of the trainer's flag.
         least: smallest value.
         unset: value that Lightning's loop shows if the flag is None.
+        may_be_unset: True if None may be set.
     """
 
     def read(loop: Any) -> Any:
@@ -145,9 +146,15 @@ def flag_in_loop(name: str, least: int, unset: int | None = None) -> Any:
         return unset if value is None else value
 
     def write(loop: Any, value: Any) -> None:
-        if value != read(loop):
+        if value == read(loop):
+            return
+        require(
+            name != "max_rounds" or not loop.trainer.training,
+            f"max_rounds of a fit that has begun cannot be set, got {value!r}: set trainer.should_stop = True to end it.",
+        )
+        if value is not None or not may_be_unset:
             check_whole(name, value, least)
-            setattr(loop.trainer, name, value)
+        setattr(loop.trainer, name, value)
 
     return property(read, write, doc=f"The trainer's {name}.")
 
@@ -157,7 +164,7 @@ class RoundEpochLoop(StockEpochLoop):
 
     trainer: Any
     max_steps: int = flag_in_loop("max_steps", -1)
-    min_steps: int | None = flag_in_loop("min_steps", 0)
+    min_steps: int | None = flag_in_loop("min_steps", 0, may_be_unset=True)
     val_loop: EvaluationLoop
     loader: ClientLoader | None
     """Batches of the client in training; None if it reads loaders of its own."""

@@ -203,6 +203,22 @@ def test_a_training_step_that_is_set_on_the_module_trains_and_stays(
     assert vars(module)["training_step"] is step
 
 
+class OfOneArgument(Classifier):
+    """Module whose training step does not ask for the batch's index."""
+
+    def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+        return super().training_step(batch, 0)
+
+
+def test_a_compiled_step_of_one_argument_trains(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    plain, compiled = OfOneArgument(), OfOneArgument()
+    compiled.load_state_dict(plain.state_dict())
+    compiled.training_step = torch.compile(compiled.training_step, backend="eager")  # type: ignore[method-assign]
+    for module in (plain, compiled):
+        make_stock_trainer(max_steps=2, callbacks=DynamicGates(0.5, penalty=0.1)).fit(module, loader())
+    torch.testing.assert_close(compiled.state_dict(), plain.state_dict())
+
+
 @pytest.mark.parametrize("average", [EMAWeightAveraging, lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1)])
 def test_averages_that_begin_before_the_gates_are_refused(
     average: Callable[[], L.Callback], make_stock_trainer: Callable[..., L.Trainer]

@@ -243,6 +243,32 @@ def test_a_metric_that_the_module_logs_last_may_be_watched(
     assert target.reached["comm/total_uplink_bytes"] == (value + 1) * 3 * 4 * D
 
 
+def test_the_checkpoint_of_an_epoch_has_what_the_module_logs_last(
+    make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
+) -> None:
+    targets = [TargetReached(1, monitor="train/late", stop=False) for _ in range(2)]
+    trainer = make_stock_trainer(
+        max_epochs=2,
+        callbacks=[targets[0], ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True)],
+        enable_checkpointing=True,
+    )
+    trainer.fit(Late(), loader())
+    make_stock_trainer(max_epochs=3, callbacks=targets[1]).fit(Late(), loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert targets[0].reached == targets[1].reached == {"epoch": 1, "step": 8, "value": 1.0}
+
+
+def test_a_federation_calls_the_hook_of_a_target_once_a_round(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    rounds = []
+
+    class Noted(TargetReached):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            rounds.append(trainer.current_epoch)
+            super().on_train_epoch_end(trainer, pl_module)
+
+    make_trainer(max_rounds=2, callbacks=Noted(9.0, monitor="train/late")).fit(Late(), federation())
+    assert rounds == [0, 1]
+
+
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_target_is_noted_with_its_price(
     stop: bool,

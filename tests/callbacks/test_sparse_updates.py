@@ -1,5 +1,6 @@
 """Test sparse updates in a stock `L.Trainer`, against a hand-written loop; under DDP; and in a federation."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -165,20 +166,26 @@ def test_every_optimiser_has_its_own_mask_and_remainder(every: int) -> None:
         assert torch.allclose(flat(member), by_hand(name, 3, 2, feedback=True, every=every)[0], rtol=0, atol=1e-6)
 
 
+class Watched(Pair):
+    """Pair that notes how many numbers of each member a batch has changed, and pickles a callback within it."""
+
+    def __init__(self, callback: L.Callback) -> None:
+        super().__init__()
+        self.callback, self.changed = callback, list[int]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        before = [flat(member) for member in self.members]
+        super().training_step(batch, batch_idx)
+        self.changed += [int((flat(m) != b).sum()) for m, b in zip(self.members, before, strict=True)]
+        pickle.dumps(self.callback)
+
+
 def test_the_next_optimiser_and_averages_see_the_sparse_step() -> None:
-    seen: list[int] = []
-
-    class Watched(Pair):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            before = [flat(member) for member in self.members]
-            super().training_step(batch, batch_idx)
-            seen.extend(int((flat(m) != b).sum()) for m, b in zip(self.members, before, strict=True))
-
-    average, pair = EMAWeightAveraging(decay=0.5), Watched()
+    average, sparse = EMAWeightAveraging(decay=0.5), SparseUpdates(alpha=0.2)
+    pair = Watched(sparse)
     start = flat(pair)
-    callbacks = [average, SparseUpdates(alpha=0.2)]
-    L.Trainer(max_steps=2, callbacks=callbacks, **QUIET).fit(pair, loader())
-    assert seen == [3, 3]
+    L.Trainer(max_steps=2, callbacks=[average, sparse], **QUIET).fit(pair, loader())
+    assert pair.changed == [3, 3]
     assert int((flat(average._average_model.module) != start).sum()) == 6
 
 

@@ -219,6 +219,12 @@ def test_epochs_of_a_stock_trainer_have_the_batches_that_its_flags_say(
     assert overfit[0] != overfit[1]
 
 
+def test_a_loader_alone_may_be_overfitted(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    model = Linear()
+    model.layer = torch.nn.Linear(2, 5)
+    make_stock_trainer(max_epochs=1, overfit_batches=1).fit(model, toy().train_dataloader())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_processes_of_a_stock_trainer_read_shares_of_the_samples(
@@ -237,6 +243,17 @@ def test_processes_of_a_stock_trainer_read_shares_of_the_samples(
     assert len(torch.cat(seen).unique()) == len(torch.cat(seen)) == (4 * (own - own % 7) if drop_last else NUM_TRAIN)
     data.trainer = make_stock_trainer(use_distributed_sampler=False)
     assert data.train_dataloader().num_replicas == 1
+
+
+def test_processes_that_overfit_read_shares_of_the_samples(
+    make_stock_trainer: Callable[..., L.Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, seen = toy(batch_size=7), []
+    for rank in range(4):
+        monkeypatch.setattr(L.Trainer, "distributed_sampler_kwargs", {"num_replicas": 4, "rank": rank})
+        data.trainer = make_stock_trainer(overfit_batches=0.5)
+        seen += [x[:, 0] for x, _ in data.train_dataloader()]
+    assert len(torch.cat(seen).unique()) == len(torch.cat(seen)) == NUM_TRAIN
 
 
 def test_description_is_one_line_of_facts() -> None:

@@ -281,6 +281,8 @@ def test_equal_accuracies_in_single_precision_differ_by_nothing() -> None:
     found = ({seed: float(np.float32(0.9) + noise) for seed in range(3)} for noise in (3e-8, 0.0))
     verdict = judged(claim(paper=-0.1), *found)
     assert (verdict.outcome.partition(",")[0], verdict.mean) == ("not reproduced: undecided", 0)
+    curves = {name: {seed: run([0.9 + noise], 1) for seed in range(2)} for name, noise in (("a", 3e-8), ("b", 0.0))}
+    assert claim().floor([("a", "b")], curves) == 0
 
 
 def test_claims_with_a_ceiling_effect_count_in_the_correction() -> None:
@@ -301,6 +303,8 @@ def test_a_sign_within_a_margin_has_its_own_test_and_the_floor() -> None:
     of_sign, of_margin = (stats.ttest_1samp([0.0022, 0.0033, 0.0018], border).pvalue for border in (0, -0.02))
     assert (verdict.outcome, verdict.p) == ("reproduced in size", pytest.approx(of_sign))
     assert (below.outcome, below.p) == ("within the margin; the paper's sign is not seen", pytest.approx(of_margin))
+    lost = little.judge([Pair(0.47, 0.50), Pair(0.471, 0.50), Pair(0.469, 0.50)], ACCURACY, floor=0.05)
+    assert lost.outcome == "not reproduced: below the floor of 0.050"
 
 
 def test_the_floor_is_told_for_each_value_that_claims_compare() -> None:
@@ -341,6 +345,7 @@ def test_a_target_that_the_paper_says_is_never_reached() -> None:
     never = Claim("b never reaches it", "a", "b", "never_reached", target=0.5)
     curves = {"a": {0: None, 1: None}, "b": {seed: every(1, [0.4], 1, target=0.5) for seed in range(2)}}
     assert never.judge(never.pairs(curves), ACCURACY).outcome == "holds: b reaches the target in 0 of 2"
+    assert never.pairs({"b": curves["b"]}) == never.pairs(curves)
 
 
 def test_a_claim_may_be_about_a_column_that_each_run_has_under_its_own_name() -> None:

@@ -74,6 +74,14 @@ def test_settings_under_lightnings_names_take_effect_or_are_refused(make_trainer
         assert getattr(owner, name) == getattr(trainer, flag) == value
         with pytest.raises(UserError, match=f"^{flag} must be a whole number of at least -?[01], got -2"):
             setattr(owner, name, -2)
+    trainer.fit_loop.epoch_loop.min_steps = None
+
+    class Within(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            with pytest.raises(UserError, match=r"^max_rounds of a fit that has begun cannot be set, got 9"):
+                trainer.fit_loop.max_epochs = 9
+
+    trainer.callbacks.append(Within())
     trainer.fit(Perceptron(), federation())
     assert trainer.run.round == 3
     assert (trainer.check_val_every_n_epoch, trainer.val_check_interval) == (2, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,10 @@ class SampleLoader:
         self.rank, self.num_replicas = rank, num_replicas
         self._generator = None
         if seed is not None:
-            self.sampler = SampleOrder(seed)  # the name by which Lightning looks for `set_epoch`
-            self._generator = self.sampler.generator
+            order = SampleOrder(seed)
+            # A place where Lightning looks for `set_epoch`; with `overfit_batches` it would replace a loader with a `sampler`.
+            self.batch_sampler = SimpleNamespace(sampler=order)
+            self._generator = order.generator
 
     @property
     def dataset(self) -> Subset | None:
