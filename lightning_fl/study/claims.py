@@ -388,11 +388,15 @@ def room_left(value: float, metric: Metric) -> float:
 
 def corrected(verdicts: Sequence[Verdict]) -> list[str]:
     """Return for each verdict, in words, whether it stands after the correction for all; empty if no interval decides it."""
-    q_values = adjusted([verdict.p for verdict in verdicts])
     return [
-        "" if q is None or verdict.has_ceiling else f"{'stands' if q <= LEVEL else 'undecided'} ({_shown_q(q)})"
-        for q, verdict in zip(q_values, verdicts, strict=True)
+        "" if q is None else f"{'stands' if q <= LEVEL else 'undecided'} ({_shown_q(q)})" for q in q_values_of(verdicts)
     ]
+
+
+def q_values_of(verdicts: Sequence[Verdict]) -> list[float | None]:
+    """Return the q-value of each verdict after the correction for all; None if no interval decides it."""
+    q_values = adjusted([verdict.p for verdict in verdicts])
+    return [None if verdict.has_ceiling else q for q, verdict in zip(q_values, verdicts, strict=True)]
 
 
 def _shown_q(q: float) -> str:

@@ -28,12 +28,12 @@ from lightning_fl.report.comparison import Curve, Metric, common_metric, curves_
 from lightning_fl.report.document import Part, Picture, Sections
 from lightning_fl.report.records import readable
 from lightning_fl.study.budget import LEGEND, NUM_RESAMPLES, Budget, Found, efficiency_table
-from lightning_fl.study.claims import Verdict, claims_table, floors, legend
+from lightning_fl.study.claims import Verdict, claims_table, floors, legend, q_values_of
 from lightning_fl.study.costs import PlanFit, costs, plans_of
 from lightning_fl.study.runner import Outcome, changes_since, command, is_done, train, train_all
 from lightning_fl.study.search_report import search_parts
 from lightning_fl.study.searches import Searches, open_searches, within_budget
-from lightning_fl.study.statistics import LEVEL, adjusted
+from lightning_fl.study.statistics import LEVEL
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
 
 
@@ -296,7 +296,7 @@ def _reported(
         content = {"study": Path(name).stem, "left_out": left_out}
         if is_files_own:
             verdicts = verdicts_of(file, curves, never_finite)
-            q_values = adjusted([verdict.p for verdict in verdicts])
+            q_values = q_values_of(verdicts)
             content["claims"] = [
                 {**asdict(claim), **asdict(verdict), "q": q, "stands": None if q is None else q <= LEVEL}
                 for claim, verdict, q in zip(file.claims, verdicts, q_values, strict=True)

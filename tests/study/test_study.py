@@ -154,7 +154,7 @@ def test_a_run_that_cannot_be_compared_is_left_out_of_the_report(monkeypatch: py
     (diverged / "metrics.csv").write_text(re.sub(r"\n(\d),[^,]+,", r"\n\1,nan,", rows))
     (without_settings / "config.yaml").write_text("trainer: &a [*a]")
     given = build_parser().parse_args(["study.yaml", "--out", "out/report", "--html"])
-    said = _reported(file, "study.yaml", Path("out"), runs, given)
+    said = _reported(file, "study.yaml", Path("out"), runs, given, None)
     assert "## Left out\n\n- val/accuracy of the run in FedAvg/0 has no finite value; choose another" in said
     assert re.search(r"^\| FedAvg +\| +1 \|.*\n\| FedProx +\| +2 \|", said, re.MULTILINE)
     assert "FedProx/1: its config.yaml is ignored" in said
