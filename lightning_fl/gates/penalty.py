@@ -51,9 +51,8 @@ class penalised:  # noqa: N801 -- used like the function that it wraps
             strength: λ ≥ 0.
         """
         self.step = step
-        self.__wrapped__ = getattr(
-            step, "__wrapped__", step
-        )  # Lightning reads the signature from here, and looks no deeper
+        # Lightning reads the signature from here, and looks no deeper.
+        self.__wrapped__ = getattr(step, "__wrapped__", step)
         self.gates = list(gates)
         self.strength = strength
 

@@ -295,8 +295,9 @@ class Claim:
 
     def _are_alike(self, pairs: Sequence[Pair], effects: Sequence[float], noise: float) -> bool:
         """True if all seeds have the same effect or, for a cost until a target, the same difference."""
-        if max(effects) - min(effects) <= noise or self.number not in TARGET_COSTS:
-            return max(effects) - min(effects) <= noise
+        has_one_effect = max(effects) - min(effects) <= noise
+        if has_one_effect or self.number not in TARGET_COSTS:
+            return has_one_effect
         costs = [(pair.better or 0.0, pair.than or 0.0) for pair in pairs]
         differences = [better - than for better, than in costs]
         return max(differences) - min(differences) <= SAME * max(max(both) for both in costs)
