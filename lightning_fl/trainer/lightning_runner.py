@@ -150,7 +150,7 @@ def flag_in_loop(name: str, least: int, unset: int | None = None, may_be_unset: 
             return
         require(
             name != "max_rounds" or not loop.trainer.training,
-            f"max_rounds of a fit that has begun cannot be set, got {value!r}: set trainer.should_stop = True to end it.",
+            f"max_rounds cannot change during a fit, got {value!r}: set trainer.should_stop = True to end it early.",
         )
         if value is not None or not may_be_unset:
             check_whole(name, value, least)

@@ -78,7 +78,7 @@ def test_settings_under_lightnings_names_take_effect_or_are_refused(make_trainer
 
     class Within(L.Callback):
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            with pytest.raises(UserError, match=r"^max_rounds of a fit that has begun cannot be set, got 9"):
+            with pytest.raises(UserError, match=r"^max_rounds cannot change during a fit, got 9"):
                 trainer.fit_loop.max_epochs = 9
 
     trainer.callbacks.append(Within())
