@@ -48,9 +48,12 @@ PLACE = re.compile(
 )
 STUDIES = ROOT / "configs" / "studies"
 TABLES = {
-    "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small", "feddumap_steps", "tuned_feddum"),
+    "FedDUMAP": (
+        *("feddumap_cnn", "feddumap_lenet5", "feddumap_cifar10", "feddumap_small", "feddumap_steps"),
+        "tuned_feddum",
+    ),
     "FedLDF": ("fedldf_lenet5", "fedldf_small", "tuned_fedldf"),
-    "FedDP": ("feddp_width", "feddp_small", "feddp_controls", "tuned_feddp"),
+    "FedDP": ("feddp_width", "feddp_small", "feddp_clients", "feddp_controls", "tuned_feddp"),
     "FedAdam-SSM": (
         *("fedadam_ssm", "fedadam_ssm_dirichlet", "fedadam_ssm_clients", "fedadam_ssm_small"),
         "tuned_fedadam_ssm",

@@ -19,14 +19,13 @@ from dataclasses import dataclass, replace
 from math import exp, inf, isinf, log
 from statistics import fmean
 
-import numpy as np
-
 from lightning_fl.errors import UserError
-from lightning_fl.outputs.metric import FINAL, is_accuracy, spend
+from lightning_fl.outputs.metric import FINAL, is_accuracy
 from lightning_fl.outputs.traffic import COSTS as BYTES_OF
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import ENDS, VALUES, Curve, Metric
 from lightning_fl.report.document import Table
+from lightning_fl.study.pairs import Pair, bests_within, means_between, rises_of
 from lightning_fl.study.statistics import LEVEL, SAME, adjusted, noise_of, student_interval, student_p
 
 LEGEND = (
@@ -53,24 +52,6 @@ AT_BYTES = {f"at_{name}": name for name in BYTES}
 MEAN, NEVER, RISE = "mean", "never_reached", "rise"
 NUMBERS = (*VALUES, MEAN, RISE, *COSTS, *AT_BYTES, NEVER)
 NOT_RUN = "not run yet"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Values of two runs of the same seed that a claim compares.
-
-    Attributes:
-        better, than: numbers of both runs. A number is None if the target was not reached, the run does not count the cost, no
-            test took place at the best validation, the bytes pay for no evaluation, the run has diverged (at its end), or it has
-            no finite value.
-        area: difference of the means over the logarithm of the bytes; None unless values are compared at bytes.
-        lacks: reason why a number is None, if it is not the usual one; ends in a preposition.
-    """
-
-    better: float | None
-    than: float | None
-    area: float | None = None
-    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,14 +123,19 @@ class Claim:
         """Name of the bytes within which values are compared."""
         return AT_BYTES[self.number].replace("_", " ")
 
-    def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]]) -> list[Pair]:
-        """Return the compared values for each seed of which both cells have a run; curves without a finite value are None.
+    def pairs(self, curves: Mapping[str, Mapping[int, Curve | None]], payer: str = "") -> list[Pair]:
+        """Return the compared values for each seed of which both cells have a run.
 
         Whether a target is never reached is asked of `than` alone.
+
+        Args:
+            curves: curves by cell and seed; None if one has no finite value.
+            payer: cell within whose bytes accuracies are compared if the claim names no number of bytes; by default `better`.
         """
-        ours, theirs = curves.get(self.better, {}), curves.get(self.than, {})
+        ours, theirs, paying = (curves.get(cell, {}) for cell in (self.better, self.than, payer or self.better))
         seeds = theirs.keys() if self.number == NEVER else ours.keys() & theirs.keys()
-        return [self._pair(self._own(ours.get(seed)), self._own(theirs[seed])) for seed in sorted(seeds)]
+        found = ([self._own(of.get(seed)) for of in (ours, theirs, paying)] for seed in sorted(seeds))
+        return [self._pair(*of_seed) for of_seed in found]
 
     def _own(self, curve: Curve | None) -> Curve | None:
         """Return the curve of the claim's own metric, if it has one."""
@@ -173,18 +159,18 @@ class Claim:
         runs = (curve for cell in (self.better, self.than) for curve in curves.get(cell, {}).values())
         return next((self._metric_of(curve) for curve in runs if curve is not None), metric)
 
-    def _pair(self, ours: Curve | None, theirs: Curve | None) -> Pair:
+    def _pair(self, ours: Curve | None, theirs: Curve | None, payer: Curve | None) -> Pair:
         if self.number == NEVER:
             return Pair(None, None if theirs is None else theirs.numbers.get("target_rounds"))
         if ours is None or theirs is None:
             better, than = (None if curve is None else float(curve.raw[-1]) for curve in (ours, theirs))
             return Pair(better, than, lacks=f"there is no finite {' or '.join(self.metrics) or 'value'} of")
         if self.number in AT_BYTES:
-            return _within(ours, theirs, AT_BYTES[self.number], self.rounds, self.num_bytes)
+            return self._within_bytes(ours, theirs, payer)
         if self.between is not None:
-            return _means(ours, theirs, *self.between)
+            return means_between(ours, theirs, *self.between)
         if self.number == RISE:
-            return _rises(ours, theirs)
+            return rises_of(ours, theirs)
         name = self.number
         better, than = ours.numbers.get(name), theirs.numbers.get(name)
         # A run has all costs of the whole run, and of a target that it has reached, except those that it does not count.
@@ -194,6 +180,18 @@ class Claim:
         )
         cost = name.removeprefix("target_").replace("_", " ")
         return Pair(better, than, lacks=f"no {cost} are counted by" * uncounted)
+
+    def _within_bytes(self, ours: Curve, theirs: Curve, payer: Curve | None) -> Pair:
+        """Return the best values of two runs within the same bytes, and their difference over log bytes."""
+        if self.num_bytes is not None:
+            return bests_within(ours, theirs, AT_BYTES[self.number], self.num_bytes)
+        if payer is None:
+            return Pair(None, None, lacks="the bytes are unknown for")
+        if payer.record.num_rounds < (self.rounds or 0):
+            return Pair(None, float(theirs.raw[-1]), lacks=f"there are no {self.rounds} rounds of")
+        spent = payer.record.spent
+        paid = spent[AT_BYTES[self.number]][spent["rounds"] <= (inf if self.rounds is None else self.rounds)]
+        return bests_within(ours, theirs, AT_BYTES[self.number], float(paid[-1])) if len(paid) else Pair(None, None)
 
     def effects(self, pairs: Sequence[Pair]) -> list[float] | None:
         """Return differences, without the noise of equal values, or logarithms of ratios; None unless every pair has one."""
@@ -212,7 +210,7 @@ class Claim:
         ends = list[float]()
         for first, second in runs:
             same = replace(self, better=first, than=second)
-            effects = same.effects(same.pairs(curves))
+            effects = same.effects(same.pairs(curves, payer=self.better))
             if effects is not None and len(effects) > 1:
                 ends += student_interval(effects)
         return max(map(abs, ends), default=None)
@@ -220,7 +218,7 @@ class Claim:
     def why_no_floor(self, runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]) -> str:
         """Return the reason why the floor is unknown, in words."""
         same = [replace(self, better=first, than=second) for first, second in runs]
-        pairs = [(claim, claim.pairs(curves)) for claim in same]
+        pairs = [(claim, claim.pairs(curves, payer=self.better)) for claim in same]
         return next(claim._missing(of) for claim, of in pairs if len(of) > 1)
 
     def shown_floor(self, floor: float) -> str:
@@ -412,65 +410,6 @@ def _shown_q(q: float) -> str:
     return f"q {q:.3g}" if float(two) == LEVEL else f"q {two}"
 
 
-def _within(ours: Curve, theirs: Curve, cost: str, rounds: int | None, num_bytes: float | None) -> Pair:
-    """Return the best values of two runs within the bytes that the first has spent, and their difference over log bytes."""
-    record = ours.record
-    if rounds is not None and record.num_rounds < rounds:
-        return Pair(None, float(theirs.raw[-1]), lacks=f"there are no {rounds} rounds of")
-    spent = record.spent[cost][record.spent["rounds"] <= (inf if rounds is None else rounds)]
-    if not len(spent) or np.isnan(spent[-1]):
-        return Pair(None, None)
-    high = float(spent[-1]) if num_bytes is None else num_bytes
-    sign = -1 if ours.metric.falls else 1
-    sent = [curve.axis(cost) for curve in (ours, theirs)]
-    values = [sign * curve.raw[of <= high] for curve, of in zip((ours, theirs), sent, strict=True)]
-    best, other = (sign * float(reached.max()) if len(reached) else None for reached in values)
-    area, low = None, max(float(of[0]) for of in sent)
-    if all(map(len, values)) and 0 < low < high:
-        first, second = (
-            spend(bytes_sent[: len(reached)], reached, low, high, float(reached.min())).area
-            for bytes_sent, reached in zip(sent, values, strict=True)
-        )
-        area = sign * (first - second)
-    return Pair(best, other, area)
-
-
-def _means(ours: Curve, theirs: Curve, first: int, last: int) -> Pair:
-    """Return the mean values of two runs over the rounds from `first` to `last`."""
-    means = [_mean(curve, first, last) for curve in (ours, theirs)]
-    has_diverged = any(_has_diverged(curve, first, last) for curve in (ours, theirs))
-    lacks = f"not all rounds from {first} to {last} are {'finite' if has_diverged else 'there'} of"
-    return Pair(means[0], means[1], lacks=lacks * (None in means))
-
-
-def _rises(ours: Curve, theirs: Curve) -> Pair:
-    """Return the rise of two runs: the mean over the last half of the rounds less the mean over the first half."""
-    last = min(ours.record.num_rounds, theirs.record.num_rounds)
-    halves = [(_mean(curve, 1, last // 2), _mean(curve, last // 2 + 1, last)) for curve in (ours, theirs)]
-    rises = [None if first is None or second is None else second - first for first, second in halves]
-    has_diverged = any(_has_diverged(curve, 1, last) for curve in (ours, theirs))
-    lacks = "not all rounds are finite of" if has_diverged else "a half of the rounds has no evaluation of"
-    return Pair(rises[0], rises[1], lacks=lacks * (None in rises))
-
-
-def _mean(curve: Curve, first: int, last: int) -> float | None:
-    """Return the mean of the values of the rounds from `first` to `last`.
-
-    It is None if some are missing or not finite, or if none is evaluated.
-    """
-    rounds = curve.axis("rounds")
-    inside = curve.raw[(rounds >= first) & (rounds <= last)]
-    is_whole = curve.record.num_rounds >= last and not _has_diverged(curve, first, last)
-    return float(inside.mean()) if len(inside) and is_whole else None
-
-
-def _has_diverged(curve: Curve, first: int, last: int) -> bool:
-    """True if a value of the rounds from `first` to `last` is not finite."""
-    rounds = curve.record.spent["rounds"]
-    is_broken = curve.record.not_finite.get(curve.metric.name, np.zeros(len(rounds), dtype=bool))
-    return bool(is_broken[(rounds >= first) & (rounds <= last)].any())
-
-
 def floors(
     claims: Sequence[Claim], runs: Sequence[tuple[str, str]], curves: Mapping[str, Mapping[int, Curve | None]]
 ) -> str:
@@ -484,14 +423,14 @@ def floors(
     pairs = " and ".join(f"{first} from {second}" for first, second in runs)
     if all(len(curves.get(first, {}).keys() & curves.get(second, {}).keys()) < 2 for first, second in runs):
         return f"The floor, {pairs}, is not run yet."
-    found = {claim.what: (claim, claim.floor(runs, curves)) for claim in claims if claim.number != NEVER}
-    parts = [
-        f"unknown in {what}, as {claim.why_no_floor(runs, curves)}"
-        if floor is None
-        else f"{'a factor of ' * claim.is_ratio}{claim.shown_floor(floor)} in {what}"
-        for what, (claim, floor) in found.items()
-        if floor != 0
-    ]
+    parts, unknown = list[str](), dict[str, list[str]]()
+    for what, claim in {claim.what: claim for claim in claims if claim.number != NEVER}.items():
+        floor = claim.floor(runs, curves)
+        if floor is None:
+            unknown.setdefault(claim.why_no_floor(runs, curves), []).append(what)
+        elif floor != 0:
+            parts.append(f"{'a factor of ' * claim.is_ratio}{claim.shown_floor(floor)} in {what}")
+    parts += [f"unknown in {' and '.join(numbers)}, as {reason}" for reason, numbers in unknown.items()]
     return f"The floor, {pairs}: {', '.join(parts) or '0'}."
 
 

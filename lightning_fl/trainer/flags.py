@@ -378,6 +378,19 @@ class TrainerFlags(Trainer, ABC):
         return flags_of(TrainerFlags)
 
     @property
+    def max_rounds(self) -> int:
+        """Rounds of communication."""
+        return self._max_rounds
+
+    @max_rounds.setter
+    def max_rounds(self, value: int) -> None:
+        require(
+            not getattr(self, "fitting", False) or value == self._max_rounds,
+            f"max_rounds cannot change during a fit, got {value!r}: set trainer.should_stop = True to end it early.",
+        )
+        self._max_rounds = value
+
+    @property
     def callbacks(self) -> list[Callback]:
         """The callbacks; a fit, validation, test or prediction adds those of module and algorithm."""
         return self.callback_list.present

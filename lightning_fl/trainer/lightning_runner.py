@@ -148,10 +148,6 @@ def flag_in_loop(name: str, least: int, unset: int | None = None, may_be_unset: 
     def write(loop: Any, value: Any) -> None:
         if value == read(loop):
             return
-        require(
-            name != "max_rounds" or not loop.trainer.training,
-            f"max_rounds cannot change during a fit, got {value!r}: set trainer.should_stop = True to end it early.",
-        )
         if value is not None or not may_be_unset:
             check_whole(name, value, least)
         setattr(loop.trainer, name, value)

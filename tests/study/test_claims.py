@@ -12,7 +12,8 @@ from scipy import stats
 
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.records import Record
-from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, corrected, floors, legend
+from lightning_fl.study.claims import Claim, Verdict, claims_table, corrected, floors, legend
+from lightning_fl.study.pairs import Pair
 from lightning_fl.study.statistics import adjusted
 
 ACCURACY, LOSS = Metric("val/accuracy"), Metric("val/loss")
@@ -325,9 +326,28 @@ def test_the_floor_is_told_for_each_value_that_claims_compare() -> None:
     same = {"first": curves["first"], "same": curves["first"]}
     assert floors(compared, [("first", "same")], same) == "The floor, first from same: 0."
     unmet = Claim("", "a", "b", "target_rounds", target=0.5)
-    assert floors([unmet], [("first", "again")], curves) == (
-        "The floor, first from again: "
-        "unknown in rounds to 0.5, as the target was not reached by first in 3 of 3, again in 3 of 3."
+    assert floors([unmet, replace(unmet, number="target_uplink")], [("first", "again")], curves) == (
+        "The floor, first from again: unknown in rounds to 0.5 and uplink to 0.5, "
+        "as the target was not reached by first in 3 of 3, again in 3 of 3."
+    )
+
+
+def test_the_floor_within_bytes_is_measured_within_the_bytes_of_the_claim() -> None:
+    """Test two runs that part after the 60 bytes that the compared method sends."""
+    curves = {
+        "cheap": {seed: run([0.1, 0.5, 0.6, 0.7, 0.8, 0.9], 10) for seed in range(3)},
+        "first": {seed: run([0.2, 0.3, 0.4, 0.9], 20) for seed in range(3)},
+        "again": {seed: run([0.2, 0.3, 0.4 - 0.01 * seed, 0.5], 20) for seed in range(3)},
+    }
+    high = stats.ttest_1samp([0.0, 0.01, 0.02], 0).confidence_interval().high
+    claim = Claim("", "cheap", "first", "at_uplink")
+    assert claim.floor([("first", "again")], curves) == pytest.approx(high)
+    assert replace(claim, num_bytes=40).floor([("first", "again")], curves) == pytest.approx(0)
+    assert replace(claim, rounds=2).floor([("first", "again")], curves) == pytest.approx(0)
+    del curves["cheap"][2]
+    assert floors([claim], [("first", "again")], curves) == (
+        "The floor, first from again: unknown in best within the uplink of cheap, "
+        "as the bytes are unknown for first in 1 of 3, again in 1 of 3."
     )
 
 

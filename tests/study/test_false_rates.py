@@ -10,7 +10,8 @@ import pytest
 
 from lightning_fl.report.comparison import Curve, Metric
 from lightning_fl.report.records import Record
-from lightning_fl.study.claims import Claim, Pair, corrected
+from lightning_fl.study.claims import Claim, corrected
+from lightning_fl.study.pairs import Pair
 
 ROUNDS, SEEDS, TRIALS = 40, 3, 300
 METRIC = Metric("val/accuracy", target=0.5, window=9)

@@ -4,7 +4,6 @@ import re
 import sys
 import tarfile
 from pathlib import Path
-from statistics import fmean, stdev
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.published_settings import settings_of
 from lightning_fl.report.records import read_run
 from lightning_fl.study.claims import Claim
-from lightning_fl.study.command import curves_of
 from lightning_fl.study.searches import open_searches
 from lightning_fl.study.study_file import read_study
 
@@ -85,7 +83,7 @@ def test_an_archive_fills_the_rows_of_its_study(tmp_path: Path, monkeypatch: pyt
     (row,) = rows_of(with_runs)
     assert row.endswith("| -0.040 | one seed: beyond the margin |")  # and no column of corrections
     assert (
-        sum("not run yet: lightning-fl study feddp_controls, 6 core hours</summary>" in part for part in without) == 1
+        sum("not run yet: lightning-fl study feddp_controls, 8 core hours</summary>" in part for part in without) == 1
     )
     assert all(row.endswith("| not run yet |") for part in without for row in rows_of(part))
     names = claims.TABLES["FedDP"]
@@ -184,23 +182,10 @@ def test_the_regime_of_a_study_is_that_of_its_kept_runs(archive: Path, tmp_path:
     for run in runs:
         record = read_run(run.folder)
         of_run = settings_of(record)
-        assert clients == f"{of_run['cohort']} of {of_run['clients']} clients"
+        of_round = f"{of_run['cohort']} of {of_run['clients']}"
+        assert of_round in clients.removesuffix(" clients").split(" or ")
         assert re.sub(r"\W", "", network).startswith(record.settings["model.network"].split("_")[0])
     assert rounds == f"{max(read_run(run.folder).num_rounds for run in runs):,} rounds"
-
-
-@reads_archives
-@pytest.mark.parametrize("name", ["fedadam_ssm", "feddp"])
-def test_the_tables_of_the_papers_pages_are_those_of_the_kept_runs(name: str, tmp_path: Path) -> None:
-    """Check mean and spread of the final and best accuracies of tables that `docs/claims.py` does not write."""
-    file = read_study(ROOT / "configs" / "studies" / f"{name}_small.yaml")
-    runs = kept_runs(ROOT / "docs" / "results" / "runs" / f"{name}_small.tar.xz", tmp_path)
-    text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
-    for cell, curves in curves_of(file, runs).items():
-        numbers = [curve.numbers for curve in curves.values()]
-        for value in ("final", "best") if name == "feddp" else ("final",):  # what their claims are about
-            found = [number[value] for number in numbers]
-            assert f"| {fmean(found):.3f} ± {stdev(found):.3f} |" in text, (cell, value)
 
 
 @reads_archives

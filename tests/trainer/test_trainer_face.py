@@ -80,6 +80,8 @@ def test_settings_under_lightnings_names_take_effect_or_are_refused(make_trainer
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             with pytest.raises(UserError, match=r"^max_rounds cannot change during a fit, got 9"):
                 trainer.fit_loop.max_epochs = 9
+            with pytest.raises(UserError, match=r"^max_rounds cannot change during a fit, got 9"):
+                trainer.max_rounds = 9
 
     trainer.callbacks.append(Within())
     trainer.fit(Perceptron(), federation())
