@@ -32,13 +32,13 @@ PANEL = Look(size=(3.7, 3.2), font_size=10)
 
 
 def kept_runs(study: str, folder: Path) -> dict[str, list[Record]]:
-    """Unpack the runs of a study and return them by method, in the order of the study file."""
-    with tarfile.open(RUNS / f"{study}.tar.xz") as file:
-        file.extractall(folder, filter="data")
-    cells = read_study(ROOT / "configs" / "studies" / f"{study}.yaml").cells
+    """Unpack the runs of a study and return them by method, in the order of the study file, without the repeats of its floor."""
+    with tarfile.open(RUNS / f"{study}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    file = read_study(ROOT / "configs" / "studies" / f"{study}.yaml")
+    names = [cell.name for cell in file.cells if cell.name not in {again for _, again in file.floor}]
     found = {
-        cell.name: [read_run(path.parent) for path in sorted(folder.glob(f"{study}/{cell.name}/*/metrics.csv"))]
-        for cell in cells
+        name: [read_run(path.parent) for path in sorted(folder.glob(f"{study}/{name}/*/metrics.csv"))] for name in names
     }
     return {name: records for name, records in found.items() if records}
 
