@@ -79,6 +79,7 @@ class TrainerFlags(Trainer, ABC):
     max_steps: int = -1
     min_steps: int | None = None
     gradient_clip_algorithm: Any
+    _max_rounds: int
     if TYPE_CHECKING:
         strategy: FabricStrategy
         validate_loop: EvaluationLoop
