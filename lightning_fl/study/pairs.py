@@ -29,7 +29,14 @@ class Pair:
 
 
 def bests_within(ours: Curve, theirs: Curve, cost: str, high: float) -> Pair:
-    """Return the best values of two runs within a number of bytes, and their difference over log bytes."""
+    """Return the best values of two runs within a number of bytes, and the mean of their difference over log bytes.
+
+    Args:
+        ours: run of `better`.
+        theirs: run of `than`.
+        cost: name of the direction in which bytes count, such as `uplink`.
+        high: number of bytes of all clients together.
+    """
     sign = -1 if ours.metric.falls else 1
     sent = [curve.axis(cost) for curve in (ours, theirs)]
     values = [sign * curve.raw[of <= high] for curve, of in zip((ours, theirs), sent, strict=True)]

@@ -385,8 +385,9 @@ class TrainerFlags(Trainer, ABC):
 
     @max_rounds.setter
     def max_rounds(self, value: int) -> None:
+        is_fitting = getattr(self, "fitting", False)  # which a trainer knows only when it is set up
         require(
-            not getattr(self, "fitting", False) or value == self._max_rounds,
+            not is_fitting or value == self._max_rounds,
             f"max_rounds cannot change during a fit, got {value!r}: set trainer.should_stop = True to end it early.",
         )
         self._max_rounds = value
