@@ -106,7 +106,7 @@ WIDTH = 140
 """Characters of a line of these pages at most; rows of tables cannot be wrapped."""
 TIMES = "×\N{NO-BREAK SPACE}"
 HEADER = ["claim", "paper", "what the paper prints", "here (95 % interval)", "verdict", "after correction"]
-OWN_SAMPLES = ("feddp_controls",)
+OWN_SAMPLES = ("feddp_clients", "feddp_controls")
 """Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
 
 
