@@ -28,8 +28,8 @@ from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.tables import Column, Row
 from lightning_fl.study.budget import efficiency_table
-from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, corrected, floors, shown
-from lightning_fl.study.command import Curves, curves_of, spending_of, verdicts_of, within_budgets
+from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, corrected, shown
+from lightning_fl.study.command import Curves, curves_of, floors_of, spending_of, verdicts_of, within_budgets
 from lightning_fl.study.search_report import costs_table, flags_table, search_parts
 from lightning_fl.study.searches import open_searches
 from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
@@ -321,7 +321,7 @@ def study_block(name: str, stands: Sequence[str]) -> str:
         said = f"**{file.regime.here}** (`{name}`)."
         said += f" In the paper: {file.regime.paper}." * any(claim.is_of_paper for claim, _ in pairs)
     if file.floor and has_runs(name):
-        said += f" {floors(file.claims, file.floor, read_kept(name)[1])}"
+        said += f" {floors_of(file, read_kept(name)[1])}"
     said = fill(said, WIDTH, break_on_hyphens=False)
     if has_runs(name):
         return f"{said}\n\n{lines}"

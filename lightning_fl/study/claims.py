@@ -415,16 +415,21 @@ def floors(
 ) -> str:
     """Return in words the largest difference of methods from themselves in each number that the claims compare.
 
+    It is empty if they compare none.
+
     Args:
         claims: claims of a study.
         runs: pairs of cells that are the same method.
         curves: curves by cell and seed.
     """
+    compared = {claim.what: claim for claim in claims if claim.number != NEVER}
+    if not compared:
+        return ""
     pairs = " and ".join(f"{first} from {second}" for first, second in runs)
     if all(len(curves.get(first, {}).keys() & curves.get(second, {}).keys()) < 2 for first, second in runs):
         return f"The floor, {pairs}, is not run yet."
     parts, unknown = list[str](), dict[str, list[str]]()
-    for what, claim in {claim.what: claim for claim in claims if claim.number != NEVER}.items():
+    for what, claim in compared.items():
         floor = claim.floor(runs, curves)
         if floor is None:
             unknown.setdefault(claim.why_no_floor(runs, curves), []).append(what)

@@ -28,7 +28,7 @@ from lightning_fl.report.comparison import Curve, Metric, common_metric, curves_
 from lightning_fl.report.document import Part, Picture, Sections
 from lightning_fl.report.records import readable
 from lightning_fl.study.budget import LEGEND, NUM_RESAMPLES, Budget, Found, efficiency_table
-from lightning_fl.study.claims import Verdict, claims_table, floors, legend, q_values_of
+from lightning_fl.study.claims import Claim, Verdict, claims_table, floors, legend, q_values_of
 from lightning_fl.study.costs import PlanFit, costs, plans_of
 from lightning_fl.study.runner import Outcome, changes_since, command, is_done, train, train_all
 from lightning_fl.study.search_report import search_parts
@@ -330,9 +330,20 @@ def verdicts_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = Map
     metric = next((curve.metric for runs in curves.values() for curve in runs.values()), Metric())
     every_run = _every_run(curves, never_finite)
     return [
-        claim.judge(claim.pairs(every_run), claim.metric_in(every_run, metric), claim.floor(file.floor, every_run))
+        claim.judge(
+            claim.pairs(every_run), claim.metric_in(every_run, metric), claim.floor(file.floor_of(claim), every_run)
+        )
         for claim in file.claims
     ]
+
+
+def floors_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = MappingProxyType({})) -> str:
+    """Return the differences of methods from themselves in words, a sentence for the claims of each setting."""
+    every_run = _every_run(curves, never_finite)
+    claims: dict[tuple[tuple[str, str], ...], list[Claim]] = {}
+    for claim in file.claims if file.floor else ():
+        claims.setdefault(file.floor_of(claim), []).append(claim)
+    return " ".join(filter(None, (floors(of, pairs, every_run) for pairs, of in claims.items())))
 
 
 def _every_run(curves: Curves, never_finite: NeverFinite) -> dict[str, dict[int, Curve | None]]:
@@ -346,11 +357,10 @@ def _every_run(curves: Curves, never_finite: NeverFinite) -> dict[str, dict[int,
 def _claims(file: StudyFile, curves: Curves, never_finite: NeverFinite) -> list[Part]:
     """Return the table of the claims, and its explanation."""
     regimes = [f"In the paper: {file.regime.paper}. Here: {file.regime.here}."] if file.regime else []
-    floor = floors(file.claims, file.floor, _every_run(curves, never_finite)) if file.floor else ""
     return [
         *regimes,
         claims_table(file.claims, verdicts_of(file, curves, never_finite)),
-        legend(file.claims, floor),
+        legend(file.claims, floors_of(file, curves, never_finite)),
     ]
 
 

@@ -173,6 +173,20 @@ class StudyFile:
         flags = {"target": self.target, "metric": self.metric, "window": self.window, "traffic": self.traffic}
         return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
+    def floor_of(self, claim: Claim) -> tuple[tuple[str, str], ...]:
+        """Return the pairs of `floor` that have the claim's settings, such as its clients; all pairs if none has.
+
+        A setting of a pair is a choice that both of its cells share. The claim has it if one of the compared cells does.
+        """
+        choices = {cell.name: cell.choices for cell in self.cells}
+        compared = list(zip(choices[claim.better], choices[claim.than], strict=True))
+
+        def has_settings_of_claim(pair: tuple[str, str]) -> bool:
+            both = zip(choices[pair[0]], choices[pair[1]], compared, strict=True)
+            return all(first != second or first in claimed for first, second, claimed in both)
+
+        return tuple(filter(has_settings_of_claim, self.floor)) or self.floor
+
     def with_flags(self, flags: Mapping[str, Sequence[str]]) -> StudyFile:
         """Return the study with more arguments for the named cells."""
         cells = [replace(cell, arguments=(*cell.arguments, *flags.get(cell.name, ()))) for cell in self.cells]

@@ -93,6 +93,34 @@ def test_a_method_may_stand_beside_itself_as_the_floor(tmp_path: Path) -> None:
     assert len({run.folder for run in study.runs(tmp_path, resolve)}) == 2 * len(study.seeds)
 
 
+SHORT, LONG = ("avg-short", "again-short"), ("avg-long", "again-long")
+
+
+@pytest.mark.parametrize(
+    ("better", "than", "pairs", "expected"),
+    [
+        ("prox-short", "avg-short", [SHORT, LONG], [SHORT]),
+        ("prox-long", "avg-long", [SHORT, LONG], [LONG]),
+        ("avg-long", "avg-short", [SHORT, LONG], [SHORT, LONG]),
+        pytest.param("prox-long", "avg-long", [SHORT], [SHORT], id="none of its own"),
+        pytest.param(
+            "prox-long",
+            "avg-long",
+            [SHORT, ("avg-long", "again-short")],
+            [("avg-long", "again-short")],
+            id="no setting",
+        ),
+    ],
+)
+def test_the_floor_of_a_claim_is_that_of_its_settings(
+    tmp_path: Path, better: str, than: str, pairs: list[tuple[str, str]], expected: list[tuple[str, str]]
+) -> None:
+    grid = {**GRID, "method": {**GRID["method"], "again": ["--threads=2"]}}
+    claim = {**CLAIM, "better": better, "than": than}
+    study = read_study(written(tmp_path, grid=grid, claims=[claim], floor=[list(pair) for pair in pairs]))
+    assert study.floor_of(study.claims[0]) == tuple(expected)
+
+
 def test_a_flag_may_be_separated_from_its_value_by_a_blank(tmp_path: Path) -> None:
     words = ["--algorithm FedProx", "--algorithm.mu  0.1", "--data.root=my runs", "my file.yaml"]
     (cell,) = read_study(written(tmp_path, base=[], grid={"method": {"prox": words}})).cells

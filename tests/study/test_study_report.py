@@ -142,6 +142,29 @@ def test_a_report_tells_the_floor_and_the_claims_below_it() -> None:
 
 
 @pytest.mark.matrix
+def test_a_claim_is_below_the_floor_of_its_own_clients() -> None:
+    """Test FedProx 0.02 ahead with few and with many clients, where FedAvg differs from itself by 0.005 and 0.05."""
+    grid = {
+        "method": {"FedAvg": ["--algorithm=FedAvg"], "again": ["--threads=2"], "FedProx": ["--algorithm=FedProx"]},
+        "clients": {"few": ["--clients=2"], "many": ["--clients=9"]},
+    }
+    claims = [{"text": kind, "better": f"FedProx-{kind}", "than": f"FedAvg-{kind}"} for kind in grid["clients"]]
+    floor = [[f"FedAvg-{kind}", f"again-{kind}"] for kind in grid["clients"]]
+    path = write_study(claims=claims, floor=floor, grid=grid)
+    ahead = {"again-few": 0.005, "again-many": 0.05, "FedProx-few": 0.02, "FedProx-many": 0.02}
+    for run in read_study(path).runs(Path("runs/studies/study"), resolve):
+        shutil.rmtree(run.folder)
+        write_run(run.folder, [0.5 + ahead.get(run.cell, 0) * (1 + 0.01 * run.seed)] * 9, run.cell, run.seed)
+        (run.folder / "done.json").write_text("{}")
+    said = report_on_study([str(path)], resolve)
+    assert re.search(r"^\| few .*\| holds ", said, re.M)
+    assert re.search(r"^\| many .*\| does not hold: below the floor of 0\.05", said, re.M)
+    assert re.search(
+        r"from again-few: 0\.005 in final\. The floor, FedAvg-many from again-many: 0\.05\d in final\.", said
+    )
+
+
+@pytest.mark.matrix
 def test_claims_of_the_file_are_not_judged_by_another_metric_or_target() -> None:
     path = write_study(claims=[CLAIM], budget=[1e3, 1e5])
     assert "## Accuracy per byte" in report_on_study([str(path)], resolve)
