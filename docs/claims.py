@@ -320,8 +320,10 @@ def study_block(name: str, stands: Sequence[str]) -> str:
     if file.regime:
         said = f"**{file.regime.here}** (`{name}`)."
         said += f" In the paper: {file.regime.paper}." * any(claim.is_of_paper for claim, _ in pairs)
-    if file.floor and has_runs(name):
+    if has_runs(name):
+        left = sum(verdict.outcome == NOT_RUN for _, verdict in pairs)
         said += f" {floors_of(file, read_kept(name)[1])}"
+        said += f" Claims not run yet: {left} (`lightning-fl study {name}`, {file.takes})." * bool(left)
     said = fill(said, WIDTH, break_on_hyphens=False)
     if has_runs(name):
         return f"{said}\n\n{lines}"

@@ -415,7 +415,7 @@ def floors(
 ) -> str:
     """Return in words the largest difference of methods from themselves in each number that the claims compare.
 
-    It is empty if they compare none.
+    It is empty if they compare none, or without runs.
 
     Args:
         claims: claims of a study.
@@ -423,7 +423,7 @@ def floors(
         curves: curves by cell and seed.
     """
     compared = {claim.what: claim for claim in claims if claim.number != NEVER}
-    if not compared:
+    if not compared or not runs:
         return ""
     pairs = " and ".join(f"{first} from {second}" for first, second in runs)
     if all(len(curves.get(first, {}).keys() & curves.get(second, {}).keys()) < 2 for first, second in runs):

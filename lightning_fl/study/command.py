@@ -331,7 +331,7 @@ def verdicts_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = Map
     every_run = _every_run(curves, never_finite)
     return [
         claim.judge(
-            claim.pairs(every_run), claim.metric_in(every_run, metric), claim.floor(file.floor_of(claim), every_run)
+            claim.pairs(every_run), claim.metric_in(every_run, metric), claim.floor(file.floor_pairs(claim), every_run)
         )
         for claim in file.claims
     ]
@@ -341,8 +341,8 @@ def floors_of(file: StudyFile, curves: Curves, never_finite: NeverFinite = Mappi
     """Return the differences of methods from themselves in words, a sentence for the claims of each setting."""
     every_run = _every_run(curves, never_finite)
     claims: dict[tuple[tuple[str, str], ...], list[Claim]] = {}
-    for claim in file.claims if file.floor else ():
-        claims.setdefault(file.floor_of(claim), []).append(claim)
+    for claim in file.claims:
+        claims.setdefault(file.floor_pairs(claim), []).append(claim)
     return " ".join(filter(None, (floors(of, pairs, every_run) for pairs, of in claims.items())))
 
 

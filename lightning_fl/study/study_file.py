@@ -173,7 +173,7 @@ class StudyFile:
         flags = {"target": self.target, "metric": self.metric, "window": self.window, "traffic": self.traffic}
         return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
-    def floor_of(self, claim: Claim) -> tuple[tuple[str, str], ...]:
+    def floor_pairs(self, claim: Claim) -> tuple[tuple[str, str], ...]:
         """Return the pairs of `floor` that have the claim's settings, such as its clients; all pairs if none has.
 
         A setting of a pair is a choice that both of its cells share. The claim has it if one of the compared cells does.

@@ -322,7 +322,7 @@ def test_the_floor_is_told_for_each_value_that_claims_compare() -> None:
     assert floors(compared, [("first", "again")], curves) == (
         f"The floor, first from again: {high:.3f} in final, a factor of {factor:.3g} in uplink."
     )
-    assert floors([compared[-1]], [("first", "again")], curves) == ""
+    assert floors([compared[-1]], [("first", "again")], curves) == floors(compared, [], curves) == ""
     assert floors(compared, [("first", "lone")], curves) == "The floor, first from lone, is not run yet."
     same = {"first": curves["first"], "same": curves["first"]}
     assert floors(compared, [("first", "same")], same) == "The floor, first from same: 0."

@@ -115,6 +115,7 @@ def test_differences_below_that_of_a_method_from_itself_are_called_so(
     monkeypatch.setattr(claims, "RUNS", tmp_path)
     monkeypatch.setattr(claims, "read_kept", claims.read_kept.__wrapped__)
     shown = claims.study_block("fedldf_small", [""] * len(claims.judged("fedldf_small")))
+    assert "(`lightning-fl study fedldf_small`, 2 core hours)." in " ".join(shown.split())
     row, far = (
         next(row for row in rows_of(shown) if f"FedLDF ends more accurate than {name}" in row)
         for name in ("HDFL", "FedADP")

@@ -118,7 +118,7 @@ def test_the_floor_of_a_claim_is_that_of_its_settings(
     grid = {**GRID, "method": {**GRID["method"], "again": ["--threads=2"]}}
     claim = {**CLAIM, "better": better, "than": than}
     study = read_study(written(tmp_path, grid=grid, claims=[claim], floor=[list(pair) for pair in pairs]))
-    assert study.floor_of(study.claims[0]) == tuple(expected)
+    assert study.floor_pairs(study.claims[0]) == tuple(expected)
 
 
 def test_a_flag_may_be_separated_from_its_value_by_a_blank(tmp_path: Path) -> None:
