@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_unflatten
@@ -233,7 +234,7 @@ class Stack:
         self._adopt_buffers(computed.buffers)
         for (name, how, named), value in computed.logs:
             logs.log(name, value, *how, **named)
-        logs.add_loss(computed.losses)
+        self._add_losses(computed.losses, logs)
         gradient, factor = computed.gradient, 1.0
         if isinstance(factors, Tensor):
             shared = gradient.shared * factors.unsqueeze(1)
@@ -302,8 +303,21 @@ class Stack:
         self._adopt_buffers(lent | replaced)
         for (name, how, named), value in zip(recorded, logged, strict=True):
             logs.log(name, value, *how, **named)
-        logs.add_loss(losses)
+        self._add_losses(losses, logs)
         return losses
+
+    def _add_losses(self, losses: Tensor, logs: RowLogs) -> None:
+        """Collect the loss of each row; `UserError` if mixed precision has rounded them.
+
+        Mapped, cross_entropy and others escape autocast, which computes them in float32 for a single client.
+        """
+        precision = self._flat_module.fabric.strategy.precision
+        require(
+            not isinstance(precision, MixedPrecision) or losses.dtype != torch.bfloat16,
+            "its loss is a bfloat16 number, because torch casts fewer operations to float32 for clients that train at once; "
+            "compute it from logits.float(), or use precision 32-true",
+        )
+        logs.add_loss(losses)
 
 
 def _leaves(views: Tree, parameters: Iterable[Tensor]) -> Tree:

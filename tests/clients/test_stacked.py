@@ -478,6 +478,40 @@ def test_mixed_precision_of_mapped_convolutions(make_trainer: MakeTrainer, monke
     assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "serial"
 
 
+class Classifies(Perceptron):
+    """Its last layer has no bias, so that autocast makes it a bfloat16 product alone."""
+
+    def __init__(self, in_float32: bool = False) -> None:
+        super().__init__()
+        self.in_float32 = in_float32
+        self.output = nn.Linear(4, 2, bias=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        loss = nn.functional.cross_entropy(logits.float() if self.in_float32 else logits, y.argmax(1))
+        assert loss.dtype == torch.float32 or torch._C._functorch.is_batchedtensor(loss)
+        return loss
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_mixed_precision_rounds_no_loss(
+    compiles: bool, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test that the loss of a stack is a float32 number, as that of a single client is, or the module is not stacked."""
+    monkeypatch.setattr("lightning_fl.flat_module.graph.BACKEND", "aot_eager")
+    flags = {"precision": "bf16-mixed", "compile": compiles, "max_rounds": 1}
+    with pytest.raises(
+        UserError, match=r"its loss is a bfloat16 number, .*; compute it from logits\.float\(\), or use"
+    ):
+        make_trainer(runner="stacked", **flags).fit(Classifies(), federation())
+    assert_same(fits(make_trainer, Classifies(in_float32=True), federation, **flags), 0.05, 0.05)
+    monkeypatch.setattr(choose_runner, "LEAST_CLIENTS_ON_CPU", 1)
+    trainer = make_trainer(**flags)
+    trainer.fit(Classifies(), federation())
+    assert describe_runner(trainer.fit_loop.engine.runner)["wanted"] == "serial"
+
+
 def test_stacked_is_really_stacked(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     step = Perceptron.training_step
