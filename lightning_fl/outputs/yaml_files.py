@@ -60,7 +60,7 @@ def _read(path: str | os.PathLike[str], strictly: bool, most: int, allowed: str)
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-@lru_cache(maxsize=8)  # a command reads its configurations several times
+@lru_cache(maxsize=1000)  # a command reads the configurations of its runs several times
 def _content(text: str, name: str, strictly: bool, most: int) -> Any:
     """Return the content of a YAML text whose size with all aliases written out is within bounds."""
     try:
