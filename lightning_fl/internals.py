@@ -20,6 +20,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as St
 from lightning.pytorch.loops.utilities import _select_data_fetcher as data_fetcher_for
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.accelerator_connector import _set_torch_flags as set_torch_flags
 from lightning.pytorch.trainer.connectors.data_connector import _check_dataloader_iterable as check_iterable
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector as DataHookSelector
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource as DataLoaderSource
@@ -60,6 +61,7 @@ __all__ = [
     "read_in_order",
     "requested_loader",
     "set_sampler_epoch",
+    "set_torch_flags",
 ]
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

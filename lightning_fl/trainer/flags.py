@@ -148,8 +148,8 @@ class TrainerFlags(Trainer, ABC):
         enable_progress_bar: Annotated[bool, execution(OUTPUT)] = True,
         enable_checkpointing: Annotated[bool, execution(OUTPUT)] = True,
         enable_model_summary: Annotated[bool, execution(OUTPUT)] = True,
-        deterministic: Annotated[bool | Literal["warn"], execution(MODES)] = False,
-        benchmark: Annotated[bool, execution(MODES)] = False,
+        deterministic: Annotated[bool | Literal["warn"] | None, execution(MODES)] = None,
+        benchmark: Annotated[bool | None, execution(MODES)] = None,
         channels_last: Annotated[bool | None, execution(MODES)] = None,
         float32_precision: Annotated[Literal["highest", "high", "medium"] | None, Flag(MODES, None)] = None,
         inference_mode: Annotated[bool, execution(MODES)] = True,
@@ -244,8 +244,10 @@ class TrainerFlags(Trainer, ABC):
             enable_progress_bar: Show a progress bar.
             enable_checkpointing: Save checkpoints and the final model.
             enable_model_summary: Print a summary of the module before training.
-            deterministic: Use only deterministic algorithms; "warn" warns of operations that have none.
-            benchmark: Let cuDNN choose its algorithms by benchmarks.
+            deterministic: Use only deterministic algorithms; "warn" warns of operations that have none. None leaves torch's
+                setting.
+            benchmark: Let cuDNN choose its algorithms by benchmarks. None leaves torch's setting, and turns it off with
+                deterministic.
             channels_last: Train convolutions in an nn.Sequential with their channels innermost in memory; your code sees the
                 usual layout everywhere. If not given, on where it is faster: on a CPU with at most 64 channels and without
                 batch normalisation.

@@ -33,7 +33,7 @@ from lightning_fl.features.loss_guard import LossGuard
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks, changes_steps, check_module
 from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
-from lightning_fl.internals import DataHookSelector, call
+from lightning_fl.internals import DataHookSelector, call, set_torch_flags
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.reservation import Reservation
@@ -122,10 +122,7 @@ def _modes_of_torch(trainer: TrainerInterface) -> Iterator[None]:
         if isinstance(trainer.fabric.strategy.precision, MixedPrecision):
             torch.set_autocast_cache_enabled(False)  # a step may change weights and go on, as in Lightning's own plugin
         torch.autograd.set_detect_anomaly(trainer.detect_anomaly or detects)
-        if trainer.deterministic:
-            torch.use_deterministic_algorithms(True, warn_only=trainer.deterministic == "warn")
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
-        torch.backends.cudnn.benchmark = trainer.benchmark or benchmark
+        set_torch_flags(deterministic=trainer.deterministic, benchmark=trainer.benchmark)
         if trainer.float32_precision is not None:
             Float32.of(trainer.float32_precision).set()
         yield

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L  # noqa: N812
 import numpy as np
@@ -274,32 +274,57 @@ def test_detect_anomaly_names_the_operation_and_is_put_back(make_trainer: MakeTr
     assert trainer.callback_metrics["clients/rejected"] == 3
 
 
-@pytest.mark.parametrize("deterministic", [True, "warn"])
-def test_global_switches_are_put_back(deterministic: Any, make_trainer: MakeTrainer) -> None:
-    inside = []
+class Switches(NamedTuple):
+    """Torch's global switches, `benchmark` being cuDNN's."""
 
-    class Watch(Callback):
-        def on_train_start(self, *arguments: Any) -> None:
-            inside.append(switches())
+    deterministic: bool
+    only_warns: bool
+    benchmark: bool
 
-    def switches() -> tuple[bool, bool, bool]:
-        return (
+    @classmethod
+    def now(cls) -> "Switches":
+        return cls(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.backends.cudnn.benchmark,
         )
 
-    before = switches()
-    make_trainer(deterministic=deterministic, benchmark=True, callbacks=Watch()).fit(Perceptron(), federation())
-    assert inside == [(True, deterministic == "warn", True)]
-    assert switches() == before
+    def set(self) -> None:
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
+        torch.backends.cudnn.benchmark = self.benchmark
+
+
+@pytest.mark.parametrize(
+    "before", [Switches(False, False, False), Switches(False, False, True), Switches(True, True, True)]
+)
+@pytest.mark.parametrize("deterministic", [None, False, True, "warn"])
+@pytest.mark.parametrize("benchmark", [None, False, True])
+@pytest.mark.sampled(12)
+def test_global_switches_are_lightnings_in_a_fit_and_put_back(
+    before: Switches,
+    deterministic: Any,
+    benchmark: bool | None,
+    make_trainer: MakeTrainer,
+    make_stock_trainer: Callable[..., L.Trainer],
+) -> None:
+    flags = {"deterministic": deterministic, "benchmark": benchmark}
+    inside = []
+
+    class Watch(Callback):
+        def on_train_start(self, *arguments: Any) -> None:
+            inside.append(Switches.now())
+
+    given = Switches.now()
     try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        make_trainer().fit(Perceptron(), federation())
-        assert switches() == (True, True, before[2])
+        before.set()
+        make_stock_trainer(**flags)
+        expected = Switches.now()
+        before.set()
+        make_trainer(**flags, max_rounds=1, callbacks=Watch()).fit(Perceptron(), federation())
+        assert inside == [expected]
+        assert Switches.now() == before
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = before[2]
+        given.set()
 
 
 def test_a_profiler_reports_each_session_as_in_lightning(
