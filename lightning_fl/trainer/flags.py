@@ -104,7 +104,7 @@ class TrainerFlags(Trainer, ABC):
         test_every_n_rounds: Annotated[int | None, Ge(1), Flag(METRIC, decides="execution")] = None,
         validation_clients: Annotated[int | None, Ge(1), Flag(METRIC)] = None,
         log_every_n_rounds: Annotated[int, Ge(1), execution(METRIC)] = 1,
-        log_every_n_steps: Annotated[int, Ge(0), execution(METRIC)] = 50,
+        log_every_n_steps: Annotated[int | None, Ge(0), execution(METRIC)] = None,
         checkpoint_every_n_rounds: Annotated[int, Ge(1), execution(METRIC)] = 1,
         dropout_rate: Annotated[float, Interval(ge=0, lt=1), Flag(FAILING)] = 0.0,
         straggler_rate: Annotated[float, Interval(ge=0, le=1), Flag(FAILING)] = 0.0,
@@ -141,10 +141,10 @@ class TrainerFlags(Trainer, ABC):
         limit_predict_batches: Annotated[int | float | None, execution(SHORT)] = None,
         overfit_batches: Annotated[int | float | None, Flag(SHORT)] = None,
         reload_dataloaders_every_n_epochs: Annotated[int | None, Ge(0), Flag(SHORT)] = None,
-        num_sanity_val_steps: Annotated[int, Ge(-1), execution(SHORT)] = 2,
+        num_sanity_val_steps: Annotated[int | None, Ge(-1), execution(SHORT)] = None,
         accumulate_grad_batches: Annotated[int, Ge(1), Flag(GRADIENTS)] = 1,
         gradient_clip_val: Annotated[int | float | None, Flag(GRADIENTS)] = None,
-        gradient_clip_algorithm: Annotated[Literal["norm", "value"], Flag(GRADIENTS)] = "norm",
+        gradient_clip_algorithm: Annotated[Literal["norm", "value"] | None, Flag(GRADIENTS)] = None,
         enable_progress_bar: Annotated[bool, execution(OUTPUT)] = True,
         enable_checkpointing: Annotated[bool, execution(OUTPUT)] = True,
         enable_model_summary: Annotated[bool, execution(OUTPUT)] = True,
@@ -184,7 +184,7 @@ class TrainerFlags(Trainer, ABC):
                 or parameters; all if not given.
             log_every_n_rounds: Log a row after every n-th round and after the last.
             log_every_n_steps: With runner lightning, send values logged with on_step to loggers in every n-th step; 0 for
-                never.
+                never, and 50 if not given.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
             straggler_rate: Probability in [0, 1] that a client stops after some of its optimiser steps and sends the result.
@@ -237,10 +237,10 @@ class TrainerFlags(Trainer, ABC):
                 on equally many; replaces limit_train_batches and limit_val_batches. Off if not given, or 0.
             reload_dataloaders_every_n_epochs: Request the loaders anew every n rounds, if clients have loaders of their own;
                 never if not given, or 0.
-            num_sanity_val_steps: Validation batches to try before the first round; -1 for all.
+            num_sanity_val_steps: Validation batches to try before the first round; -1 for all, and 2 if not given.
             accumulate_grad_batches: Batches whose gradients make one optimiser step.
             gradient_clip_val: Clip each step's gradient to this norm or value.
-            gradient_clip_algorithm: norm or value.
+            gradient_clip_algorithm: norm or value; norm if not given.
             enable_progress_bar: Show a progress bar.
             enable_checkpointing: Save checkpoints and the final model.
             enable_model_summary: Print a summary of the module before training.
@@ -278,7 +278,7 @@ class TrainerFlags(Trainer, ABC):
         self.test_every_n_rounds = test_every_n_rounds
         self.validation_clients = validation_clients
         self.log_every_n_rounds = log_every_n_rounds
-        self.log_every_n_steps = log_every_n_steps
+        self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
         self.straggler_rate = straggler_rate
@@ -312,10 +312,13 @@ class TrainerFlags(Trainer, ABC):
         }
         self.overfit_batches = 0.0 if overfit_batches is None else overfit_batches
         self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs or 0
+        num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
         self.num_sanity_val_steps = inf if num_sanity_val_steps == -1 else num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
-        self.gradient_clip_algorithm = gradient_clip_algorithm
+        # As in Lightning, None without clipping, so that a module may clip by value itself.
+        is_given = gradient_clip_val is not None or gradient_clip_algorithm is not None
+        self.gradient_clip_algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm") if is_given else None
         self.enable_progress_bar = enable_progress_bar
         self.enable_checkpointing = enable_checkpointing
         self.enable_model_summary = enable_model_summary
@@ -327,9 +330,6 @@ class TrainerFlags(Trainer, ABC):
         self.detect_anomaly = detect_anomaly
         with misconfiguration():
             self._check()
-        # As in Lightning, where it is None by default, so that a module may clip by value itself.
-        is_given = gradient_clip_val is not None or gradient_clip_algorithm != "norm"
-        self.gradient_clip_algorithm = GradClipAlgorithmType(gradient_clip_algorithm) if is_given else None
         if overfit_batches:
             self.limits |= {"limit_train_batches": overfit_batches, "limit_val_batches": overfit_batches}
         self.max_rounds = int(fast_dev_run or max_rounds)

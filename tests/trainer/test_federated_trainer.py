@@ -4,6 +4,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -543,6 +544,21 @@ BAD_FLAGS: list[tuple[str, Any]] = [
     ("accelerator", "gqu"),
     ("devices", 0),
 ]
+
+
+OF_LIGHTNING = signature(L.Trainer).parameters
+SHARED_FLAGS = sorted(OF_LIGHTNING.keys() & signature(FederatedTrainer).parameters.keys())
+
+
+@pytest.mark.parametrize("flag", SHARED_FLAGS)
+def test_a_flag_takes_what_lightning_has_by_default(
+    flag: str, make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    """Test that None, which scripts pass on, is Lightning's default also where that is a number."""
+    given = {flag: OF_LIGHTNING[flag].default}
+    trainer, stock = make_trainer(**given), make_stock_trainer(**given)
+    if isinstance(expected := getattr(stock, flag, None), (bool, int, float)):
+        assert getattr(trainer, flag) == expected
 
 
 @pytest.mark.parametrize(("flag", "value"), BAD_FLAGS, ids=[f"{flag}={value}" for flag, value in BAD_FLAGS])
