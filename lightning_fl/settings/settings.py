@@ -37,7 +37,7 @@ ABSENT: dict[str, tuple[Any, Any]] = {
     "overfit_batches": (0.0, None),
     "reload_dataloaders_every_n_epochs": (0, None),
 }
-"""Values of the trainer's attributes, as in Lightning, whose flags are not given, and how settings record these."""
+"""Values of the trainer's attributes, as in Lightning, whose flags are not given, and the defaults of these flags."""
 Inside: TypeAlias = Callable[[Any, bool], tuple[Any, list[tuple[str, Any, bool]]]]
 
 

@@ -144,7 +144,7 @@ class TrainerFlags(Trainer, ABC):
         num_sanity_val_steps: Annotated[int | None, Ge(-1), execution(SHORT)] = None,
         accumulate_grad_batches: Annotated[int, Ge(1), Flag(GRADIENTS)] = 1,
         gradient_clip_val: Annotated[int | float | None, Flag(GRADIENTS)] = None,
-        gradient_clip_algorithm: Annotated[Literal["norm", "value"] | None, Flag(GRADIENTS)] = None,
+        gradient_clip_algorithm: Annotated[Literal["norm", "value"] | None, Flag(GRADIENTS)] = "norm",
         enable_progress_bar: Annotated[bool, execution(OUTPUT)] = True,
         enable_checkpointing: Annotated[bool, execution(OUTPUT)] = True,
         enable_model_summary: Annotated[bool, execution(OUTPUT)] = True,
@@ -240,7 +240,7 @@ class TrainerFlags(Trainer, ABC):
             num_sanity_val_steps: Validation batches to try before the first round; -1 for all, and 2 if not given.
             accumulate_grad_batches: Batches whose gradients make one optimiser step.
             gradient_clip_val: Clip each step's gradient to this norm or value.
-            gradient_clip_algorithm: norm or value; norm if not given.
+            gradient_clip_algorithm: norm or value; null is norm.
             enable_progress_bar: Show a progress bar.
             enable_checkpointing: Save checkpoints and the final model.
             enable_model_summary: Print a summary of the module before training.
@@ -316,9 +316,10 @@ class TrainerFlags(Trainer, ABC):
         self.num_sanity_val_steps = inf if num_sanity_val_steps == -1 else num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
-        # As in Lightning, None without clipping, so that a module may clip by value itself.
-        is_given = gradient_clip_val is not None or gradient_clip_algorithm is not None
-        self.gradient_clip_algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm") if is_given else None
+        clip_algorithm = gradient_clip_algorithm or "norm"
+        # As in Lightning, where it is None by default, so that a module may clip by value itself.
+        is_given = gradient_clip_val is not None or clip_algorithm != "norm"
+        self.gradient_clip_algorithm = GradClipAlgorithmType(clip_algorithm) if is_given else None
         self.enable_progress_bar = enable_progress_bar
         self.enable_checkpointing = enable_checkpointing
         self.enable_model_summary = enable_model_summary
