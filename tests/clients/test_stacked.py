@@ -479,7 +479,7 @@ def test_mixed_precision_of_mapped_convolutions(make_trainer: MakeTrainer, monke
 
 
 class Classifies(Perceptron):
-    """Its last layer has no bias, so that autocast makes it a bfloat16 product alone."""
+    """Its last layer has no bias, so that autocast leaves its output in bfloat16."""
 
     def __init__(self, in_float32: bool = False) -> None:
         super().__init__()
