@@ -257,6 +257,13 @@ ROWS = {  # the tests by the row's first words
         (OWN_LOADERS, "test_clients_with_streams_are_averaged"),
     ],
     "no training loader": [(OWN_LOADERS, "test_an_evaluation_needs_no_training_data")],
+    "no validation loader": [
+        (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
+        ("trainer/test_round_evaluation.py", "test_a_run_says_what_it_measures_on"),
+    ],
+    "no loader for `validate`": [
+        ("trainer/test_federated_trainer.py", "test_evaluations_without_a_loader_are_refused")
+    ],
     "training loader of your own class": [(WRAPPED, "test_a_loader_that_changes_its_batches_is_named")],
     "classes of the samples": [("data/test_given_classes.py", "test_classes_wherever_they_are")],
     "batches of any structure": [

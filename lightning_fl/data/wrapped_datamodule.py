@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
@@ -132,6 +133,7 @@ class Federated(FederatedDataModule):
                 # Trainers look for overridden hooks, and otherwise call those of the module.
                 if overrides(hook, datamodule):
                     setattr(self, hook, getattr(datamodule, hook))
+        self._hide_missing_loaders()
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the datamodule, because modules read theirs as `self.trainer.datamodule.…`."""
@@ -215,7 +217,7 @@ class Federated(FederatedDataModule):
         """True if a stage needs training samples: a fit, held-out samples, or callbacks that ask for those of several clients."""
         if stage not in EVALUATIONS or (stage == "validate" and self.val_fraction > 0):
             return True
-        return self._has("train_dataloader") and self._num_clients != 1
+        return overrides("train_dataloader", self.datamodule) and self._num_clients != 1
 
     def _set_up_training(self, stage: str | None) -> None:
         """Divide the training set, or let each client read its own loader."""
@@ -421,21 +423,29 @@ class Federated(FederatedDataModule):
 
     def predict_dataloader(self) -> Any:
         """Return the datamodule's prediction loader, or its test loader if it has none."""
-        predicts = self._has("predict_dataloader")
+        predicts = overrides("predict_dataloader", self.datamodule)
         return self._passed_through(
             "predict_dataloader" if predicts else "test_dataloader", "predict" if predicts else "test"
         )
 
+    def _hide_missing_loaders(self) -> None:
+        """Put Lightning's own hooks in place of those that have no loader, so that trainers see that there is none."""
+        for hook in ("val_dataloader", "test_dataloader", "predict_dataloader"):
+            vars(self).pop(hook, None)
+            if not self._offers(hook) and getattr(type(self), hook) is getattr(Federated, hook):
+                # Unlike a method of this object, a partial can be pickled in it.
+                setattr(self, hook, partial(getattr(L.LightningDataModule, hook), self))
+
+    def _offers(self, hook: str) -> bool:
+        """True if a hook has something to return a loader of."""
+        if hook == "val_dataloader" and self.val_fraction > 0:
+            return True
+        hooks = (hook, "test_dataloader") if hook == "predict_dataloader" else (hook,)
+        return any(overrides(name, self.datamodule) for name in hooks)
+
     def _passed_through(self, hook: str, stage: str) -> Any:
-        if not self._has(hook):
-            return []
         self._set_up(stage)
         return getattr(self.datamodule, hook)()
-
-    def _has(self, hook: str) -> bool:
-        """True if the datamodule defines a hook."""
-        is_lightning = is_a(self.datamodule, L.LightningDataModule, L.LightningModule)
-        return overrides(hook, self.datamodule) if is_lightning else callable(getattr(self.datamodule, hook, None))
 
     def _set_up(self, stage: str) -> None:
         """Set up the datamodule, once between two teardowns; 'fit' includes its validation data."""
@@ -444,3 +454,4 @@ class Federated(FederatedDataModule):
             setup = getattr(self.datamodule, "setup", None)
             if callable(setup):
                 setup(stage=stage)  # by name, as Lightning does
+                self._hide_missing_loaders()  # it may have set some of its hooks

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from lightning.pytorch import Callback
+from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import is_a, parameters_of
@@ -211,7 +212,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
-    if getattr(value, "ndim", None) == 0:  # a learning rate may be a tensor
+    if isinstance(value, (Tensor, np.ndarray, np.generic)) and value.ndim == 0:  # a learning rate may be a tensor
         return plain(value.item())
     raise TypeError(f"{type(value).__name__} is not plain")
 

@@ -34,7 +34,7 @@ from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_monitors
-from lightning_fl.trainer.loaders import request_loaders
+from lightning_fl.trainer.loaders import owner_of_loaders, request_loaders, require_loader
 from lightning_fl.trainer.outside_fit import shared_outside
 from lightning_fl.trainer.run_metric import choose_metric
 
@@ -50,13 +50,14 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
         For each loader the averages of the values that module and method logged; empty without batches, as in Lightning.
 
     Raises:
-        UserError: the module has no step for the stage, or the checkpoint belongs to another model.
+        UserError: the module has no step or the data no loader for the stage, or the checkpoint belongs to another model.
     """
     module, flat_module = trainer.lightning_module, trainer.active_module
     require(overrides(f"{stage}_step", module), f"{type(module).__name__} has no {stage}_step.")
+    loop = trainer.test_loop if stage == "test" else trainer.validate_loop
+    require_loader(loop._data_source)
     client_states, saved = _load_checkpoint(trainer)
     module.zero_grad()
-    loop = trainer.test_loop if stage == "test" else trainer.validate_loop
     limit = trainer.limits["limit_test_batches" if stage == "test" else "limit_val_batches"]
     loaders = request_loaders(trainer, loop._data_source, STAGES[stage], limit)
     check_loaders(module, loaders.flattened, stage)
@@ -75,7 +76,12 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> list[dict[str, floa
 
 
 def run_prediction(trainer: TrainerInterface) -> Any:
-    """Return the predictions of the trainer's model, batch by batch; None if the loop is not to return them."""
+    """Return the predictions of the trainer's model, batch by batch; None if the loop is not to return them.
+
+    Raises:
+        UserError: the data have no loader for it, or the checkpoint belongs to another model.
+    """
+    require_loader(trainer.predict_loop._data_source)
     _load_checkpoint(trainer)
     trainer.lightning_module.zero_grad()
     return trainer.predict_loop.run()
@@ -225,8 +231,9 @@ class RoundEvaluation:
         trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
         limit = trainer.limits["limit_val_batches"]
         loaders = request_loaders(trainer, loop._data_source, RunningStage.VALIDATING, limit)
-        self.loaders["validation"], loop._combined_loader = loaders, loaders if loaders.flattened else None
-        loop._max_batches = num_batches(loaders, limit)
+        self.loaders["validation"], loop._combined_loader, loop._max_batches = loaders, None, []
+        if trainer.enable_validation:
+            loop._combined_loader, loop._max_batches = loaders, num_batches(loaders, limit)
         if trainer.state.stage != RunningStage.SANITY_CHECKING or trainer.validates_this_round:
             self._requested_in = trainer.current_epoch
 
@@ -247,7 +254,7 @@ class RoundEvaluation:
             + ("limit_test_batches is 0." if limit == 0 else f"{type(data).__name__} has no test data."),
         )
         require(
-            not trainer.enable_validation or not have_same_samples(*self.loaders.values()),
+            not trainer.has_validation_batches or not have_same_samples(*self.loaders.values()),
             f"{flag}, but val/… is measured on the test data, too: hold out training samples for it, as with "
             "data.val_fraction 0.1, or leave test_every_n_rounds out.",
         )
@@ -261,9 +268,12 @@ class RoundEvaluation:
             on = describe_loader(data, self.loaders["test"], trainer.num_test_batches)
             rounds = "round" if every == 1 else f"{every} rounds"
             tested = f"test/… on {on}, every {rounds}{' and after the last' if every > 1 else ''}"
-        if not trainer.enable_validation:
-            has_step = overrides("validation_step", trainer.lightning_module)
-            why = "there is no batch to validate on" if has_step else f"{module} has no validation_step"
+        if not trainer.has_validation_batches:
+            why = "there is no batch to validate on"
+            if not overrides("validation_step", trainer.lightning_module):
+                why = f"{module} has no validation_step"
+            elif not (source := trainer.fit_loop.epoch_loop.val_loop._data_source).is_defined():
+                why = f"{owner_of_loaders(source)} has no {source.name}"
             return f"Nothing is measured as val/…, because {why}{f'; {tested}' if tested else ''}."
         on = describe_loader(data, self.loaders["validation"], trainer.num_val_batches)
         is_test = on.endswith((" test images", " test samples"))

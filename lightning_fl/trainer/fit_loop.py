@@ -404,7 +404,7 @@ class FitLoop(StockFitLoop):
             done: names of the round's evaluations so far, to which the present ones are added.
         """
         trainer = self.trainer
-        if "validate" not in done and trainer.validates_this_round and trainer.enable_validation:
+        if "validate" not in done and trainer.validates_this_round and trainer.has_validation_batches:
             done.add("validate")
             self.val_loop._has_run = True
             with trainer.profiler.profile("validate"):
@@ -464,7 +464,7 @@ class FitLoop(StockFitLoop):
         trainer = self.trainer
         tested = self.evaluation.tested
         awaits_test = trainer.test_every_n_rounds is not None and tested is None
-        if self._knows_metrics or awaits_test or (trainer.enable_validation and not self.val_loop._has_run):
+        if self._knows_metrics or awaits_test or (trainer.has_validation_batches and not self.val_loop._has_run):
             return
         self._knows_metrics = True
         choose_metric(trainer, record, is_all=True, tested=tested or ())

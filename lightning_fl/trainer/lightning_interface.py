@@ -163,9 +163,13 @@ class TrainerInterface(TrainerFlags):
 
     @property
     def enable_validation(self) -> bool:
-        """True if there are validation batches; before the loaders are read, if the module could validate."""
-        if self._begins_fit:
-            return overrides("validation_step", self.lightning_module) and self.limits["limit_val_batches"] != 0
+        """True if a fit has a validation loader and a module with a validation step, and `limit_val_batches` is not 0."""
+        has_loader = self.fit_loop.epoch_loop.val_loop._data_source.is_defined()
+        return has_loader and overrides("validation_step", self.lightning_module) and self.limit_val_batches > 0
+
+    @property
+    def has_validation_batches(self) -> bool:
+        """True if there are batches to validate on, once the loaders are read."""
         return sum(self.num_val_batches) > 0
 
     @property

@@ -22,7 +22,7 @@ from lightning_fl.internals import DataLoaderSource, check_iterable, processed_l
 def request_loaders(
     trainer: Any, source: DataLoaderSource, stage: RunningStage, limit: int | float | None = None
 ) -> CombinedLoader:
-    """Request the loaders of a stage, unless the limit of their batches is 0.
+    """Request the loaders of a stage, unless the limit of their batches is 0 or the data have none.
 
     Lightning warns of few workers and of shuffled validation loaders, adds `worker_init_fn` if workers are seeded, and with
     `overfit_batches` reads the samples in order.
@@ -37,7 +37,7 @@ def request_loaders(
         TypeError: a loader is not iterable.
     """
     fitting = trainer.state.fn == TrainerFn.FITTING
-    requested = None if limit == 0 else requested_loader(source)
+    requested = None if limit == 0 or not source.is_defined() else requested_loader(source)
     loaders = as_loaders(requested, "max_size_cycle" if stage == RunningStage.TRAINING else "sequential")
     if requested is None:
         return loaders
@@ -49,6 +49,20 @@ def request_loaders(
             has_len_all_ranks(loader, trainer.strategy)  # which warns of lengths that are 0, or of iterable data sets
     loaders.flattened = [processed_loader(trainer, trainer.state.fn, stage, loader) for loader in loaders.flattened]
     return loaders
+
+
+def require_loader(source: DataLoaderSource) -> None:
+    """Raise `UserError` if an evaluation has no loader."""
+    require(
+        source.is_defined(),
+        f"{owner_of_loaders(source)} has no {source.name}: write one"
+        f"{', or set val_fraction' if source.name == 'val_dataloader' else ''}.",
+    )
+
+
+def owner_of_loaders(source: DataLoaderSource) -> str:
+    """Return the name of the data module that has loaders, or lacks them; of one that is divided, not of `Federated`."""
+    return type(getattr(source.instance, "datamodule", source.instance)).__name__
 
 
 @dataclass

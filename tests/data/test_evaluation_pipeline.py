@@ -279,7 +279,6 @@ def test_nothing_is_said_of_tensors_or_without_held_out_samples(
         inputs_of(Loaders(TensorDataset(X, Y)))
         data = Federated(Loaders(Rows(turned), mixed), num_clients=3)
         data.setup("fit")
-        data.val_dataloader()
     assert "held-out" not in caplog.text + "".join(str(one.message) for one in recwarn)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -107,17 +109,51 @@ def test_a_model_that_brings_its_data(make_stock_trainer: Callable[..., L.Traine
     trainer.test(model, data, verbose=False)
 
 
-def test_hooks_the_source_lacks_are_empty(make_stock_trainer: Callable[..., L.Trainer]) -> None:
-    class TrainingOnly(L.LightningDataModule):
-        def train_dataloader(self) -> DataLoader:
-            return DataLoader(TensorDataset(torch.randn(8, 32)), batch_size=2, collate_fn=lambda rows: rows[0][0])
+class TrainingOnly(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(torch.randn(8, 32)), batch_size=2, collate_fn=first_input)
 
+
+def first_input(rows: list) -> torch.Tensor:
+    return rows[0][0]
+
+
+class SetsHooksInSetup(TrainingOnly):
+    """Data module whose test loader appears in `setup`."""
+
+    def setup(self, stage: str | None = None) -> None:
+        self.test_dataloader = self.train_dataloader  # type: ignore[method-assign]
+
+
+class OwnValidation(Federated):
+    def val_dataloader(self) -> Any:
+        return self.datamodule.train_dataloader()
+
+
+def hooks_of(data: L.LightningDataModule) -> list[str]:
+    """Return the evaluations for which a data module has a loader, as Lightning finds them."""
+    return [stage for stage in ("val", "test", "predict") if is_overridden(f"{stage}_dataloader", data)]
+
+
+def test_hooks_the_source_lacks_are_missing(make_stock_trainer: Callable[..., L.Trainer]) -> None:
     data = Federated(TrainingOnly(), num_clients=2)
+    assert hooks_of(data) == []
     data.setup()
-    assert data.val_dataloader() == data.test_dataloader() == data.predict_dataloader() == []
+    for same in (data, pickle.loads(pickle.dumps(data)), copy.deepcopy(data)):
+        assert hooks_of(same) == []
+        with pytest.raises(MisconfigurationException, match="`test_dataloader` must be implemented"):
+            same.test_dataloader()
     trainer = make_stock_trainer(fast_dev_run=True)
     trainer.fit(BoringModel(), data)
     assert trainer.global_step == 1
+
+
+def test_hooks_that_have_a_loader_are_there() -> None:
+    assert hooks_of(Federated(TrainingOnly(), num_clients=2, val_fraction=0.5)) == ["val"]
+    assert hooks_of(OwnValidation(TrainingOnly(), num_clients=2)) == ["val"]
+    data = Federated(SetsHooksInSetup(), num_clients=2)
+    data.setup()
+    assert hooks_of(data) == ["test", "predict"]  # predictions are of the test samples
 
 
 class Images(Dataset):
@@ -161,7 +197,7 @@ def test_any_object_with_a_loader() -> None:
     data.setup()
     assert (data.in_channels, data.num_classes) == (3, 2)
     assert sorted(data.label_histograms.tolist()) == [[0, 5], [5, 0]]
-    assert data.test_dataloader() == data.predict_dataloader() == []
+    assert hooks_of(data) == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from inspect import Parameter
 from itertools import combinations
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 from unittest.mock import Mock
 
@@ -224,3 +224,11 @@ def test_an_object_with_attributes_of_every_name_is_described() -> None:
     settings.add("trainer.callbacks", [mock], True)
     assert settings.values["trainer.callbacks"] == ["Mock"]
     assert _flat("trainer.callbacks.0", mock)["trainer.callbacks.0"] == "Mock"
+
+
+def test_an_object_with_dimensions_that_is_no_tensor_is_described() -> None:
+    """Test what environments of reinforcement learning and batches in dictionaries have, as hyper-parameters of a module."""
+    settings = RunSettings()
+    settings.add("model.env", SimpleNamespace(ndim=0), True)
+    settings.add("model.rate", torch.tensor(0.5), True)
+    assert settings.values == {"model.env": "SimpleNamespace", "model.rate": 0.5}

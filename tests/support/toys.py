@@ -12,6 +12,7 @@ import lightning as L  # noqa: N812
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from lightning_fl.algorithms import Algorithm
@@ -141,6 +142,13 @@ class Served(FederatedDataModule):
     def load(self) -> tuple[TensorSamples, TensorSamples]:
         x, y = self.samples
         return TensorSamples(x, y, labels=y.argmax(1).numpy()), TensorSamples(*samples(10, seed=1))
+
+
+class OnlyTrains(L.LightningDataModule):
+    """Data module with a training loader alone."""
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(*samples(8)), batch_size=4)
 
 
 def without_units(module: nn.Module, drop: tuple[int, ...]) -> Plan:

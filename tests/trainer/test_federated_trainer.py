@@ -22,10 +22,11 @@ from lightning.pytorch.profilers import SimpleProfiler
 from roster import problem
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Perceptron, federation, read_rows, samples, stepped_by_hand, vector
+from toys import OnlyTrains, Perceptron, federation, read_rows, samples, stepped_by_hand, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import MOON, SCAFFOLD, Algorithm, DeviceM, FedAvg, FedProx
+from lightning_fl.data import Federated
 from lightning_fl.trainer.lightning_parts import PRECISIONS
 
 each_rule = pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=lambda algorithm: algorithm.name)
@@ -454,6 +455,16 @@ def test_every_precision_takes_the_example_of_the_summary(
     assert "In sizes" in caplog.text
     for stage in (trainer.validate, trainer.test, trainer.predict):
         stage(module, data)
+
+
+@pytest.mark.parametrize(
+    ("stage", "remedy"),
+    [("validate", "write one, or set val_fraction"), ("test", "write one"), ("predict", "write one")],
+)
+def test_evaluations_without_a_loader_are_refused(stage: str, remedy: str, make_trainer: MakeTrainer) -> None:
+    hook = {"validate": "val"}.get(stage, stage)
+    with pytest.raises(UserError, match=f"^OnlyTrains has no {hook}_dataloader: {remedy}.$"):
+        getattr(make_trainer(), stage)(Perceptron(), Federated(OnlyTrains(), num_clients=2))
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(), DeviceM()], ids=lambda a: a.name)

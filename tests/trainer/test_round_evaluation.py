@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from toys import SIZES, Perceptron, Pruning, Sizes, read_rows, samples, vector
+from toys import SIZES, OnlyTrains, Perceptron, Pruning, Sizes, read_rows, samples, vector
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import FedDP
@@ -276,6 +276,12 @@ SAID: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], str]
         held_out,
         {},
         "Nothing is measured as val/…, because NoValidation has no validation_step.",
+    ),
+    "no loader": (
+        Perceptron,
+        lambda: Federated(OnlyTrains(), num_clients=3),
+        {},
+        "Nothing is measured as val/…, because OnlyTrains has no val_dataloader.",
     ),
     "no batch": (
         Perceptron,

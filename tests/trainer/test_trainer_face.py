@@ -27,11 +27,12 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Perceptron, Served, federation, read_rows, samples
+from toys import OnlyTrains, Perceptron, Served, federation, read_rows, samples
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import HybridFL
 from lightning_fl.callbacks import CommunicationMeter, FilterPruning, TargetReached
+from lightning_fl.data import Federated
 from lightning_fl.outputs.last_checkpoint import LastCheckpoint
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
@@ -148,17 +149,34 @@ for name in ("fit_start", "train_start", "train_epoch_start", *HOOKS, "train_epo
     setattr(Reader, f"on_{name}", _reads(f"on_{name}"))
 
 
+class Validates(OnlyTrains):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*samples(10)), batch_size=4)
+
+
+class ValidatesOnNothing(OnlyTrains):
+    def val_dataloader(self) -> Any:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("data", "flags"),
+    [(Validates, {}), (Validates, {"limit_val_batches": 0}), (OnlyTrains, {}), (ValidatesOnNothing, {})],
+)
 def test_one_client_with_all_data_reads_what_a_stock_trainer_reads(
-    make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+    make_trainer: MakeTrainer, make_stock_trainer: MakeStock, data: type, flags: dict[str, Any]
 ) -> None:
-    """Compare the values of all names in all hooks over three rounds of two batches and three epochs of two batches."""
-    ours, stock = Reader(), Reader()
-    data = federation(sizes=(8,))
-    make_trainer(max_rounds=3, clients_per_round=1, callbacks=ours).fit(Perceptron(), data)
-    train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(8)), batch_size=4)
-    val = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(10)), batch_size=4)
-    make_stock_trainer(max_epochs=3, callbacks=stock).fit(Perceptron(), train, val)
+    """Compare the values of all names in all hooks over three rounds of two batches and three epochs of two batches.
+
+    A stock trainer reads them with the divided data, too.
+    """
+    ours, stock, divided = Reader(), Reader(), Reader()
+    divided_data = Federated(data(), num_clients=1)
+    make_trainer(max_rounds=3, clients_per_round=1, callbacks=ours, **flags).fit(Perceptron(), divided_data)
+    make_stock_trainer(max_epochs=3, callbacks=stock, **flags).fit(Perceptron(), datamodule=data())
+    make_stock_trainer(max_epochs=3, callbacks=divided, **flags).fit(Perceptron(), datamodule=divided_data)
     assert ours.read.keys() == stock.read.keys()
+    assert divided.read == stock.read
     for hook, expected in stock.read.items():
         assert len(ours.read[hook]) == len(expected)
         for values, other in zip(ours.read[hook], expected, strict=True):
