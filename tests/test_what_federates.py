@@ -20,6 +20,7 @@ MODEL_PRUNING = "trainer/test_model_pruning.py"
 RULES = "trainer/test_rules_in_steps.py"
 CONTRACT = "evaluation/test_lightnings_contract.py"
 OTHER_NAME = "trainer/test_pytorch_lightning.py"
+OF_OTHERS = "flat_module/test_optimizers_of_others.py"
 WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
 ROWS = {  # the tests by the row's first words
     "`training_step` that": [
@@ -33,10 +34,16 @@ ROWS = {  # the tests by the row's first words
     ],
     "`validation_step`, `test_step`": [(STOCK, "test_evaluation_by_hand"), (BATCHES, "test_any_validation_loaders")],
     "`trainer.current_epoch`": [(HOOKS, "test_hooks_come_in_the_same_order")],
-    "one optimiser of torch": [
+    "one optimiser, of torch": [
         (OPTIMISERS, "test_optimisers_are_those_of_a_stock_trainer"),
         (OPTIMISERS, "test_sparse_adam_needs_sparse_gradients"),
         (FLAT, "test_every_client_starts_with_a_fresh_optimiser"),
+        (OF_OTHERS, "test_each_client_begins_with_an_optimiser_made_anew"),
+        (OF_OTHERS, "test_what_a_hook_changes_between_rounds_stays"),
+    ],
+    "an optimiser without a learning rate": [
+        (OF_OTHERS, "test_an_optimiser_without_a_learning_rate_is_refused"),
+        (OF_OTHERS, "test_an_optimiser_around_another_is_refused_for_personal_parameters"),
     ],
     "no `configure_optimizers`": [
         ("cli/test_own_classes.py", "test_a_module_without_an_optimizer_takes_that_of_the_command_line")

@@ -220,7 +220,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
     except torch.OutOfMemoryError:
         obstacles.append("two clients at once need more memory than the accelerator has")
-        flat_module.optimizer.schedules.end_client()
+        flat_module.optimizer.end_client()
     except Exception as error:  # a user's module may raise anything
         is_the_optimizers = any(
             {"optim", "optimizers"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
@@ -239,7 +239,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
                     "SDPBackend.MATH)`, which it maps"
                 )
             obstacles.append(f"a step of two clients at once failed ({first_sentence(error)}): {remedy}")
-        flat_module.optimizer.schedules.end_client()
+        flat_module.optimizer.end_client()
     finally:
         flat_module.progress = None
     if changed := attributes.restore():

@@ -132,8 +132,9 @@ def train_locally(
             listeners.end_batch(loss, output, batch.content, batch.batch_index)
         if step == work.num_steps:
             break
+    flat_module.bind_replaced()  # the last step may have put other data into parameters
     flat_module.gradient.zero()
-    flat_module.optimizer.schedules.end_client()
+    flat_module.optimizer.end_client()
     return local
 
 
@@ -221,6 +222,7 @@ def rule_step(
         with flat_module.step_without(missing):
             rule.step(local)
     if unpruned is not None and not optimizer.is_elementwise:
+        flat_module.bind_replaced()
         local.params.mul_(unpruned.factors)
     if flat_module.personal.leaves:
         flat_module.personal_optimizer.step()

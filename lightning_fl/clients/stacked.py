@@ -209,7 +209,7 @@ class _UnfitError(Exception):
 
 def _free(flat_module: FlatModule) -> None:
     """Free the memory of a stack that was given up, and bind the optimiser to the module again."""
-    flat_module.optimizer.schedules.end_client()
+    flat_module.optimizer.end_client()
     flat_module.bind_optimizer()
     flat_module.optimizer.start_client()
     garbage_collection_cuda()
@@ -317,7 +317,7 @@ def train_stack(
         move_schedules(local, flat_module, batches.num_batches)  # clients of a stack share a moving schedule
         if notifies_callbacks:
             _notify_stock_callbacks(flat_module, batches)
-    optimizer.schedules.end_client()
+    optimizer.end_client()
     in_a_pass = [max(1, member.work.batches_per_epoch * schedule.repeat) for member in members]
     last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
     for result, sums, loss in zip(finished, logs.take_rows(len(members)), last, strict=True):

@@ -73,6 +73,13 @@ class RoundNotes(Observer):
         had_steps = outcome.num_steps or outcome.num_lost  # a sum may be lost before the training
         if had_steps or not finished.work.num_samples(finished.cohort.answering):
             return
+        proposal = finished.proposal
+        if (
+            self.flat_module.is_manual
+            and proposal is not None
+            and not torch.equal(proposal.params, finished.run.params)
+        ):
+            return  # it steps an optimiser by other methods than step, such as SAM
         name = type(self.flat_module.module).__name__
         what, remedy = "returned None for every batch of all clients", "end it with `return loss`"
         if self.flat_module.is_manual:

@@ -189,7 +189,8 @@ class FlatModule:
     def bind_replaced(self) -> None:
         """Adopt parameters whose data something has replaced (`parameter.data = …`), and make them views of the vectors again.
 
-        A callback may do so between rounds, and a module, or torch for it, in any call of `forward`.
+        A callback may do so between rounds, an optimiser such as SAM in any step, and a module, or torch for it, in any call of
+        `forward`.
         """
         if [parameter.data_ptr() for parameter in self.trainable] == self._addresses:
             return

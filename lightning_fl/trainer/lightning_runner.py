@@ -93,7 +93,7 @@ def train_by_lightning(
             trainer.fit_loop.epoch_loop.train(loader, local, job.schedule)
     flat_module.bind_replaced()
     flat_module.gradient.zero()
-    flat_module.optimizer.schedules.end_client()
+    flat_module.optimizer.end_client()
     return local
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
-from lightning_fl.flat_module.optimizers.module_optimizer import set_groups
+from lightning_fl.flat_module.optimizers.fresh_state import FreshState
+from lightning_fl.flat_module.optimizers.module_optimizer import check_rates, set_groups
 from lightning_fl.flat_module.optimizers.schedules import Schedules, check_schedulers
 from lightning_fl.internals import configured_optimizers, configured_schedulers_manually
 from lightning_fl.pruning import Plan
@@ -97,12 +97,14 @@ class ManualOptimizers:
         configs = configured_schedulers_manually(schedulers)
         check_schedulers(name, optimizers, configs)
         self.optimizers: list[torch.optim.Optimizer] = list(optimizers)
+        for optimizer in self.optimizers:
+            check_rates(optimizer)
         self.optimizer = AllOptimizers(self.optimizers)
         self.schedules = Schedules(self.optimizer, configs, module.lr_scheduler_step, by_module=True)  # type: ignore[arg-type]
         self._named = {p: name for name, p in module.named_parameters()}
         self._adopt_groups(layout)
         self.groups_at_first = self.group_names
-        self._fresh = [{p: deepcopy(state) for p, state in one.state.items()} for one in self.optimizers]
+        self._fresh_state = FreshState(self.optimizers)
         self._flat_module = flat_module
         self.wrapped = [LightningOptimizer(one) for one in self.optimizers]
         for one in self.wrapped:
@@ -178,6 +180,7 @@ class ManualOptimizers:
     def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
         """Adapt to a module that is pruned or trains more, whose parameters are the same objects, and to groups of callbacks."""
         self._adopt_groups(layout)
+        self._fresh_state.follow(plans, self._named)
 
     def activate(self, names: Sequence[str]) -> None:
         """Do nothing: the module steps what it likes."""
@@ -191,10 +194,13 @@ class ManualOptimizers:
 
     def start_client(self) -> None:
         """Empty the states of all optimisers; their hyper-parameters are those of the round already."""
-        for optimizer, fresh in zip(self.optimizers, self._fresh, strict=True):
-            optimizer.state.clear()
-            optimizer.state.update({p: deepcopy(state) for p, state in fresh.items()})
+        self._fresh_state.begin()
         self.schedules.adopt()
+
+    def end_client(self) -> None:
+        """Restore the hyper-parameters and schedulers with which every client starts; the states stay for callbacks to read."""
+        self.schedules.end_client()
+        self._fresh_state.end()
 
     @property
     def description(self) -> str:

@@ -16,6 +16,7 @@ from torch.optim.sgd import sgd
 from lightning_fl.checks import needs_closure, overrides
 from lightning_fl.checks.misconfiguration import MisconfigurationError
 from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.optimizers.fresh_state import FreshState
 from lightning_fl.flat_module.optimizers.plain_sgd import plain_sgd
 from lightning_fl.flat_module.optimizers.schedules import Schedules, check_schedulers
 from lightning_fl.internals import configured_optimizers, configured_schedulers
@@ -95,7 +96,7 @@ class ModuleOptimizer:
                 "a step from one gradient: use runner 'lightning', or let configure_optimizers return SGD, Adam or another that "
                 "needs none."
             )
-        _check_rates(self.optimizer)
+        check_rates(self.optimizer)
         _check_parameters(self.optimizer, module)
         self.schedules = Schedules(self.optimizer, configs, module.lr_scheduler_step)
         self._names = {parameter: name for name, parameter in module.named_parameters()}
@@ -103,10 +104,11 @@ class ModuleOptimizer:
         self._bound = [group["params"] for group in self.optimizer.param_groups]
         self._adopt_groups(layout)
         self.groups_at_first = self.group_names
+        self._fresh_state = FreshState([self.optimizer])
         # In some releases of torch, Adagrad creates its state in the constructor, not in the first step: such an optimiser keeps
         # the parameters it was given, and every client starts from that state.
-        self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
-        self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer and not by_lightning
+        has_state = any(self._fresh_state.states)
+        self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not has_state and not by_lightning
         # Schedulers warn if they step before `optimizer.step`, which neither a rule's own step nor the plain step calls.
         self.optimizer._opt_called = True
 
@@ -217,12 +219,7 @@ class ModuleOptimizer:
                 "have, so that no client would send it: make it an attribute of the module."
             )
         self._adopt_groups(layout)
-        for parameter, state in self._fresh_optimizer.items():
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim() == parameter.dim():
-                    for plan in plans:
-                        value = plan.cut(self._names[parameter], value)
-                    state[key] = value
+        self._fresh_state.follow(plans, self._names)
 
     def cut_to(self, plan: Plan, layout: Layout) -> None:
         """Adapt to a module that is a smaller network for a while; states with which clients begin are cut as copies.
@@ -231,7 +228,7 @@ class ModuleOptimizer:
             plan: the cut.
             layout: positions of the parameters that are left.
         """
-        self._fresh_optimizer = {p: dict(state) for p, state in self._fresh_optimizer.items()}
+        self._fresh_state = self._fresh_state.copied()
         self.follow([plan], layout)
 
     def narrow(self, num_clients: int) -> None:
@@ -359,10 +356,14 @@ class ModuleOptimizer:
 
     def start_client(self) -> None:
         """Empty the optimiser's state; its hyper-parameters are those of the round already."""
-        self.optimizer.state.clear()
-        self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_optimizer.items()})
+        self._fresh_state.begin()
         self._weight_decay = None
         self.schedules.adopt()
+
+    def end_client(self) -> None:
+        """Restore the hyper-parameters and schedulers with which every client starts; the state stays for callbacks to read."""
+        self.schedules.end_client()
+        self._fresh_state.end()
 
     @property
     def learning_rate(self) -> float | Tensor:
@@ -423,9 +424,14 @@ def _check_parameters(optimizer: torch.optim.Optimizer, module: LightningModule)
         )
 
 
-def _check_rates(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse rates that the parameters' type cannot hold: torch overflows in the first step."""
+def check_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse groups without a learning rate, and rates that the parameters' type cannot hold: torch overflows in a step."""
     for group in optimizer.param_groups:
+        require(
+            "lr" in group,
+            f"{type(optimizer).__name__} has no learning rate lr in its parameter groups, which schedulers, methods and logs "
+            "read: use an optimizer that has one.",
+        )
         floats = [p for p in group["params"] if p.is_floating_point()]  # frozen ones may be packed in integers
         largest = min((torch.finfo(p.dtype).max for p in floats), default=float("inf"))
         for name in ("lr", "weight_decay"):

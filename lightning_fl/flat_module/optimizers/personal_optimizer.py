@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
+
+from lightning_fl.errors import require
+from lightning_fl.flat_module.optimizers.fresh_state import FreshState, copied_attributes, own_attributes, with_inner
 
 
 class PersonalOptimizer:
@@ -22,33 +25,36 @@ class PersonalOptimizer:
         Args:
             source: the module's optimiser.
             names: names of the personal parameters in each of its groups.
+
+        Raises:
+            UserError: the module's optimiser wraps another, which would step the shared parameters as well.
         """
         self._source, self._names = source, names
-        self._twin = copy(source)
-        # torch copies no attributes of users' classes. A `step` from a scheduler, or an optimiser inside, would step the source.
-        copied = {"step", *vars(self._twin)}
-        own = {name: x for name, x in vars(source).items() if name not in copied and not isinstance(x, Optimizer)}
-        vars(self._twin).update(own)
-        self._twin.state = defaultdict(dict)
-        self._twin.param_groups = [{**group, "params": []} for group in source.param_groups]
+        self._twin: Optimizer = _twin(source) if any(names) else SGD([{"params": []} for _ in names], lr=0.0)
+        self._fresh_state = FreshState([self._twin])
 
     def bind(self, leaves: Mapping[str, Tensor]) -> None:
         """Step these tensors, which carry their gradients, from now on, with an empty state."""
-        self._twin.state.clear()
-        for group, names in zip(self._twin.param_groups, self._names, strict=True):
-            group["params"] = [leaves[name] for name in names]
+        self._fresh_state.end()
+        self._fresh_state.begin()
+        self._give(leaves)
 
     def narrow(self, leaves: Mapping[str, Tensor], num_clients: int) -> None:
         """Keep only the first clients of a stack, whose tensors are `leaves`."""
         earlier = dict(self._twin.state)
         old = [group["params"] for group in self._twin.param_groups]
-        self.bind(leaves)
+        self._twin.state.clear()
+        self._give(leaves)
         for group, before in zip(self._twin.param_groups, old, strict=True):
             for leaf, whole in zip(group["params"], before, strict=True):
                 self._twin.state[leaf] = {
                     key: x[:num_clients] if isinstance(x, Tensor) and x.shape == whole.shape else x
                     for key, x in earlier.get(whole, {}).items()
                 }
+
+    def _give(self, leaves: Mapping[str, Tensor]) -> None:
+        for group, names in zip(self._twin.param_groups, self._names, strict=True):
+            group["params"] = [leaves[name] for name in names]
 
     def drop_gradients(self) -> None:
         """Let the next step change nothing."""
@@ -61,3 +67,20 @@ class PersonalOptimizer:
             if "weight_decay" in twin_group:
                 twin_group["weight_decay"] = 0.0
         self._twin.step()
+
+
+def _twin(source: Optimizer) -> Optimizer:
+    """Return an optimiser like `source`, with groups that have its options but no parameters."""
+    inner = [type(one).__name__ for one in with_inner(source)][1:]
+    require(
+        not inner,
+        f"{type(source).__name__} wraps {' and '.join(inner)}, and cannot step personal parameters apart from the others: let "
+        "configure_optimizers return an optimizer that wraps no other.",
+    )
+    twin = copy(source)
+    # torch copies no attributes of users' classes. A `step` from a scheduler would step the source.
+    own = {name: value for name, value in vars(source).items() if name not in {"step", *vars(twin)}}
+    vars(twin).update(own | copied_attributes(own_attributes(source)))
+    twin.state = defaultdict(dict, {key: deepcopy(x) for key, x in source.state.items() if not isinstance(key, Tensor)})
+    twin.param_groups = [{**group, "params": []} for group in source.param_groups]
+    return twin

@@ -47,7 +47,9 @@ def plain_sgd(source: Optimizer, configs: Sequence[LRSchedulerConfig]) -> SGD:
     if configs:
         LambdaLR(optimizer, lambda _: 1.0)  # torch's schedulers warn of an optimiser for which none was made
         for group, old in zip(optimizer.param_groups, source.param_groups, strict=True):
-            group.update({name: x for name, x in old.items() if name not in {"params", "lr", *source.defaults}})
+            group.update(
+                {name: x for name, x in old.items() if name not in {"params", "lr", *getattr(source, "defaults", ())}}
+            )
     for config in configs:
         _rebind(config.scheduler, source, optimizer)
     rates = sorted({f"{float(group.get('initial_lr', group['lr'])):g}" for group in source.param_groups})
