@@ -676,11 +676,11 @@ def test_refusals(module: Any, flags: dict[str, Any], sentence: str, graphs: Tra
         make_trainer(compile=True, **flags).fit(module(), federation())
 
 
-def test_a_missing_compiler_is_said(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_said(make_trainer: MakeTrainer) -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+    missing = config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with missing, pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
         make_trainer(compile=True).fit(Perceptron(), federation())
 
 
