@@ -227,6 +227,40 @@ def test_what_a_hook_changes_between_rounds_stays(make_trainer: MakeTrainer) -> 
     assert seen == [(0, 1.0), (1, 1.0)] * 2 + [(0, 2.0), (1, 2.0)] * 2
 
 
+class ByEval(SGD):
+    """Optimiser whose `eval` puts other numbers into the parameters, from its state, as schedule-free ones do."""
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            if "first" in self.state[p]:
+                p.copy_(self.state[p]["first"])
+
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            self.state[p].setdefault("first", p.detach().clone())
+        return super().step(closure)
+
+
+class Evaluates(Perceptron):
+    def on_validation_epoch_start(self) -> None:
+        self.optimizers().eval()  # type: ignore[union-attr]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("runner", ["auto", "lightning"])
+def test_no_clients_state_is_left_for_hooks_between_rounds(runner: str, make_trainer: MakeTrainer) -> None:
+    module = Evaluates(configure=lambda module: ByEval(module.parameters(), lr=0.1))
+    plain = Perceptron(configure=lambda module: SGD(module.parameters(), lr=0.1))
+    plain.load_state_dict(module.state_dict())
+    for one in (module, plain):
+        trainer = make_trainer(max_rounds=2, clients_per_round=2, local_epochs=2, runner=runner)
+        trainer.fit(one, data())
+    np.testing.assert_allclose(vector(module), vector(plain), rtol=0, atol=1e-6)
+
+
 def test_an_optimiser_around_another_is_refused_for_personal_parameters(make_trainer: MakeTrainer) -> None:
     module = Perceptron(configure=lambda module: Around(SGD(module.parameters(), lr=0.1)))
     method = {"class_path": "FedAvg", "init_args": {"personal": ["output"]}}

@@ -49,13 +49,18 @@ class FreshState:
         self._attributes = [copied_attributes(own_attributes(part)) for part in self._parts]
 
     def end(self) -> None:
-        """Undo what the client's steps have changed in attributes, so that only changes between rounds last."""
+        """Empty the states and undo what the client's steps have changed in attributes, so that only changes between rounds last.
+
+        A hook between rounds that mixes the state into the parameters, such as `optimizer.eval()` of schedule-free optimisers, would
+        mix the last client's into the server's model.
+        """
         if self._attributes is None:
             return
         for part, attributes in zip(self._parts, self._attributes, strict=True):
             for name in own_attributes(part).keys() - attributes.keys():
                 delattr(part, name)
             vars(part).update(attributes)
+            part.state.clear()
         self._attributes = None
 
     def follow(self, plans: Iterable[Plan], names: Mapping[Any, str]) -> None:

@@ -198,7 +198,7 @@ class ManualOptimizers:
         self.schedules.adopt()
 
     def end_client(self) -> None:
-        """Restore the hyper-parameters and schedulers with which every client starts; the states stay for callbacks to read."""
+        """Restore the hyper-parameters and schedulers with which every client starts, and empty the states."""
         self.schedules.end_client()
         self._fresh_state.end()
 

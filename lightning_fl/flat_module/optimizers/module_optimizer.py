@@ -361,7 +361,7 @@ class ModuleOptimizer:
         self.schedules.adopt()
 
     def end_client(self) -> None:
-        """Restore the hyper-parameters and schedulers with which every client starts; the state stays for callbacks to read."""
+        """Restore the hyper-parameters and schedulers with which every client starts, and empty the state."""
         self.schedules.end_client()
         self._fresh_state.end()
 
