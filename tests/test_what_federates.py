@@ -190,10 +190,13 @@ ROWS = {  # the tests by the row's first words
     "`num_training_batches`": [
         (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
         (OWN_LOADERS, "test_a_single_client_reads_any_loader_as_lightnings_trainer_does"),
+        ("flat_module/test_optimizer.py", "test_the_number_of_batches_is_unknown_until_the_number_of_steps_is_read"),
     ],
     "`estimated_stepping_batches`": [
         ("flat_module/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be"),
-        ("flat_module/test_optimizer.py", "test_the_number_of_steps_is_not_known_before_the_optimiser"),
+        ("flat_module/test_optimizer.py", "test_the_number_of_steps_is_known_from_setup_on"),
+        ("flat_module/test_optimizer.py", "test_a_single_client_reads_lightnings_number_of_steps"),
+        ("flat_module/test_optimizer.py", "test_a_number_of_steps_that_changes_after_setup_is_refused"),
     ],
     "`max_steps`, `min_steps`": [
         ("trainer/test_max_steps.py", "test_one_client_makes_the_steps_of_lightning"),

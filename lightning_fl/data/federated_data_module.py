@@ -123,7 +123,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         check_settings(self)
         if client_fraction == 1 and not server_groups:
             self.client_fraction = 1 / (1 + server_fraction)
-        self._is_set_up = False
+        self.is_set_up = False
         self.train: Samples
         """All training samples: those of the clients, their validation parts, and the server's pool."""
         self.test: Samples | None = None
@@ -200,7 +200,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         Raises:
             UserError: the data are missing, or there are too few samples for the settings.
         """
-        if self._is_set_up:
+        if self.is_set_up:
             return
         self.train, self.test = self.load()
         num_samples = len(self.train)
@@ -221,7 +221,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
             owners = np.maximum(self.client_indices.owners(num_samples), self.client_val_indices.owners(num_samples))
             shift_clients(self.shift, self.train, owners, self.num_clients, self.seed)
         self.after_split()
-        self._is_set_up = True
+        self.is_set_up = True
 
     def after_split(self) -> None:
         """Finish the samples once the clients' indices are known. Does nothing unless a subclass overrides it."""

@@ -205,10 +205,10 @@ class Federated(FederatedDataModule):
         """Set up the datamodule for the stage, as Lightning does, and divide its training set."""
         if stage == "fit" and "fit" not in self._stages:
             # The datamodule is set up anew, and may then hold back other samples for validation.
-            self._is_set_up = False
-        if not self._is_set_up and self._reads_training_samples(stage):
+            self.is_set_up = False
+        if not self.is_set_up and self._reads_training_samples(stage):
             self._set_up_training(stage)
-        elif not self._is_set_up:
+        elif not self.is_set_up:
             self._leave_undivided(TensorSamples(torch.zeros(0, 1)), [0] * (self._num_clients or 1))
         if stage is not None:
             self._set_up(stage)
@@ -232,7 +232,7 @@ class Federated(FederatedDataModule):
         assert self._num_clients is not None
         sizes = [1] * self._num_clients if self.num_samples is None else self.num_samples
         self._leave_undivided(OwnLoaders(source), sizes)
-        self._is_set_up = True
+        self.is_set_up = True
 
     def _is_read_whole(self) -> bool:
         """True if the single client reads the training loader as it is: with runner lightning, or where it cannot be divided."""

@@ -106,8 +106,7 @@ class FlatModule:
         self.progress: LocalProgress | None = None
         self.shared_by_clients = SharedByClients(module)
         self.generators = GlobalGenerators(fabric.device)
-        # Batch normalisation cannot train on a batch of one sample, which has no variance.
-        self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        self.skips_single_samples = has_batch_norm(module)
 
     def _lay_out(self) -> None:
         """Gather parameters and float buffers in flat vectors, and make the module's own tensors views of them."""
@@ -621,6 +620,11 @@ def copied_state(module: nn.Module, uncopied: Collection[str] = ()) -> dict[str,
         return copies[same]
 
     return {name: copied(name, value) for name, value in module.state_dict().items()}
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """True if a module normalises batches, which it cannot train on a batch of one sample: that has no variance."""
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def trainable_names(module: nn.Module) -> frozenset[str]:

@@ -28,7 +28,7 @@ from lightning_fl.trainer.client_optimizer import configure_optimizer
 from lightning_fl.trainer.compiling import compile_steps, say_of_stacks
 from lightning_fl.trainer.features_of_run import cohort_sizes, features_around, population_of, privacy_of, time_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.local_schedules import check_schedules, local_schedule
+from lightning_fl.trainer.local_schedules import check_estimate, check_schedules, local_schedule
 from lightning_fl.trainer.new_run import initial_run
 from lightning_fl.trainer.threads import set_threads
 
@@ -51,6 +51,7 @@ def assemble(trainer: TrainerInterface) -> tuple[Engine, Mechanism]:
     num_eligible, num_senders, num_clients = cohort_sizes(trainer, data)
     own_schedule = replace(local_schedule(trainer, trainer.data), most_steps=None)  # of a whole local training
     schedule = local_schedule(trainer, data, (num_clients, num_eligible))
+    check_estimate(trainer)
     num_clients = 1 if algorithm.pools_clients else num_clients
     group = device_group(trainer, schedule)
     if trainer.by_lightning:

@@ -55,6 +55,7 @@ from lightning_fl.trainer.hyperparameters import hyperparameters_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_runner import RoundEpochLoop, flag_in_loop
 from lightning_fl.trainer.loaders import ClientLoaders, batches_of
+from lightning_fl.trainer.local_schedules import estimate_steps
 from lightning_fl.trainer.new_run import keep_client_states
 from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
 from lightning_fl.trainer.stops import stoppers_of
@@ -137,6 +138,15 @@ class FitLoop(StockFitLoop):
         steps = self.max_batches / self.trainer.accumulate_grad_batches
         return ceil(steps) if steps < inf else inf
 
+    def begin(self) -> None:
+        """Begin a fit before its module and data are set up."""
+        self.set_round(0)
+        self._client_loaders = ClientLoaders(self.trainer)
+
+    def estimate_steps(self) -> None:
+        """Let the trainer know the length of a client's schedule before the module is set up."""
+        estimate_steps(self.trainer)
+
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""
         progress: Any = self.epoch_progress.current
@@ -158,7 +168,6 @@ class FitLoop(StockFitLoop):
             trainer.enable_checkpointing,
             trainer.ckpt_path,
         )
-        self._client_loaders = ClientLoaders(trainer)
         self.engine, self.privacy = assemble(trainer)
         self._first_model = checksum(trainer.run.params)
         data = self.engine.data

@@ -19,7 +19,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import is_a, overrides
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import require
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
@@ -73,6 +72,7 @@ class TrainerInterface(TrainerFlags):
         evaluated: facts about the run whose model is validated or tested.
         learning_rates: state of the module's schedulers after the last fit; None before it.
         most_local_steps: optimiser steps of the client with the most samples in a round.
+        estimated_steps: the same, as read before the module was set up; None if it was not read.
         stop: callback or module that has stopped the run; None while it goes on.
         privacy_in_words: privacy loss of the last fit and what it means; empty without privacy.
         stoppers: callbacks and module, which may stop the run, with their settings; set when `fit` begins.
@@ -98,6 +98,7 @@ class TrainerInterface(TrainerFlags):
     num_rounds = 0
     round_batches = 0
     most_local_steps = 0
+    estimated_steps: int | None = None
     limit_train_batches: int | float = _limit("limit_train_batches")
     limit_val_batches: int | float = _limit("limit_val_batches")
     limit_test_batches: int | float = _limit("limit_test_batches")
@@ -214,9 +215,9 @@ class TrainerInterface(TrainerFlags):
         """Batches of one pass of the client in training, for schedules by epoch; else `round_batches`.
 
         For a client with loaders of its own, the batches of its last pass, also after a fit. Infinity if they are unknown, as in
-        `setup`.
+        `setup` until `estimated_stepping_batches` is read.
         """
-        if self._begins_fit:
+        if self._begins_fit and self.estimated_steps is None and self.fit_loop._combined_loader is None:
             return inf
         self._request_own_loaders()
         if self.fit_loop._combined_loader is not None:
@@ -231,13 +232,10 @@ class TrainerInterface(TrainerFlags):
         For a client with loaders of its own, infinity if they have no length.
 
         Raises:
-            UserError: it is read in `setup` or `configure_model`.
+            UserError: it is read before the data are set up.
         """
-        require(
-            not self._begins_fit,
-            "trainer.estimated_stepping_batches is known from configure_optimizers on, and not yet in setup or configure_model: "
-            "read it in configure_optimizers.",
-        )
+        if self._begins_fit:
+            self.fit_loop.estimate_steps()
         self._request_own_loaders()
         if self.fitting and self.data.reads_own_loaders:
             return self.local_steps or (self.local_epochs or 1) * self.fit_loop.steps_in_pass

@@ -8,10 +8,13 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.features.selection import Reads
+from lightning_fl.flat_module.flat_module import has_batch_norm
 from lightning_fl.slots import Draw, RoundContext
 from lightning_fl.state.run_state import CODEC
+from lightning_fl.trainer.features_of_run import cohort_sizes
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.new_run import seed_of_run
+from lightning_fl.vectors.layout import Layout
 
 MOST_ROUNDS_AHEAD = 10_000
 """Rounds whose numbers of local steps are drawn before the first round."""
@@ -20,7 +23,7 @@ MOST_ROUNDS_AHEAD = 10_000
 def local_schedule(
     trainer: TrainerInterface, data: FederatedDataModule, cohort: tuple[int, int] | None = None
 ) -> LocalSchedule:
-    """Return the schedule of the flags, and let the trainer know its length, which `configure_optimizers` may read.
+    """Return the schedule of the flags, and let the trainer know its length, which modules may read.
 
     Args:
         trainer: trainer with the flags.
@@ -32,6 +35,7 @@ def local_schedule(
         limit is None or limit > 0,
         f"limit_train_batches is {limit}, so no client would train: give at least 1 batch or a fraction above 0.",
     )
+    known = trainer.flat_module
     schedule = LocalSchedule(
         batch_size=data.batch_size,
         epochs=trainer.local_epochs,
@@ -45,7 +49,7 @@ def local_schedule(
         straggler_rate=trainer.straggler_rate,
         drop_last=data.drop_last,
         in_order=trainer.overfit_batches > 0,
-        skips_single_samples=trainer.active_module.skips_single_samples,
+        skips_single_samples=has_batch_norm(trainer.lightning_module) if known is None else known.skips_single_samples,
     )
     pooled = cohort if trainer.algorithm.pools_clients else None
     if pooled is not None and isinstance(limit, int):  # a limit of each client's pass
@@ -61,10 +65,40 @@ def local_schedule(
     return schedule
 
 
+def estimate_steps(trainer: TrainerInterface) -> None:
+    """Let the trainer know the length of the coming fit's schedule, as far as the module tells before it is set up.
+
+    Raises:
+        UserError: the data are not divided yet, or a flag does not fit.
+    """
+    require(
+        trainer.data.is_set_up,
+        f"trainer.estimated_stepping_batches is not known before {type(trainer.data).__name__} is set up: read it in "
+        "configure_optimizers.",
+    )
+    if trainer.data.reads_own_loaders:
+        trainer.fit_loop.own_loaders(0)
+        return
+    data = trainer.algorithm.arrange_data(trainer.data)
+    num_eligible, _, num_clients = cohort_sizes(trainer, data)
+    local_schedule(trainer, data, (num_clients, num_eligible))
+    trainer.estimated_steps = trainer.most_local_steps
+
+
+def check_estimate(trainer: TrainerInterface) -> None:
+    """Raise `UserError` if the steps that the module has read before it was set up are not those of the fit."""
+    estimated, steps = trainer.estimated_steps, trainer.most_local_steps
+    require(
+        estimated in (None, steps),
+        f"trainer.estimated_stepping_batches was {estimated} when {type(trainer.lightning_module).__name__} read it in setup or "
+        f"configure_model, and is {steps} now: read it in configure_optimizers.",
+    )
+
+
 def _most_steps_of_rule(trainer: TrainerInterface) -> int | None:
     """Return the steps of a client in the longest round if the rule decides on them in each; None if the flags do."""
-    flat_module, rule, rounds = trainer.active_module, trainer.algorithm.rule, trainer.max_rounds
-    context = RoundContext(flat_module.layout, flat_module.buffer_layout, 1, num_rounds=rounds)
+    rule, rounds, nothing = trainer.algorithm.rule, trainer.max_rounds, Layout.of({})
+    context = RoundContext(nothing, nothing, 1, num_rounds=rounds)  # a number of steps depends on no parameter
     if rule.steps_in_round(context) is None:
         return None
     seed = seed_of_run()

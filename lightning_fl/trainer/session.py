@@ -302,7 +302,8 @@ def _attach(
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, stage, TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:
         trainer.__dict__.pop("run", None)
-        trainer.fit_loop.set_round(0)
+        trainer.fit_loop.begin()
+        trainer.estimated_steps = None
         trainer.metric, trainer.metric_mode = trainer.given_metric
     trainer.datamodule, trainer.algorithm = datamodule, method
     trainer.strategy.connect(model)

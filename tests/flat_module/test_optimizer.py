@@ -14,10 +14,11 @@ import torch
 from compared_runs import MakeTrainer
 from roster import problem
 from torch.optim import lr_scheduler
-from toys import Perceptron, federation, vector
+from toys import Perceptron, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx
+from lightning_fl.algorithms import Algorithm, Centralised, DataSharing, DeviceM, FedAvg, FedProx, Scaffnew
+from lightning_fl.data import Arrays, Federated
 
 Configure = Callable[[L.LightningModule], Any]
 
@@ -168,20 +169,105 @@ def test_modules_may_ask_how_many_steps_there_will_be(make_trainer: MakeTrainer)
     assert asked == [3 * 3]
 
 
-@pytest.mark.parametrize("hook", ["setup", "configure_model"])
-def test_the_number_of_steps_is_not_known_before_the_optimiser(hook: str, make_trainer: MakeTrainer) -> None:
-    """Lightning knows no number of batches there either."""
-    module, trainer = Perceptron(), make_trainer()
-    setattr(module, hook, lambda *_, **__: [trainer.num_training_batches, trainer.estimated_stepping_batches])
-    for _ in range(2):  # a second fit does not read the first one's
-        with pytest.raises(
-            UserError, match=r"^trainer.estimated_stepping_batches is known from configure_optimizers on"
-        ):
-            trainer.fit(module, federation())
-    batches: list[float] = []
-    setattr(module, hook, lambda *_, **__: batches.append(trainer.num_training_batches))
-    trainer.fit(module, federation())
-    assert batches == [math.inf]
+HOOKS = ["setup", "configure_model", "configure_optimizers"]
+METHODS: list[Algorithm] = [FedAvg(), Centralised(), DataSharing(), Scaffnew(p=0.3)]
+
+
+class AsksEarly(Perceptron):
+    """Module that asks for its number of steps in a hook, and notes the answer."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self.answers: list[float] = []
+        own = getattr(self, hook)
+
+        def ask(*arguments: Any, **named: Any) -> Any:
+            self.answers.append(self.trainer.estimated_stepping_batches)
+            return own(*arguments, **named)
+
+        setattr(self, hook, ask)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"local_epochs": 2, "accumulate_grad_batches": 2},
+        {"local_epochs": None, "local_steps": 7},
+        {"limit_train_batches": 2},
+        {"max_steps": 4, "runner": "lightning"},
+    ],
+    ids=str,
+)
+def test_the_number_of_steps_is_known_from_setup_on(
+    flags: dict[str, Any], method: Algorithm, make_trainer: MakeTrainer
+) -> None:
+    answers = []
+    for hook in HOOKS:
+        module = AsksEarly(hook)
+        data = Arrays(train=samples(60), test=samples(4), num_clients=4, batch_size=4, server_fraction=0.1)
+        cohort = 4 if isinstance(method, Scaffnew) else 2  # which needs all
+        trainer = make_trainer(max_rounds=1, clients_per_round=cohort, **flags)
+        for _ in range(2):
+            L.seed_everything(0, verbose=False)
+            trainer.fit(module, data, copy.deepcopy(method))
+        answers.append(module.answers)
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0] > 0
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("runner", ["auto", "lightning"])
+def test_a_single_client_reads_lightnings_number_of_steps(hook: str, runner: str, make_trainer: MakeTrainer) -> None:
+    """Check it with divided samples and with the loader as it is, against `lightning.Trainer`."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(10)), batch_size=4)
+    stock, federated = AsksEarly(hook), AsksEarly(hook)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    trainer.fit(stock, loader)
+    read = L.LightningDataModule()
+    read.train_dataloader = lambda: loader  # type: ignore[method-assign]
+    make_trainer(max_rounds=1, clients_per_round=1, runner=runner).fit(federated, Federated(read, num_clients=1))
+    assert federated.answers == stock.answers == [3]
+
+
+def test_the_number_of_batches_is_unknown_until_the_number_of_steps_is_read(make_trainer: MakeTrainer) -> None:
+    """Check what Lightning does."""
+    seen: list[float] = []
+
+    class Asks(Perceptron):
+        def setup(self, stage: str) -> None:
+            trainer = self.trainer
+            seen.extend(
+                [trainer.num_training_batches, trainer.estimated_stepping_batches, trainer.num_training_batches]
+            )
+
+    trainer = make_trainer(max_rounds=1, clients_per_round=2, local_epochs=2)
+    for _ in range(2):
+        trainer.fit(Asks(), federation((10, 10)))
+    assert seen == [math.inf, 6, 3] * 2
+
+
+def test_a_number_of_steps_that_changes_after_setup_is_refused(make_trainer: MakeTrainer) -> None:
+    class AddsLayer(AsksEarly):
+        def configure_model(self) -> None:
+            self.hidden = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))  # type: ignore[assignment]
+
+    with pytest.raises(
+        UserError, match=r"estimated_stepping_batches was 3 when AddsLayer read it in setup .*, and is 2 now"
+    ):
+        make_trainer(clients_per_round=2).fit(AddsLayer("setup"), federation((9, 9)))
+
+
+def test_the_number_of_steps_is_unknown_before_there_are_data(make_trainer: MakeTrainer) -> None:
+    class BringsData(AsksEarly):
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(10)), batch_size=4)
+
+    module = BringsData("setup")
+    with pytest.raises(UserError, match=r"is not known before Federated is set up: read it in configure_optimizers"):
+        make_trainer().fit(module, Federated(module, num_clients=2))
 
 
 def test_modules_reach_their_optimiser_and_scheduler(make_trainer: MakeTrainer) -> None:

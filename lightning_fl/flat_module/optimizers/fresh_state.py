@@ -51,8 +51,8 @@ class FreshState:
     def end(self) -> None:
         """Empty the states and undo what the client's steps have changed in attributes, so that only changes between rounds last.
 
-        A hook between rounds that mixes the state into the parameters, such as `optimizer.eval()` of schedule-free optimisers, would
-        mix the last client's into the server's model.
+        A hook between rounds that mixes the state into the parameters, such as `optimizer.eval()` of schedule-free optimisers,
+        would mix the last client's into the server's model.
         """
         if self._attributes is None:
             return
