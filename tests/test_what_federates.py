@@ -190,7 +190,10 @@ ROWS = {  # the tests by the row's first words
     "`num_training_batches`": [
         (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
         (OWN_LOADERS, "test_a_single_client_reads_any_loader_as_lightnings_trainer_does"),
-        ("flat_module/test_optimizer.py", "test_the_number_of_batches_is_unknown_until_the_number_of_steps_is_read"),
+        (
+            "flat_module/test_optimizer.py",
+            "test_loader_and_number_of_batches_are_unknown_in_setup_until_they_are_wanted",
+        ),
     ],
     "`estimated_stepping_batches`": [
         ("flat_module/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be"),

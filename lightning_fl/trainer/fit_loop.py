@@ -143,9 +143,12 @@ class FitLoop(StockFitLoop):
         self.set_round(0)
         self._client_loaders = ClientLoaders(self.trainer)
 
-    def estimate_steps(self) -> None:
-        """Let the trainer know the length of a client's schedule before the module is set up."""
-        estimate_steps(self.trainer)
+    def setup_data(self) -> None:
+        """Let the trainer know its training loader, and the length of a client's schedule, before the module is set up."""
+        if self.trainer.begins_fit:
+            estimate_steps(self.trainer)
+        elif self.trainer.fitting and self.trainer.data.reads_own_loaders and self._combined_loader is None:
+            self.own_loaders(0)
 
     def set_round(self, round_index: int) -> None:
         """Set the index of the coming round, `trainer.current_epoch`."""

@@ -201,14 +201,14 @@ class TrainerInterface(TrainerFlags):
         return progress is None or (progress.batch_index + 1) % max(1, progress.batches_in_pass) == 0
 
     @property
-    def _begins_fit(self) -> bool:
+    def begins_fit(self) -> bool:
         """True in a fit whose module is not set up yet, and may change."""
         return self.fitting and self.flat_module is None
 
-    def _request_own_loaders(self) -> None:
-        """Request the loaders of the first client, if clients have loaders of their own and none has been requested."""
-        if self.fitting and self.data.reads_own_loaders and self.fit_loop._combined_loader is None:
-            self.fit_loop.own_loaders(0)
+    @property
+    def _hides_data(self) -> bool:
+        """True in a fit whose module is not set up yet, and has not asked for its loader or number of steps."""
+        return self.begins_fit and self.estimated_steps is None and self.fit_loop._combined_loader is None
 
     @property
     def num_training_batches(self) -> int | float:
@@ -217,9 +217,9 @@ class TrainerInterface(TrainerFlags):
         For a client with loaders of its own, the batches of its last pass, also after a fit. Infinity if they are unknown, as in
         `setup` until `estimated_stepping_batches` is read.
         """
-        if self._begins_fit and self.estimated_steps is None and self.fit_loop._combined_loader is None:
+        if self._hides_data:
             return inf
-        self._request_own_loaders()
+        self.fit_loop.setup_data()
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop.max_batches
         progress = self._progress_for("num_training_batches")
@@ -234,9 +234,7 @@ class TrainerInterface(TrainerFlags):
         Raises:
             UserError: it is read before the data are set up.
         """
-        if self._begins_fit:
-            self.fit_loop.estimate_steps()
-        self._request_own_loaders()
+        self.fit_loop.setup_data()
         if self.fitting and self.data.reads_own_loaders:
             return self.local_steps or (self.local_epochs or 1) * self.fit_loop.steps_in_pass
         progress = self._progress_for("estimated_stepping_batches")
@@ -262,7 +260,7 @@ class TrainerInterface(TrainerFlags):
             return self.fit_loop.epoch_loop.loader
         if self.fitting and self.data.reads_own_loaders:
             return None
-        return self.data.train_dataloader() if self.fitting and self.flat_module is not None else None
+        return self.data.train_dataloader() if self.fitting and not self._hides_data else None
 
     @property
     def log_dir(self) -> str:

@@ -21,6 +21,7 @@ from lightning_fl.algorithms import Algorithm, Centralised, DataSharing, DeviceM
 from lightning_fl.data import Arrays, Federated
 
 Configure = Callable[[L.LightningModule], Any]
+MakeStock = Callable[..., L.Trainer]
 
 
 def sgd(module: L.LightningModule) -> torch.optim.Optimizer:
@@ -216,37 +217,53 @@ def test_the_number_of_steps_is_known_from_setup_on(
     assert answers[0][0] > 0
 
 
+def in_order() -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(10)), batch_size=4)
+
+
+class ReadsInOrder(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return in_order()
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("runner", ["auto", "lightning"])
-def test_a_single_client_reads_lightnings_number_of_steps(hook: str, runner: str, make_trainer: MakeTrainer) -> None:
-    """Check it with divided samples and with the loader as it is, against `lightning.Trainer`."""
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(10)), batch_size=4)
+def test_a_single_client_reads_lightnings_number_of_steps(
+    hook: str, runner: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    """Check it with divided samples and with the loader as it is."""
     stock, federated = AsksEarly(hook), AsksEarly(hook)
-    trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
-    trainer.fit(stock, loader)
-    read = L.LightningDataModule()
-    read.train_dataloader = lambda: loader  # type: ignore[method-assign]
-    make_trainer(max_rounds=1, clients_per_round=1, runner=runner).fit(federated, Federated(read, num_clients=1))
+    make_stock_trainer(max_epochs=1).fit(stock, in_order())
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, runner=runner)
+    trainer.fit(federated, Federated(ReadsInOrder(), num_clients=1))
     assert federated.answers == stock.answers == [3]
 
 
-def test_the_number_of_batches_is_unknown_until_the_number_of_steps_is_read(make_trainer: MakeTrainer) -> None:
-    """Check what Lightning does."""
-    seen: list[float] = []
+class SetsUpData(Perceptron):
+    """Module that reads its loader in `setup`, as Lightning's guide to version 2 says."""
 
-    class Asks(Perceptron):
-        def setup(self, stage: str) -> None:
-            trainer = self.trainer
-            seen.extend(
-                [trainer.num_training_batches, trainer.estimated_stepping_batches, trainer.num_training_batches]
-            )
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
 
-    trainer = make_trainer(max_rounds=1, clients_per_round=2, local_epochs=2)
-    for _ in range(2):
-        trainer.fit(Asks(), federation((10, 10)))
-    assert seen == [math.inf, 6, 3] * 2
+    def setup(self, stage: str) -> None:
+        trainer = self.trainer
+        self.seen += [trainer.train_dataloader, trainer.num_training_batches]
+        trainer.fit_loop.setup_data()
+        self.seen += [len(trainer.train_dataloader), trainer.num_training_batches, trainer.estimated_stepping_batches]
+
+
+@pytest.mark.parametrize("runner", ["auto", "lightning"])
+def test_loader_and_number_of_batches_are_unknown_in_setup_until_they_are_wanted(
+    runner: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    stock, federated = SetsUpData(), SetsUpData()
+    make_stock_trainer(max_epochs=1).fit(stock, in_order())
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, runner=runner)
+    for _ in range(2):  # a second fit does not read the first one's
+        trainer.fit(federated, Federated(ReadsInOrder(), num_clients=1))
+    assert stock.seen == [None, math.inf, 3, 3, 3]
+    assert federated.seen == stock.seen * 2
 
 
 def test_a_number_of_steps_that_changes_after_setup_is_refused(make_trainer: MakeTrainer) -> None:
