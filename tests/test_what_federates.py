@@ -201,6 +201,11 @@ ROWS = {  # the tests by the row's first words
         ("flat_module/test_optimizer.py", "test_a_single_client_reads_lightnings_number_of_steps"),
         ("flat_module/test_optimizer.py", "test_a_number_of_steps_that_changes_after_setup_is_refused"),
     ],
+    "`fit_loop.batch_idx`": [
+        (FACE, "test_the_loop_counts_the_batches_of_a_client"),
+        (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
+    ],
+    "`fit_loop.epoch_progress`": [(FACE, "test_the_first_round_is_not_set_by_hand")],
     "`max_steps`, `min_steps`": [
         ("trainer/test_max_steps.py", "test_one_client_makes_the_steps_of_lightning"),
         ("trainer/test_max_steps.py", "test_the_last_round_has_the_steps_that_are_left"),

@@ -131,6 +131,14 @@ class LocalSchedule:
         """Return the number of batches whose gradients add up to one optimiser step; the last step of a pass may have fewer."""
         return batches_per_epoch if self.full_batch else self.accumulate
 
+    def ends_step(self, batch_index: int, batches_per_epoch: int) -> bool:
+        """True if a batch, given its index in the local training, is the last one of an optimiser step."""
+        in_step = self.step_batches(batches_per_epoch)
+        rest = batches_per_epoch % in_step
+        place = batch_index % (batches_per_epoch * self.repeat) + 1
+        complete = (batches_per_epoch - rest) * self.repeat
+        return place % in_step == 0 if place <= complete else (place - complete) % rest == 0
+
     def loss_factor(self, size: int, samples_per_epoch: int) -> float:
         """Return the factor of the mean loss of a batch of `size` samples in the loss of its optimiser step."""
         return size / samples_per_epoch if self.full_batch else 1 / self.accumulate

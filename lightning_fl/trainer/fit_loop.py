@@ -24,7 +24,7 @@ from lightning_fl.engine import between_rounds, follow_pruning, follow_torch_pru
 from lightning_fl.engine.engine import Engine
 from lightning_fl.engine.round import train_round
 from lightning_fl.engine.round_record import check_logged
-from lightning_fl.errors import FileError, UserError
+from lightning_fl.errors import FileError, UserError, require
 from lightning_fl.evaluation.loops import EvaluationLoop
 from lightning_fl.features.privacy.mechanism import Mechanism
 from lightning_fl.features.privacy.noise_key import noise_key
@@ -97,6 +97,7 @@ class FitLoop(StockFitLoop):
         self.epoch_loop.batch_progress.is_last_batch = True  # `Hooks.after_round` comes after the last batch
         self.rows: list[dict[str, float]] = []
         self._unwritten: tuple[int, Bits] | None = None
+        self._shown_round = 0
         self._next_write = 0.0
         self._forget_fit()
 
@@ -151,9 +152,19 @@ class FitLoop(StockFitLoop):
             self.own_loaders(0)
 
     def set_round(self, round_index: int) -> None:
-        """Set the index of the coming round, `trainer.current_epoch`."""
+        """Set the index of the coming round, `trainer.current_epoch`.
+
+        Raises:
+            UserError: somebody else has set another one.
+        """
         progress: Any = self.epoch_progress.current
-        progress.processed = progress.completed = round_index
+        changed = {progress.processed, progress.completed} - {self._shown_round, round_index}
+        require(
+            not changed,
+            f"trainer.fit_loop.epoch_progress was set to {max(changed, default=0)}, but a fit begins with round 0, or where the "
+            "run of its ckpt_path has ended: leave it as it is.",
+        )
+        self._shown_round = progress.processed = progress.completed = round_index
 
     def delete_unused_states(self) -> None:
         """Delete the folder of clients' states after an error before any client has a state, for example in a refused fit."""

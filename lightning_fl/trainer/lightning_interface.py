@@ -174,12 +174,13 @@ class TrainerInterface(TrainerFlags):
         return sum(self.num_val_batches) > 0
 
     @property
-    def _progress(self) -> LocalProgress | None:
+    def progress(self) -> LocalProgress | None:
+        """Progress of the local training that the module makes; None between local trainings."""
         return None if self.flat_module is None else self.flat_module.progress
 
-    def _progress_for(self, name: str) -> LocalProgress | None:
+    def progress_for(self, name: str) -> LocalProgress | None:
         """Return the progress from which an attribute is read; `UserError` if clients of a stack do not share it."""
-        if (progress := self._progress) is not None:
+        if (progress := self.progress) is not None:
             progress.check_alike(name)
         return progress
 
@@ -190,14 +191,14 @@ class TrainerInterface(TrainerFlags):
         While a client trains: its steps in this round plus, for each earlier round, the most steps of a client, so that a
         schedule sees as many as in one training. Otherwise: the steps of all clients and of the server.
         """
-        if self._progress is not None:
-            return self.run.num_successive_steps + self._progress.local.num_steps
+        if self.progress is not None:
+            return self.run.num_successive_steps + self.progress.local.num_steps
         return self.run.num_steps if "run" in vars(self) else 0
 
     @property
     def is_last_batch(self) -> bool:
         """True in the last batch of a client's pass, and when no client trains."""
-        progress = self._progress_for("is_last_batch")
+        progress = self.progress_for("is_last_batch")
         return progress is None or (progress.batch_index + 1) % max(1, progress.batches_in_pass) == 0
 
     @property
@@ -222,7 +223,7 @@ class TrainerInterface(TrainerFlags):
         self.fit_loop.setup_data()
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop.max_batches
-        progress = self._progress_for("num_training_batches")
+        progress = self.progress_for("num_training_batches")
         return self.round_batches if progress is None else progress.batches_in_pass
 
     @property
@@ -237,7 +238,7 @@ class TrainerInterface(TrainerFlags):
         self.fit_loop.setup_data()
         if self.fitting and self.data.reads_own_loaders:
             return self.local_steps or (self.local_epochs or 1) * self.fit_loop.steps_in_pass
-        progress = self._progress_for("estimated_stepping_batches")
+        progress = self.progress_for("estimated_stepping_batches")
         return (0 if progress is None else progress.planned_steps) or self.most_local_steps
 
     # -- module, devices, loggers, callbacks ------------------------------------------------------------------------
@@ -256,7 +257,7 @@ class TrainerInterface(TrainerFlags):
         """
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop._combined_loader.iterables
-        if self.by_lightning and self._progress is not None:
+        if self.by_lightning and self.progress is not None:
             return self.fit_loop.epoch_loop.loader
         if self.fitting and self.data.reads_own_loaders:
             return None

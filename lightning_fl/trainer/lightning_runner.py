@@ -162,7 +162,7 @@ class RoundEpochLoop(StockEpochLoop):
     max_steps: int = flag_in_loop("max_steps", -1)
     min_steps: int | None = flag_in_loop("min_steps", 0, may_be_unset=True)
     val_loop: EvaluationLoop
-    loader: ClientLoader | None
+    loader: ClientLoader | None = None
     """Batches of the client in training; None if it reads loaders of its own."""
     local: LocalTraining
     steps_left: int | float
@@ -269,11 +269,55 @@ class RoundEpochLoop(StockEpochLoop):
         batch = self.loader.batch
         return f"training_step read batch {batch.batch_index}: {describe_batch(batch.content)}."
 
+    @property
+    def batch_idx(self) -> int:
+        """Index of the client's present batch in the round; between rounds of the round's last one, -1 before the first."""
+        if self.trainer.by_lightning:
+            return int(super().batch_idx)
+        if (progress := self.trainer.progress) is not None:
+            return int(progress.batch_index)
+        return int(self.trainer.round_batches - 1) if self.batches_before else -1
+
+    @property
+    def total_batch_idx(self) -> int:
+        """The same, after the batches of all rounds before, of each those of the client that made the most steps.
+
+        Where Lightning's own loop trains, the number of all batches of this process so far, less one.
+        """
+        if self.trainer.by_lightning:
+            return int(super().total_batch_idx)
+        return self.batches_before + (-1 if self.trainer.progress is None else self.batch_idx)
+
+    @property
+    def batches_before(self) -> int:
+        """Batches of the rounds before, of each those of the client that made the most steps."""
+        if "run" not in vars(self.trainer) or not (steps := self.trainer.run.num_successive_steps):
+            return 0
+        largest = int(self.trainer.fit_loop.engine.data.client_sizes.max())
+        return int(self._schedule_in_round.num_batches(largest, steps))
+
+    @property
+    def _schedule_in_round(self) -> LocalSchedule:
+        """Length and batches of a client's local training in this round."""
+        engine = self.trainer.fit_loop.engine
+        return engine.schedule.in_round(engine.algorithm.rule, engine.context)
+
+    @property
+    def global_step(self) -> int:
+        """Optimiser steps, as the trainer counts them."""
+        return int(self.trainer.global_step)
+
     def _broadcast_sigterm_tensor(self) -> None:
         """Do nothing: processes train different clients, on different numbers of batches."""
 
     def _should_accumulate(self) -> bool:
-        return super()._should_accumulate() if self.loader is None else not self.loader.batch.ends_step
+        if self.trainer.by_lightning:
+            return super()._should_accumulate() if self.loader is None else not self.loader.batch.ends_step
+        progress = self.trainer.progress_for("fit_loop._should_accumulate()")
+        if progress is None or "engine" not in vars(self.trainer.fit_loop):  # where a runner is only tried
+            return False
+        schedule = self._schedule_in_round
+        return not schedule.ends_step(progress.batch_index, progress.batches_in_pass // schedule.repeat)
 
     def _num_ready_batches_reached(self) -> bool:
         return bool(self.batch_progress.is_last_batch)

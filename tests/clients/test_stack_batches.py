@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import Perceptron, federation, samples
 
+from lightning_fl.clients.client_job import local_batches
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.clients.stack_batches import (
     GatheredBatches,
@@ -190,6 +192,17 @@ def test_a_gather_reads_no_more_than_the_clients_have_or_the_bound_allows(monkey
         assert max(rows) <= largest
         assert sum(rows) == 12 * 2 * 2
         assert len(rows) == -(-48 // (largest // 4 * 4))
+
+
+@given(st.integers(1, 20), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_a_schedule_knows_the_last_batch_of_each_step(
+    num_samples: int, batch_size: int, accumulate: int, repeat: int, full_batch: bool
+) -> None:
+    schedule = LocalSchedule(batch_size, 3, None, accumulate=accumulate, repeat=repeat, full_batch=full_batch)
+    work = schedule.work(TensorSamples(IMAGES, LABELS).select(np.arange(num_samples)), (0, 0), True)
+    in_pass = work.batches_per_epoch
+    for batch in islice(local_batches(work, schedule, prepare), 3 * in_pass * repeat):
+        assert batch.ends_step == schedule.ends_step(batch.batch_index, in_pass)
 
 
 @pytest.mark.parametrize(

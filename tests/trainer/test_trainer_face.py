@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
+import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
@@ -27,7 +28,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
-from toys import OnlyTrains, Perceptron, Served, federation, read_rows, samples
+from toys import OnlyTrains, Perceptron, Served, federation, read_rows, samples, vector
 
 from lightning_fl import UserError
 from lightning_fl.algorithms import HybridFL
@@ -132,6 +133,13 @@ class Reader(Callback):
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in read.items()}
         loaders = (trainer.train_dataloader, trainer.val_dataloaders)
         values["loaders"] = [None if loader is None else len(loader) for loader in loaders]
+        loop = trainer.fit_loop
+        values["batches"] = [
+            loop.batch_idx,
+            loop.total_batch_idx,
+            loop._should_accumulate(),
+            loop.epoch_loop.global_step,
+        ]
         if hook in ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"):
             values["is_last_batch"] = trainer.is_last_batch
         self.read.setdefault(hook, []).append(values)
@@ -161,7 +169,13 @@ class ValidatesOnNothing(OnlyTrains):
 
 @pytest.mark.parametrize(
     ("data", "flags"),
-    [(Validates, {}), (Validates, {"limit_val_batches": 0}), (OnlyTrains, {}), (ValidatesOnNothing, {})],
+    [
+        (Validates, {}),
+        (Validates, {"limit_val_batches": 0}),
+        (Validates, {"accumulate_grad_batches": 2, "limit_train_batches": 3}),
+        (OnlyTrains, {}),
+        (ValidatesOnNothing, {}),
+    ],
 )
 def test_one_client_with_all_data_reads_what_a_stock_trainer_reads(
     make_trainer: MakeTrainer, make_stock_trainer: MakeStock, data: type, flags: dict[str, Any]
@@ -185,6 +199,51 @@ def test_one_client_with_all_data_reads_what_a_stock_trainer_reads(
                 for name in ("loaders", *counts, "enable_validation"):
                     other[name] = stock.read["on_train_start"][0][name]
             assert values == other, hook
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("num_accumulated", [1, 2])
+def test_the_loop_counts_the_batches_of_a_client(num_accumulated: int, runner: str, make_trainer: MakeTrainer) -> None:
+    """The clients have 1, 2, 1, 3, 3 and 2 batches, so that a round has three, one after the other."""
+    seen: set[tuple[int, ...]] = set()
+
+    class Records(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loop = self.trainer.fit_loop
+            seen.add((self.current_epoch, loop.batch_idx, loop.total_batch_idx))
+            return self.loss(batch)
+
+    flags = {"clients_per_round": 6, "runner": runner, "accumulate_grad_batches": num_accumulated}
+    make_trainer(max_rounds=3, **flags).fit(Records(), federation())
+    assert seen == {(t, i, 3 * t + i) for t in range(3) for i in range(3)}
+
+
+def test_clients_that_train_at_once_share_no_end_of_accumulation(make_trainer: MakeTrainer) -> None:
+    class Asks(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.loss(batch) * (1 + self.trainer.fit_loop._should_accumulate())
+
+    flags = {"clients_per_round": 2, "accumulate_grad_batches": 2, "max_rounds": 1}
+    models = []
+    for runner in ("serial", "stacked"):
+        torch.manual_seed(0)
+        module = Asks()
+        make_trainer(runner=runner, **flags).fit(module, federation((12, 12)))
+        models.append(vector(module))
+    np.testing.assert_allclose(models[0], models[1], rtol=0, atol=1e-6)
+    with pytest.raises(UserError, match=r"_should_accumulate\(\) differs between clients that train at once"):
+        make_trainer(runner="stacked", **flags).fit(Asks(), federation((12, 6)))
+
+
+def test_the_first_round_is_not_set_by_hand(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    trainer.fit_loop.epoch_progress.current.completed = 2
+    with pytest.raises(
+        UserError, match=r"^trainer.fit_loop.epoch_progress was set to 2, but a fit begins with round 0"
+    ):
+        trainer.fit(Perceptron(), federation())
+    trainer.fit_loop.epoch_progress.current.completed = 0
+    trainer.fit(Perceptron(), federation())
 
 
 def recording(seen: dict[int, set[int]]) -> Perceptron:
