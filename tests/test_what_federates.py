@@ -117,6 +117,10 @@ ROWS = {  # the tests by the row's first words
         (UNFREEZING, "test_goes_on_as_a_run_whose_states_were_extended_by_hand"),
         (UNFREEZING, "test_resumed_runs_go_on_with_the_layers_and_groups_of_callbacks"),
     ],
+    "an optimiser that a hook replaces": [
+        ("flat_module/test_replaced_optimizers.py", "test_clients_follow_an_optimiser_of_the_same_class"),
+        ("flat_module/test_replaced_optimizers.py", "test_others_are_refused"),
+    ],
     "unfreezing and new groups with methods": [
         (UNFREEZING, "test_methods_whose_states_cannot_follow_refuse_by_name"),
         (UNFREEZING, "test_what_no_state_of_the_run_could_follow_is_refused"),

@@ -105,6 +105,17 @@ class FabricStrategy(SingleDeviceStrategy):
             self._lightning_optimizers = list(optimizer.wrapped)  # which count the steps of a client
         self.lr_scheduler_configs = [] if optimizer is None else optimizer.schedules.configs
 
+    def follow_replaced(self, optimizer: ModuleOptimizer | ManualOptimizers) -> None:
+        """Let the clients' optimiser follow one that a hook has put in its place, as `setup_optimizers` does.
+
+        Raises:
+            UserError: it cannot.
+        """
+        is_same = list(map(id, self.optimizers)) == list(map(id, optimizer.optimizers))
+        if not is_same or self.lr_scheduler_configs != optimizer.schedules.configs:
+            optimizer.follow_replaced(self.optimizers, self.lr_scheduler_configs)
+            self.adopt(optimizer)
+
 
 def lightning_flags(fabric: Fabric) -> dict[str, Any]:
     """Return the flags with which Lightning's trainer runs in the processes of `fabric` and adds nothing of its own to a run."""

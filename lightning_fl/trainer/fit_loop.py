@@ -391,6 +391,7 @@ class FitLoop(StockFitLoop):
         with trainer.profiler.profile("on_train_epoch_start"):  # in which callbacks prune and unfreeze
             with flat_module.optimizer.showing_parameters():
                 trainer.hooks.call("on_train_epoch_start")
+                trainer.strategy.follow_replaced(flat_module.optimizer)
             self.adopt_module_changes()
             flat_module.require_trained()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.

@@ -20,7 +20,7 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.flat_module.hooks import Hooks
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.optimizers.fresh_state import FreshState
-from lightning_fl.flat_module.optimizers.module_optimizer import check_rates, set_groups
+from lightning_fl.flat_module.optimizers.module_optimizer import REPLACED, check_rates, set_groups
 from lightning_fl.flat_module.optimizers.schedules import Schedules, check_schedulers
 from lightning_fl.internals import configured_optimizers, configured_schedulers_manually
 from lightning_fl.pruning import Plan
@@ -184,6 +184,10 @@ class ManualOptimizers:
 
     def activate(self, names: Sequence[str]) -> None:
         """Do nothing: the module steps what it likes."""
+
+    def follow_replaced(self, optimizers: Sequence[torch.optim.Optimizer], configs: Sequence[Any]) -> None:
+        """Refuse optimisers or schedulers that a hook has put in the place of these."""
+        raise UserError(REPLACED)
 
     def narrow(self, num_clients: int) -> None:
         """Do nothing: clients that make their own steps are never stacked."""

@@ -38,6 +38,10 @@ ELEMENTWISE = (
     torch.optim.ASGD,
 )
 SEVERAL = ": with automatic_optimization = False, training_step may step several itself"
+REPLACED = (
+    "a hook has replaced optimisers or schedulers in the middle of the run, which a federation follows only if there are no "
+    "schedulers and one optimiser, of torch and of the same class: change its groups instead, self.optimizers().param_groups."
+)
 NO_MOMENTUM = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
 
 
@@ -184,6 +188,24 @@ class ModuleOptimizer:
     def set_groups(self, groups: Sequence[Sequence[Sequence[nn.Parameter]]]) -> None:
         """Put these parameters into the groups of the one optimiser; new groups have its defaults."""
         set_groups(self.optimizer, groups[0])
+
+    def follow_replaced(self, optimizers: Sequence[torch.optim.Optimizer], configs: Sequence[Any]) -> None:
+        """Take over the groups of an optimiser that a hook has put in the place of this one.
+
+        Args:
+            optimizers: the optimisers that are there now.
+            configs: the schedulers that are there now.
+
+        Raises:
+            UserError: it is not one optimiser of the same class of torch, or there are schedulers.
+        """
+        kind = type(self.optimizer)
+        is_alike = kind.__module__.startswith("torch.optim.") and [type(other) for other in optimizers] == [kind]
+        require(is_alike and not configs and not self.schedules.configs, REPLACED)
+        groups, others = self.optimizer.param_groups, optimizers[0].param_groups
+        for group, other in zip(groups, others, strict=False):
+            group.update(other)
+        groups[len(others) :] = others[len(groups) :]
 
     @contextmanager
     def showing_parameters(self) -> Iterator[None]:
