@@ -209,6 +209,10 @@ ROWS = {  # the tests by the row's first words
         (FACE, "test_the_loop_counts_the_batches_of_a_client"),
         (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
     ],
+    "`fit_loop.total_batch_idx`": [
+        (FACE, "test_the_loop_counts_the_batches_of_a_client"),
+        (FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads"),
+    ],
     "`fit_loop.epoch_progress`": [(FACE, "test_the_first_round_is_not_set_by_hand")],
     "`max_steps`, `min_steps`": [
         ("trainer/test_max_steps.py", "test_one_client_makes_the_steps_of_lightning"),

@@ -30,6 +30,9 @@ class Changes(Perceptron):
         if self.current_epoch == 1:
             self.change(self)
 
+    def on_train_epoch_end(self) -> None:
+        self.kind = type(self.trainer.optimizers[0])
+
 
 def in_place(module: Changes) -> None:
     optimizer = module.trainer.optimizers[0]
@@ -80,6 +83,22 @@ def test_clients_follow_an_optimiser_of_the_same_class(
     expected = trained(make_trainer, in_place, begins_frozen, runner, 3)
     np.testing.assert_allclose(trained(make_trainer, change, begins_frozen, runner, 3), expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(trained(make_trainer, change, begins_frozen, runner, 2, 3), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [by_setup, by_assignment])
+def test_clients_follow_with_the_flags_own_optimiser_and_with_personal_layers(
+    change: Callable[[Changes], None], make_trainer: MakeTrainer
+) -> None:
+    """Check that plain SGD stays, whatever the module's optimiser is."""
+    models = []
+    for one in (in_place, change):
+        torch.manual_seed(0)
+        module = Changes(one)
+        trainer = make_trainer(max_rounds=3, clients_per_round=3, client_optimizer="sgd")
+        trainer.fit(module, federation((12, 12, 9)), {"class_path": "FedAvg", "init_args": {"personal": ["output"]}})
+        models.append(vector(module))
+        assert module.kind is torch.optim.SGD
+    np.testing.assert_allclose(models[1], models[0], rtol=0, atol=1e-6)
 
 
 def other_class(module: Changes) -> None:

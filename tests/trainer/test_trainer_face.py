@@ -203,8 +203,10 @@ def test_one_client_with_all_data_reads_what_a_stock_trainer_reads(
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
 @pytest.mark.parametrize("num_accumulated", [1, 2])
-def test_the_loop_counts_the_batches_of_a_client(num_accumulated: int, runner: str, make_trainer: MakeTrainer) -> None:
-    """The clients have 1, 2, 1, 3, 3 and 2 batches, so that a round has three, one after the other."""
+def test_the_loop_counts_the_batches_of_a_client(
+    num_accumulated: int, runner: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """The clients have 1, 2, 1, 3, 3 and 2 batches, so that a round has three, one after the other, also in a resumed run."""
     seen: set[tuple[int, ...]] = set()
 
     class Records(Perceptron):
@@ -213,9 +215,12 @@ def test_the_loop_counts_the_batches_of_a_client(num_accumulated: int, runner: s
             seen.add((self.current_epoch, loop.batch_idx, loop.total_batch_idx))
             return self.loss(batch)
 
-    flags = {"clients_per_round": 6, "runner": runner, "accumulate_grad_batches": num_accumulated}
-    make_trainer(max_rounds=3, **flags).fit(Records(), federation())
-    assert seen == {(t, i, 3 * t + i) for t in range(3) for i in range(3)}
+    flags = {"clients_per_round": 6, "runner": runner, "accumulate_grad_batches": num_accumulated} | keeps_files
+    make_trainer(max_rounds=2, **flags).fit(Records(), federation())
+    assert seen == {(t, i, 3 * t + i) for t in range(2) for i in range(3)}
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    make_trainer(max_rounds=3, **flags).fit(Records(), federation(), ckpt_path=last)
+    assert {each for each in seen if each[0] == 2} == {(2, i, 6 + i) for i in range(3)}
 
 
 def test_clients_that_train_at_once_share_no_end_of_accumulation(make_trainer: MakeTrainer) -> None:

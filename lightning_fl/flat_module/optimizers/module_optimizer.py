@@ -91,6 +91,7 @@ class ModuleOptimizer:
                     f"{kind.__name__} of {type(module).__name__}.configure_optimizers doesn't follow PyTorch's LRScheduler API, "
                     "because it has no step: write it, or override lr_scheduler_step."
                 )
+        self._by_plain_sgd = by_plain_sgd
         if by_plain_sgd:
             optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
@@ -200,6 +201,8 @@ class ModuleOptimizer:
             UserError: it is not one optimiser of the same class of torch, or there are schedulers.
         """
         kind = type(self.optimizer)
+        if self._by_plain_sgd and len(optimizers) == 1 and not configs:
+            optimizers = [plain_sgd(optimizers[0], configs)]
         is_alike = kind.__module__.startswith("torch.optim.") and [type(other) for other in optimizers] == [kind]
         require(is_alike and not configs and not self.schedules.configs, REPLACED)
         groups, others = self.optimizer.param_groups, optimizers[0].param_groups
