@@ -145,7 +145,14 @@ class FitLoop(StockFitLoop):
         self._client_loaders = ClientLoaders(self.trainer)
 
     def setup_data(self) -> None:
-        """Let the trainer know its training loader, and the length of a client's schedule, before the module is set up."""
+        """Find the lengths of a fit, which then has a training loader; outside a fit do as Lightning does."""
+        if self.trainer.fitting:
+            self.find_lengths()
+        else:
+            super().setup_data()
+
+    def find_lengths(self) -> None:
+        """In a fit, let the trainer know the length of a client's schedule, and the first client's loader if it has its own."""
         if self.trainer.begins_fit:
             estimate_steps(self.trainer)
         elif self.trainer.fitting and self.trainer.data.reads_own_loaders and self._combined_loader is None:

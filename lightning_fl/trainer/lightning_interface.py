@@ -220,7 +220,7 @@ class TrainerInterface(TrainerFlags):
         """
         if self._hides_data:
             return inf
-        self.fit_loop.setup_data()
+        self.fit_loop.find_lengths()
         if self.fit_loop._combined_loader is not None:
             return self.fit_loop.max_batches
         progress = self.progress_for("num_training_batches")
@@ -235,7 +235,7 @@ class TrainerInterface(TrainerFlags):
         Raises:
             UserError: it is read before the data are set up.
         """
-        self.fit_loop.setup_data()
+        self.fit_loop.find_lengths()
         if self.fitting and self.data.reads_own_loaders:
             return self.local_steps or (self.local_epochs or 1) * self.fit_loop.steps_in_pass
         progress = self.progress_for("estimated_stepping_batches")

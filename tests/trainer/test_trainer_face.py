@@ -240,6 +240,15 @@ def test_clients_that_train_at_once_share_no_end_of_accumulation(make_trainer: M
         make_trainer(runner="stacked", **flags).fit(Asks(), federation((12, 6)))
 
 
+def test_a_loader_may_be_set_up_outside_a_fit(make_trainer: MakeTrainer) -> None:
+    trainer, module = make_trainer(), Perceptron()
+    trainer.strategy.connect(module)
+    loader = DataLoader(TensorDataset(*samples(10)), batch_size=4)
+    trainer._data_connector.attach_data(module, train_dataloaders=loader)
+    trainer.fit_loop.setup_data()
+    assert trainer.num_training_batches == 3
+
+
 def test_the_first_round_is_not_set_by_hand(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer()
     trainer.fit_loop.epoch_progress.current.completed = 2
